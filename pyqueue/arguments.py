@@ -145,7 +145,7 @@ def takes_second(what: str, function: Callable[..., Any], names: tuple[str, str]
 
 
 def group(value: Any, name: str = "group") -> str:
-    """Return a valid name of a claim group. The rules are those of a queue name."""
+    """Return a valid name of a claim group. The rules of queue names apply."""
     if not isinstance(value, str) or not _QUEUE.fullmatch(value):
         raise ConfigurationError(
             f"{name}: invalid name {shown(value)}: use 1-110 of A-Z a-z 0-9 _ - . : >"
@@ -164,7 +164,7 @@ def namespace_name(value: Any) -> str:
 
 
 def duration(name: str, value: Any, *, positive: bool = False) -> float:
-    """Return a duration in seconds. It is finite, not negative and at most 100 years."""
+    """Return a duration in seconds. It is finite, not negative and no longer than 100 years."""
     if isinstance(value, bool) or not isinstance(value, (int, float, timedelta)):
         raise ConfigurationError(
             f"{name}: give seconds (int or float) or a timedelta, not {type(value).__name__}"
@@ -282,7 +282,7 @@ def spellings(value: Any) -> list[Id]:
 
 
 def headers(value: Any) -> dict[str, str | int | float | bool] | None:
-    """Return valid headers: 64 at most, with 8 KB in names and values.
+    """Return valid headers: up to 64, with up to 8 KB in names and values.
 
     Names are not empty, contain no dot and do not start with "$".
     """

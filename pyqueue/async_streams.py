@@ -77,7 +77,7 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
 
         Args:
             after: the position before the first message; None: begin with the first one.
-            limit: how many messages at most. Large messages end the result sooner.
+            limit: the most messages to return. Large messages end the result sooner.
 
         Returns:
             Messages in order. The list is empty at the end of the stream. If the first messages
@@ -118,7 +118,7 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
 
         Args:
             name: the durable name of the group: 1-110 of A-Z a-z 0-9 _ - . : >
-            start: where a new group begins: "first", "last" (what is appended from now on), an
+            start: where a new group begins: "first", "last" (messages appended from now on), an
                 instant, or a position. Ignored if the group exists; ``AsyncConsumer.seek``
                 moves it.
             lease: seconds for which a reserved message is held.
@@ -134,7 +134,7 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
         Raises:
             ConfigurationError: An option is not allowed.
         """
-        plans = self._group(name, start, lease, max_tries, dead_letter, backoff, poll)
+        plans = self._group(name, start, lease, max_tries, dead_letter, backoff=backoff, poll=poll)
         return AsyncConsumer(self._runner, plans)
 
     async def consumers(self) -> list[ConsumerInfo]:
@@ -162,7 +162,7 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
 class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
     """A consumer group of a stream, for async code. ``AsyncStream.consumer`` makes it, without I/O.
 
-    Its ``name`` is that of the stream, "~" and that of the group. Messages that are reserved in one
+    Its ``name`` is the stream, "~" and the name of the group. Messages that are reserved in one
     call have a common lease for each thousand of them.
     """
 
@@ -192,14 +192,14 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
     ) -> list[StreamReservation[T]]:
         """Receive up to ``limit`` messages under a lease.
 
-        Wait for the first message only, then take what is there.
+        Wait for the first message only, then take the messages that are ready.
 
         Args:
-            limit: how many messages at most.
+            limit: the most messages to take.
             timeout: seconds to wait for the first message. None waits without limit, 0 does not
                 wait.
             lease: seconds; None: the lease of the group.
-            max_bytes: how many bytes of stored messages at most. The first message is returned even
+            max_bytes: the most bytes of stored messages. The first message is returned even
                 if it is larger.
 
         Returns:
@@ -342,7 +342,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         return await self._runner.run(self._plans.paused())
 
     async def seek(self, position: Start) -> int:
-        """Go on at another place of the stream. Every lease of the group ends.
+        """Continue at another place of the stream. Every lease of the group ends.
 
         Args:
             position: "first", "last", an instant, or the position of the next message.

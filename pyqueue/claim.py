@@ -34,7 +34,7 @@ class RunnerLease:
 
 
 class ClaimSize(NamedTuple):
-    """How many messages a claim takes at most."""
+    """The limits of a claim, in messages and in bytes."""
 
     limit: int
     max_bytes: int

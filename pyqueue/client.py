@@ -104,7 +104,7 @@ class Client(Connected[Connection]):
             strict: of a queue with priorities: whether high levels may starve the lower ones.
             on_failure: of an ordered queue: a failed message blocks its group ("block"), or not.
             pack: of a bucket: how many messages one document has at most, up to 1000.
-            limit: how many messages are held at once, or start in a time, over all processes.
+            limit: caps the messages reserved at a time, or started per period, over all processes.
 
         Returns:
             The queue.
@@ -163,7 +163,7 @@ class Client(Connected[Connection]):
             name: 1-110 of A-Z a-z 0-9 _ - . : >. No queue of the namespace may have it.
             model: anything that pydantic's TypeAdapter accepts, as of ``queue``.
             retention: seconds, at least 600, for which messages are kept. All users of the stream
-                must agree. None: what the stream was made with; 7 days for a new one.
+                must agree. None: the value the stream was made with; 7 days for a new one.
             limit: a Limit with a rate: how many messages each group starts in a time.
 
         Returns:
@@ -194,9 +194,9 @@ class Client(Connected[Connection]):
         exact.
 
         Args:
-            cap: stop counting a state at this number. Then ``cap`` means "so many or more".
-            held: False counts what is held as scheduled. That is faster if many messages are
-                scheduled or held, because telling them apart reads each of them.
+            cap: stop counting a state at this number. Then ``cap`` means "``cap`` or more".
+            held: False counts reserved messages as scheduled. That is faster if many messages are
+                scheduled or reserved, because telling them apart reads each of them.
 
         Returns:
             One QueueInfo for each queue, sorted by name.
@@ -215,7 +215,7 @@ class Client(Connected[Connection]):
             force: delete live messages, too. Their holders get ``LeaseLost``.
 
         Returns:
-            How many messages were deleted, those of the history included.
+            How many messages were deleted, history included.
 
         Raises:
             ConfigurationError: The queue has live messages, and ``force`` is False.
@@ -244,8 +244,8 @@ class Client(Connected[Connection]):
             on_failure: as in ``queue``; None leaves it unchanged.
             retention: as in ``stream``; None leaves it unchanged.
             pack: as in ``queue``; None leaves it unchanged. It counts for new messages.
-            limit: as in ``queue``; None leaves it unchanged, False removes it. What is held above
-                a lower limit stays held.
+            limit: as in ``queue``; None leaves it unchanged, False removes it. Messages that
+                are reserved above a lower limit stay reserved.
 
         Raises:
             ConfigurationError: There is no such queue, or its kind has no such option.
@@ -286,7 +286,7 @@ class Client(Connected[Connection]):
         return self._connection.run_transaction(fn)
 
     def close(self) -> None:
-        """Close what this client opened. May be called again.
+        """Close everything that this client opened. May be called again.
 
         Waiting consumers wake up and raise ``QueueClosed``.
         """

@@ -1,4 +1,4 @@
-"""What ``Client`` and ``AsyncClient`` have in common: the checks of the options of their queues."""
+"""The shared part of ``Client`` and ``AsyncClient``: the checks of the options of their queues."""
 
 from __future__ import annotations
 

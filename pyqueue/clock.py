@@ -51,7 +51,7 @@ class Clock:
         self._taken = float("-inf")
         self._interval = random.uniform(*REFRESH_INTERVAL_S)
         #: How often a sample moved the estimate by more than a second, or was of another primary.
-        #: What consumers have computed before then may be wrong.
+        #: Times that consumers computed before then may be wrong.
         self.changes = 0
 
     def now(self) -> datetime:

@@ -1,4 +1,4 @@
-"""What handlers take and return. These are plain values; ``pipeline.verdicts`` acts on them."""
+"""The arguments and results of handlers, as plain values; ``pipeline.verdicts`` acts on them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class To(Generic[Q]):
         queue: the name of the queue.
         payload: the new payload. Without it the message keeps its payload.
         priority: its priority there, if that queue has priorities. Without it the message keeps
-            its priority, and each output of ``Many`` has that of the message.
+            its priority, and each output of ``Many`` has the priority of the message.
         group: its group there, if that queue is ordered. Without it the message keeps its group.
 
     Raises:
@@ -114,8 +114,8 @@ class BatchFailed(Exception):
 
     Args:
         errors: the exceptions, by the index of the message in the batch.
-        results: what the handler would have returned. A link and a choice must give it; the answers
-            of messages that failed are ignored.
+        results: the results to return. A link and a choice must give them; the results of
+            failed messages are ignored.
 
     Raises:
         ConfigurationError: An index is not an int, or a value is not an exception.
@@ -138,7 +138,7 @@ class BatchFailed(Exception):
 
 
 class TakesNotes(Protocol):
-    """Stores what the holder of a message notes on it: a queue, or a part of a stage."""
+    """Stores the notes of a holder on its message: a queue, or a part of a stage."""
 
     def progress(self, reservation: Any, fraction: float, note: str | None = None) -> Any:
         """Store how far the work is."""
@@ -148,7 +148,7 @@ class TakesNotes(Protocol):
 
 
 class Delivery(Generic[T]):
-    """The second argument of a handler: the message, and what can be done with it meanwhile.
+    """The second argument of a handler: the message, and the operations on it while it is reserved.
 
     A handler of batches takes a list of them.
 

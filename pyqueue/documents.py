@@ -21,7 +21,7 @@ _RESERVED_YEAR: Final = 8000
 #: Integers below this have an exact floating-point form.
 _MAX_EXACT: Final = 1 << 53
 
-#: What stands before a group where it is stored; see ``stored_group``.
+#: The prefix of a stored group; see ``stored_group``.
 GROUP_PREFIX: Final = re.compile("[0-9a-f]{3}:")
 #: The fields that may have the group of a message, in this order: while it waits, while it is held,
 #: and after it left its ordered queue.

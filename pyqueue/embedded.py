@@ -57,7 +57,7 @@ _PARAMETERS = {
     # Otherwise a node that is not yet primary waits 15 s at shutdown for its clients to leave.
     "shutdownTimeoutMillisForSignaledShutdown": 0,
 }
-_OURS = {"db", "lock", "mongod.log"}  # what the directory holds
+_OURS = {"db", "lock", "mongod.log"}  # the contents of the directory
 _START_TIMEOUT_S = 60.0  # recovery of a large directory after a crash takes long
 _PORT_TRIES = 5  # another program may take a free port before mongod does
 _PORT_TAKEN = 48  # the exit status of mongod if its port is taken
@@ -71,7 +71,7 @@ def find_mongod() -> str:
     PATH, then for the package of the extra ``embedded``.
 
     Raises:
-        ConfigurationError: No mongod was found, or it cannot run. The text says what to do.
+        ConfigurationError: No mongod was found, or it cannot run. The text names the remedy.
     """
     named = os.environ.get("PYQUEUE_MONGOD")
     found = shutil.which(named or "mongod")
@@ -343,7 +343,7 @@ class EmbeddedServer:
 
     def _log_end(self) -> str:
         lines = (self.path / "mongod.log").read_text(errors="replace").splitlines()
-        # Leave out informational lines ("I"): a backtrace alone would fill what is shown.
+        # Leave out informational lines ("I"): a backtrace alone would fill the lines shown.
         warnings = [line for line in lines if '"s":"I"' not in line]
         return "\n".join(line[:500] for line in (warnings or lines)[-5:])
 

@@ -14,7 +14,7 @@
     ├── InvalidName          the name of a queue or namespace is not allowed  (also a ValueError)
     └── InvalidMessage       the payload cannot be stored                     (also a ValueError)
 
-Errors keep what a handler needs as attributes. They never carry credentials.
+Errors keep the details that a handler needs as attributes. They never carry credentials.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Occupied(Fenced):
 
 
 class NotPermitted(ConfigurationError):
-    """The database user lacks a permission. Internal: the caller decides what to tell the user."""
+    """The database user lacks a permission. Internal: the caller decides how to tell the user."""
 
 
 class TargetRefused(ConfigurationError):

@@ -18,11 +18,11 @@ from pyqueue.errors import ConfigurationError
 
 log = logging.getLogger("pyqueue")
 
-#: A look lists what is held, and that of a larger limit would take too long.
+#: A scan lists the reserved messages. With a larger limit it would take too long.
 MAX_CONCURRENCY: Final = 10_000
 _MAX_COUNT: Final = (1 << 31) - 1
 _CENTURY_S: Final = 100 * 365 * 86400.0
-#: A consumer asks again after this at most: another one may give permits back meanwhile.
+#: A consumer asks again within this time, because another may have given permits back.
 _RETRY: Final = timedelta(seconds=5)
 #: Of how many keys a consumer remembers when the next message may start.
 _MAX_KEYS: Final = 10_000
@@ -40,8 +40,8 @@ class Limit:
     begin. A message that is tried again starts again.
 
     Args:
-        concurrency: how many messages are held at once at most.
-        rate: how many messages start in each period at most, on average.
+        concurrency: the most messages that are reserved at a time.
+        rate: the most messages that start in each period, on average.
         period: the length of a period, in seconds.
         burst: how many messages may start at once after a pause; default 1.
         per: "headers.NAME": each value of this header has a limit of its own. The messages that
@@ -118,14 +118,14 @@ class Limit:
         return f"Limit({given})"
 
     def stored(self) -> dict[str, object]:
-        """Return the form that the record of a queue stores: what was given."""
+        """Return the form that the record of a queue stores: the given values only."""
         found = {name: getattr(self, name) for name in _FIELDS}
         found["period"] = None if self.rate is None else self.period_s
         return {name: value for name, value in found.items() if value is not None}
 
 
 class MayStart(NamedTuple):
-    """What a limit allows of the messages of one key."""
+    """The messages of one key that a limit allows."""
 
     #: How many may start now.
     number: int
@@ -143,7 +143,7 @@ class Drain(NamedTuple):
 
     @classmethod
     def of(cls, stored: object) -> Drain | None:
-        """Return what the record of a queue stores; None: nothing, or nothing readable."""
+        """Return the drain stored in the record of a queue; None: none, or not readable."""
         if not isinstance(stored, Mapping):
             return None
         number, at = stored.get("concurrency"), stored.get("at")
@@ -302,14 +302,14 @@ class FollowedLimit:
     limit: Limit | None = None
     #: When the next message of a key may start, if no more of them may start now by the rate.
     _starts: dict[str, datetime] = field(default_factory=dict)
-    #: Why the stored limit cannot be read. Nothing may be claimed meanwhile.
+    #: Why the stored limit cannot be read. Until it can, nothing may be claimed.
     unreadable: str | None = None
-    #: Whether the last look met slots that were taken, or left few. Otherwise the next look expects
-    #: none, and the unique index says if it is wrong: reading them costs more.
+    #: Whether the last scan met taken slots, or left few. Otherwise the next scan expects none, and
+    #: the unique index tells if that is wrong. Reading the slots costs more.
     meets_slots: bool = True
-    #: It lets nothing start before this, unless a claim ends; None: the last look was not stopped.
+    #: It lets nothing start before this, unless a claim ends; None: the last scan was not stopped.
     blocked_until: datetime | None = None
-    #: No look behind a page of messages that cannot start before this; see ``limits.scan``.
+    #: No scan behind a page of messages that cannot start before this; see ``limits.scan``.
     behind_at: datetime | None = None
     #: A former limit on concurrency under which messages may still be held.
     drain: Drain | None = None
@@ -321,7 +321,7 @@ class FollowedLimit:
     noted_slow: bool = False
 
     def follow(self, queue: str, shape: object) -> None:
-        """Learn what the record of the queue says.
+        """Learn the limit in the record of the queue.
 
         Raises:
             ConfigurationError: the limit cannot be read, and no limit was read before. Later, this
@@ -347,7 +347,7 @@ class FollowedLimit:
     def waits(self, now: datetime, key: str = "") -> bool:
         """Return whether no message of a key may start now, as far as is known."""
         next_start = self._starts.get(key)
-        # What lies further ahead is of a clock that was set back since.
+        # A start further ahead comes from a clock that was set back since.
         return (
             self.limit is not None and next_start is not None and now < next_start <= now + _RETRY
         )

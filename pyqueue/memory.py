@@ -266,7 +266,7 @@ def _value_at(document: Any, path: str) -> int:
 def _all_or_nothing(apply: Callable[..., None]) -> Callable[..., None]:
     """Wrap the function of mongomock that updates a document in place.
 
-    If it fails, the document is restored, and the error is that of a server.
+    If it fails, the document is restored, and the error is one that a server raises.
     """
 
     def applied(document: dict[str, Any], *rest: Any) -> None:

@@ -1,6 +1,6 @@
 """Messages, reservations, finished messages, counts and the options of a queue.
 
-A message is a plain dataclass with slots. A pydantic model would cost as much as a round trip, so
+A message is a plain dataclass with slots. Creating a pydantic model costs about a round trip, so
 only payloads are validated. ``documents`` makes messages from stored documents.
 """
 
@@ -36,7 +36,7 @@ Headers = Mapping[str, object]
 #: Seconds, or a timedelta.
 Duration = float | timedelta
 
-#: What a group of an ordered queue does while a message of it waits for its next try.
+#: The state of an ordered group while its failed message waits for the next try.
 OnFailure = Literal["block", "skip"]
 
 State = Literal["scheduled", "ready", "reserved", "finished"]
@@ -45,7 +45,7 @@ State = Literal["scheduled", "ready", "reserved", "finished"]
 #: scan, and keeps the order of finishing.
 KEPT: Final = timedelta(days=2_556_698)  # 7000 years
 
-#: The range of priorities, and the one of a message that was pushed without. Higher ones go first.
+#: The range of priorities, and the default priority of a push. A higher priority goes first.
 HIGHEST_PRIORITY: Final = 9
 DEFAULT_PRIORITY: Final = 4
 
@@ -123,10 +123,10 @@ class Reservation(Message[T]):
 class PackedReservation(Reservation[T]):
     """A message of a pack that is held under a lease; see ``packs``."""
 
-    #: The pack, and the place in it. Together with the token they say what is held.
+    #: The pack, and the place in it. With the token they identify the reservation.
     pack: Id
     place: int
-    #: What this process knows of the pack; None in another process.
+    #: This process's knowledge of the pack; None in another process.
     hold: object = field(default=None, repr=False)
 
 

@@ -77,7 +77,7 @@ def encode(document: Mapping[str, Any]) -> RawBSONDocument:
 
 
 def each_of(function: Callable[[T], V], values: Sequence[T]) -> list[V]:
-    """Return what a function of one payload returns for each of several.
+    """Return the results of a function of one payload for several payloads.
 
     Raises:
         InvalidMessage: as the function does. Of several payloads, the text names the index.
@@ -103,7 +103,7 @@ def _refuses(function: Callable[[T], object], value: T) -> bool:
 # ---- the texts of errors
 
 
-#: What to give in place of a value that BSON cannot store.
+#: The replacement to suggest for a value that BSON cannot store.
 _INSTEAD: Final[Mapping[type, str]] = {
     Decimal: "give a bson.Decimal128 or a str",
     dt.datetime: "give a datetime from the year 1 to 9999",
@@ -120,7 +120,7 @@ _INSTEAD: Final[Mapping[type, str]] = {
 
 
 def _unstorable(document: Mapping[str, Any], error: Exception) -> str:
-    """Return the text about a document that BSON cannot store: where, why and what to give."""
+    """Return the text about a document that BSON cannot store: place, reason and remedy."""
     try:
         found = _fault([], document)
     except RecursionError:
@@ -134,7 +134,7 @@ def _unstorable(document: Mapping[str, Any], error: Exception) -> str:
 
 
 def _fault(path: list[str], value: Any) -> tuple[list[str], str, str] | None:
-    """Return where the first value is that BSON cannot store, what it is, and the remedy."""
+    """Return the place of the first value that BSON cannot store, the fault, and the remedy."""
     if len(path) > _DEEPEST:
         raise RecursionError
     if isinstance(value, Mapping):
@@ -160,7 +160,7 @@ def _fault(path: list[str], value: Any) -> tuple[list[str], str, str] | None:
 def _encodes(document: Mapping[str, Any]) -> bool:
     try:
         bson.encode(document, codec_options=OPTIONS)
-    except Exception:  # what a value of the user's raises
+    except Exception:  # a value of the user's may raise anything
         return False
     return True
 
@@ -169,7 +169,7 @@ def _encodes(document: Mapping[str, Any]) -> bool:
 _DEEPEST: Final = 150
 #: How many mistakes of a payload an error lists.
 _MAX_MISTAKES: Final = 20
-#: What BSON says of a value that it cannot store: the value itself, and its type.
+#: The text of BSON about a value that it cannot store: the value itself, and its type.
 _UNSTORABLE: Final = re.compile(
     r"cannot encode object: .*, of type: <(?:class|enum) '([^']*)'>", re.DOTALL
 )
@@ -201,7 +201,7 @@ def _mistakes(error: ValidationError) -> str:
 
 
 def _mistake(mistake: ErrorDetails) -> str:
-    """Return one line about one field: where it is, and what is wrong."""
+    """Return one line about one field: its place, and the mistake."""
     place, text = list(mistake["loc"]), mistake["msg"]
     if place[-1:] == ["[key]"]:
         del place[-2:-1]  # the key itself is the invalid value
@@ -302,7 +302,7 @@ class Codec(Generic[T]):
                 self._adapter = TypeAdapter(model)
                 if not self._adapter.pydantic_complete:
                     self._adapter.rebuild(raise_errors=True)
-            except Exception as error:  # pydantic raises errors of many types for what is no type
+            except Exception as error:  # pydantic raises many types of error for a non-type
                 form = type(model)
                 if hasattr(form, "__pydantic_validator__") or hasattr(form, "__dataclass_fields__"):
                     text = f"give the type {form.__name__}, not a value of it"

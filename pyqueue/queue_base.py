@@ -1,4 +1,4 @@
-"""What ``Queue`` and ``AsyncQueue`` have in common: which plan an operation runs."""
+"""The shared part of ``Queue`` and ``AsyncQueue``: which plan an operation runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyqueue.runtime.plan_runner import RunnerBase
 T = TypeVar("T")
 Runs = TypeVar("Runs", bound=RunnerBase)
 
-#: What a push does if the key is taken.
+#: The effect of a push whose key is taken.
 OnDuplicate = Literal["ignore", "replace", "error"]
 
 

@@ -1,7 +1,7 @@
 """``Queue``: each operation is one line that runs the plan of the same name.
 
-The plans in ``backends`` say what an operation means. The docstrings here say what it takes and
-returns.
+The plans in ``backends`` define each operation. The docstrings here describe its arguments and
+result.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ class Queue(QueueBase[T, PlanRunner]):
             delay: seconds until the message can be received; not with ``at``.
             at: the instant from which the message can be received. A past instant means now.
             key: a message key, 1-512 characters, unique among the live messages of the queue.
-            on_duplicate: what to do if the key is taken. "ignore" the push; or "replace" payload,
+            on_duplicate: the effect if the key is taken. "ignore" the push; or "replace" payload,
                 headers, time and priority of the live message, so that its tries start again and
                 its holder loses the lease; or raise an "error".
             headers: small labels, {str: str | int | float | bool}.
             id: an ObjectId, or a str of 1-512 characters not starting with "~". A second push with
                 the same id makes no second message.
-            priority: from 0 to 9, higher ones first; None is 4. Only of ``kind="priority"``.
+            priority: from 0 to 9, highest first; None is 4. Only of ``kind="priority"``.
             group: messages of one group, 1-512 characters, are received one at a time, in their
                 order; those without a group in any order. Only of ``kind="ordered"``.
             session: the session of a transaction. The push happens when the transaction commits.
@@ -116,7 +116,7 @@ class Queue(QueueBase[T, PlanRunner]):
             session: the session of a transaction.
 
         Returns:
-            The ids, as in ``push``, which says what is raised. If a payload is refused, nothing is
+            The ids, as in ``push``, which lists the errors. If a payload is refused, nothing is
             written.
         """
         return self._runner.run(
@@ -160,9 +160,9 @@ class Queue(QueueBase[T, PlanRunner]):
         Wait for the first message only, then take the messages that are ready.
 
         Args:
-            limit: how many messages at most.
+            limit: the most messages to take.
             timeout: seconds to wait for the first message. None waits without limit, 0 waits not.
-            max_bytes: how many bytes of stored messages at most. The first message is returned even
+            max_bytes: the most bytes of stored messages. The first message is returned even
                 if it is larger. A call may claim more than it returns if messages become larger
                 from one call to the next; it gives the rest back before it returns.
 
@@ -202,10 +202,10 @@ class Queue(QueueBase[T, PlanRunner]):
         Wait for the first message only, then take the messages that are ready.
 
         Args:
-            limit: how many messages at most.
+            limit: the most messages to take.
             timeout: as in ``pop_many``.
             lease: seconds; None: the lease of the queue.
-            max_bytes: as in ``pop_many``. For what is given back, the try is not counted.
+            max_bytes: as in ``pop_many``. For messages given back, the try is not counted.
 
         Returns:
             The reservations in order, or an empty list after the timeout.
@@ -256,7 +256,7 @@ class Queue(QueueBase[T, PlanRunner]):
 
         Args:
             reservations: reservations of this queue.
-            payload: what the history keeps instead of the payload.
+            payload: kept in the history instead of the payload of the message.
             session: the session of a transaction.
 
         Raises:
@@ -454,10 +454,10 @@ class Queue(QueueBase[T, PlanRunner]):
         Args:
             group: the durable name of this consumer: 1-110 of A-Z a-z 0-9 _ - . : >. One process at
                 a time may use it.
-            limit: how many messages at most, up to 100 000.
+            limit: the most messages to claim, up to 100 000.
             lease: seconds for which the messages stay held if this process dies; None: the lease of
                 the queue.
-            max_bytes: how many bytes of stored messages at most, but at least one message.
+            max_bytes: the most bytes of stored messages; at least one message is claimed.
 
         Returns:
             A context manager that gives the ``Claim``. It is empty if no message is
@@ -475,7 +475,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Their tries start again, and a message keeps its key if the key is free there.
 
         Args:
-            limit: how many at most; None: all.
+            limit: the most messages to move; None: all.
 
         Returns:
             How many messages went back; 0 for a queue without buried messages.
@@ -524,7 +524,7 @@ class Queue(QueueBase[T, PlanRunner]):
         """Return the next messages without taking them. ``error`` says why one is invalid.
 
         Args:
-            limit: how many at most.
+            limit: the most messages to return.
         """
         return self._runner.run(self._backend.peek(limit))
 
@@ -532,10 +532,10 @@ class Queue(QueueBase[T, PlanRunner]):
         """Count the messages by state. The cost grows with their number.
 
         On a replica set all numbers are of one instant. On a standalone server and on "memory:", a
-        message that changes its state meanwhile may be counted twice, or not at all.
+        message that changes its state during the count may be counted twice, or not at all.
 
         Args:
-            cap: stop counting a state at this number. Then ``cap`` means "so many or more".
+            cap: stop counting a state at this number. Then ``cap`` means "``cap`` or more".
         """
         return self._runner.run(self._backend.counts(cap))
 
@@ -547,7 +547,7 @@ class Queue(QueueBase[T, PlanRunner]):
         return self._runner.run(self._backend.next_when())
 
     def pause(self) -> None:
-        """Stop the consumers of every process from receiving. Pushes go on.
+        """Stop the consumers of every process from receiving. Pushes still work.
 
         Consumers notice this at once with a bus, and within 5 s without.
         """
@@ -579,7 +579,7 @@ class Queue(QueueBase[T, PlanRunner]):
         """Return finished messages, newest first, with ``outcome`` and ``processed``.
 
         Args:
-            limit: how many at most.
+            limit: the most messages to return.
             since: only messages that were finished at or after this instant.
         """
         return self._runner.run(self._backend.history(limit, since=since))

@@ -2,7 +2,7 @@
 
 A *plan* is a generator. It yields these requests, is sent their answers and returns a result, so
 the semantics of a queue are written without I/O. A database command knows how it is sent (``send``)
-and what its answer is (``read``). Only a driver gives it a collection, and answers the rest itself.
+and how to read its answer (``read``). Only a driver gives it a collection, and answers the rest.
 A request is typed by its answer: in ``found = yield from Find(...)``, that is a list of documents.
 """
 
@@ -74,7 +74,7 @@ class Command(Request[Answer]):
     Args:
         session: the session of the caller's transaction, or None.
         w1: acknowledged by the primary alone. Other writes follow the client's durability.
-        majority: of what a majority of members stored, whatever the client's durability is.
+        majority: reads and writes with a majority of members, at any client durability.
         max_time_s: seconds that it may take, if that is less than the client's time limit.
         half_time: it may take half of the client's time limit, which leaves time for another try.
         server_limit_s: seconds that the server may work on it, if that is less. The driver does not
@@ -137,7 +137,7 @@ class Find(Command[list[Document]]):
     limit: int = 0
     skip: int = 0
     hint: str | None = None
-    #: Read one batch of the server only, 16 MB at most. It needs a limit.
+    #: Read one batch of the server only, up to 16 MB. It needs a limit.
     one_batch: bool = False
     cursor: ClassVar[bool] = True
 
@@ -418,7 +418,7 @@ class Wait(Request[bool]):
 
 @dataclass(slots=True)
 class Coalesce(Request[Result], Generic[Item, Result]):
-    """Process ``item`` together with those of concurrent callers that give the same key.
+    """Process ``item`` together with the items of concurrent callers that give the same key.
 
     The answer is the result for this item. A batch runs to its end even if a caller is cancelled.
     """

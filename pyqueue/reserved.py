@@ -29,7 +29,7 @@ log = logging.getLogger("pyqueue")
 
 
 class Settles(Protocol[L]):
-    """What a block needs of its queue, or of its group of a stream."""
+    """The part of a queue, or of a group of a stream, that a block needs."""
 
     name: str
 
@@ -41,7 +41,7 @@ class Settles(Protocol[L]):
 
 
 class SettlesAsync(Protocol[L]):
-    """What a block of async code needs of its queue, or of its group of a stream."""
+    """The part of a queue, or of a group of a stream, that a block of async code needs."""
 
     name: str
 
@@ -53,7 +53,7 @@ class SettlesAsync(Protocol[L]):
 
 
 def check_on_lost(on_lost: object) -> None:
-    """Refuse what a renewer cannot call.
+    """Refuse a value that a renewer cannot call.
 
     Raises:
         ConfigurationError: it is not a plain function.
@@ -67,7 +67,7 @@ def check_on_lost(on_lost: object) -> None:
 
 
 def renewal(runner: PlanRunner | AsyncPlanRunner) -> Callable[[Sequence[Reservation[Any]]], Any]:
-    """Return what extends leases, for the renewer of a client."""
+    """Return the function that extends leases, for the renewer of a client."""
     return lambda reservations: runner.run(_renew(reservations))
 
 
@@ -153,5 +153,5 @@ def _described(reservation: Reservation[Any]) -> str:
 
 
 def log_failed_rollback(what: str, error: BaseException) -> None:
-    """Log that a block ended with an exception, and that what it held was not rolled back."""
+    """Log that a block ended with an exception, and that its reservations were not rolled back."""
     log.warning("%s was not rolled back and is left to its lease: %s", what, error)

@@ -1,4 +1,4 @@
-"""What streams and consumer groups have in common for blocking and for async code."""
+"""The part of streams and consumer groups that blocking and async code share."""
 
 from __future__ import annotations
 
@@ -70,6 +70,6 @@ class ConsumerBase(QueueBase[T, Runs]):
     """The part of a consumer group that is the same for blocking and for async code."""
 
     def __init__(self, runner: Runs, plans: GroupPlans) -> None:
-        # The plans have the names of those of a queue. What they lack is not offered here.
+        # The plans have the same names as the plans of a queue. Missing plans are not offered here.
         super().__init__(runner, cast("QueuePlans", plans))
         self._plans = plans

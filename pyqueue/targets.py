@@ -1,4 +1,4 @@
-"""Targets: what a client connects to, and how errors show it."""
+"""Targets: the databases that clients connect to, and their form in errors."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ async def run_async_transaction(
 
 
 async def maybe_awaited(value: Any) -> Any:
-    """Return a value, awaited if need be. PyMongo and motor differ in what they await."""
+    """Return a value, awaited if need be. PyMongo and motor differ in their awaitables."""
     if hasattr(value, "__await__"):
         return await value
     return value

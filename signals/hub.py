@@ -198,7 +198,7 @@ class Hub:
     """The table from topics to subscriptions, and the topics that the server is known to send.
 
     Args:
-        stats: the counters of the bus; the hub counts what its listeners hear.
+        stats: the counters of the bus; the hub counts the events its listeners hear.
         local: there is no server, so every topic is heard at once.
     """
 
@@ -271,7 +271,7 @@ class Hub:
             self._left.clear()
 
     def changes(self, now: float) -> tuple[bool, list[str], list[str]]:
-        """Return what the server has to be asked for, and count it as done.
+        """Return the changes to ask the server for, and count them as done.
 
         Returns:
             Whether to listen at all, the topics to subscribe to, and the topics to drop.

@@ -1,6 +1,6 @@
 """The buses that need no server: ``MemoryBus`` within one process, and ``NullBus``.
 
-All memory buses of a process with one prefix hear each other, blocking and asyncio ones alike.
+All memory buses of a process with one prefix hear each other, blocking and asyncio alike.
 ``emit`` itself delivers an event.
 """
 

@@ -140,7 +140,7 @@ class Runner(LocalRunner):
         kind: the name of the bus class.
         connect: makes the transport; called again in the child of a fork. It does no I/O.
         window: seconds in which events of one topic are merged.
-        runtime: makes what runs the procedures.
+        runtime: makes the runtime of the procedures.
     """
 
     local = False
@@ -168,7 +168,7 @@ class Runner(LocalRunner):
         self._outbox: dict[str, datetime | None] = {}  # to be sent at once
         self._started: set[str] = set()  # which procedures run
         self._broken: set[str] = set()  # which procedures fail
-        # The flags are made at first use because those of asyncio belong to a loop.
+        # The flags are made at first use because asyncio flags belong to a loop.
         self._to_publish: Any = None  # there may be something to publish
         self._to_listen: Any = None  # there may be a new topic to subscribe to
         self._ending: Any = None  # the bus is being closed
@@ -373,7 +373,7 @@ class Runner(LocalRunner):
 
 
 class Facade:
-    """What the blocking and the asyncio facade of a bus share. The rules are in the runner."""
+    """The shared part of the two facades of a bus. The rules are in the runner."""
 
     def __init__(self, runner: LocalRunner) -> None:
         self._runner = runner
@@ -420,7 +420,7 @@ class BlockingFacade(Facade):
         run(self._runner.check())
 
     def close(self) -> None:
-        """Send the events that are held back, for a second at most, and wake the listeners.
+        """Send the events that are held back, for up to a second, and wake the listeners.
 
         A client that was passed in stays open.
         """

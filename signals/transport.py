@@ -1,8 +1,8 @@
 """The protocol between a runner and a server, and how procedures run in threads or in tasks.
 
 Code that talks to a server is written once for blocking and for asyncio clients, as generators:
-see ``Procedure``. A ``Transport`` holds what is special about one kind of server. A ``Runtime``
-holds what differs between threads and tasks.
+see ``Procedure``. A ``Transport`` holds the specifics of one kind of server. A ``Runtime``
+holds the differences between threads and tasks.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class Transport(Protocol):
 
     @property
     def place(self) -> Hashable:
-        """Equal for two transports of one process only if each hears what the other publishes."""
+        """Equal for two transports of one process only if each hears the other's events."""
 
     def publish(self, events: dict[str, datetime | None], origin: str) -> Procedure[None]:
         """Send these events. ``read`` of every process gets ``origin`` back with each."""
@@ -97,7 +97,7 @@ class Transport(Protocol):
 
 
 class LoopFlag:
-    """An ``asyncio.Event`` that any thread may set. It ignores a loop that was closed meanwhile."""
+    """An ``asyncio.Event`` that any thread may set. It ignores a loop that has closed."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -141,7 +141,7 @@ class Runtime(Protocol):
         """Wait until a flag of this runtime is set, at most ``timeout`` seconds."""
 
     def join(self) -> Awaitable[None] | None:
-        """Wait for all procedures to end, each at most JOIN_TIMEOUT_S."""
+        """Wait for all procedures to end, for each no longer than JOIN_TIMEOUT_S."""
 
 
 class ThreadRuntime:

@@ -7,7 +7,7 @@ A flood of pushes must not become a flood of wake-ups, and merging must not lose
 - Events beyond the burst are merged until the window closes.
 - Then the merged event is sent (the trailing edge) and opens the next window, without a burst.
 - The burst comes back after a whole window in which nothing was merged. A burst that came back
-  steadily would let a flood send many times as much.
+  steadily would let a flood send many times the number of events.
 
 An event is never dropped, even if it equals an earlier one: the consumer that the earlier event
 woke may have looked before the second message was stored.

@@ -36,9 +36,9 @@ from pyqueue.requests import (
 
 #: How many queues one command counts.
 _QUEUES_PER_COMMAND: Final = 50
-#: How often a deletion goes through a queue whose holders keep handing messages over.
+#: How many passes a deletion makes over a queue whose holders keep handing messages over.
 _MAX_ROUNDS: Final = 20
-#: Matches what has handed nothing over that may not be shown yet.
+#: Matches documents that list no copies waiting to be published.
 _NOT_LISTING: Final = MappingProxyType({f"{HANDED}.h": {"$exists": False}})
 
 
@@ -51,7 +51,8 @@ def names() -> Plan[list[str]]:
 def queues(cap: int | None, held: bool) -> Plan[list[QueueInfo]]:
     """Return the queues with their counts, in each state up to ``cap``; None: all.
 
-    ``held`` tells reserved messages from scheduled ones, which reads every such message.
+    If ``held`` is true, reserved messages are counted apart from scheduled messages, which reads
+    every such message.
     """
     if cap is not None:
         arguments.count("cap", cap)
@@ -91,10 +92,10 @@ def _in_log(stream: str) -> Plan[Counts]:
 
 
 def delete_queue(queue: str, force: bool) -> Plan[int]:
-    """Delete a queue. Return how many messages were deleted, those of the history included.
+    """Delete a queue. Return how many messages were deleted, including the history.
 
     The record goes first, so that a process that still uses the queue makes it again. Without
-    ``force`` no live message is ever deleted, whatever arrives during the deletion.
+    ``force``, no live message is ever deleted, even if it arrives during the deletion.
 
     Raises:
         ConfigurationError: the queue has live messages, and ``force`` is False.
@@ -104,7 +105,7 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
     kind = yield from namespace.kind_of(queue)
     if kind == namespace.STREAM:
         return (yield from _delete_stream(queue, force))
-    # Consumers do it later, if at all.
+    # Consumers would do this later, if at all.
     yield from recovering.recover_queue(queue, recovering.NO_GRACE)
     yield from stages.show_decided(queue)
     packs = kind == Bucket.name
@@ -116,7 +117,7 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
     try:
         if not force:
             try:
-                yield from _refuse_live(queue, packs)  # messages that came before the record went
+                yield from _refuse_live(queue, packs)  # arrived before the record went
             except ConfigurationError:
                 yield from namespace.revive_record(queue, {})
                 raise
@@ -137,7 +138,7 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
         levels = {"_id": {"$in": transitions.level_record_ids(queue)}}
         yield from Delete(levels, many=True)
         yield from stages.delete(queue)
-        yield from recovering.recover_queue(queue, recovering.NO_GRACE)  # what was decided since
+        yield from recovering.recover_queue(queue, recovering.NO_GRACE)  # decisions made since
     except Unavailable as error:
         raise Unavailable(
             f"{error}; {deleted} messages were deleted before that: call delete_queue() again"
@@ -149,10 +150,11 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
 def _delete_page(
     queue: str, start: ScanStart | None, force: bool, packs: bool
 ) -> Plan[tuple[int, int, ScanStart | None]]:
-    """Delete some messages of a queue, and show before what they have handed over.
+    """Delete one page of a queue, after publishing the copies that its messages handed over.
 
     Returns:
-        How many messages were deleted, how many documents were passed over, and where to go on.
+        How many messages were deleted, how many documents were skipped, and where the next page
+        starts; None: this was the last page.
     """
     upto = {"$lte": NEVER} if force else {"$gte": BAND}
     match = transitions.scan_range(queue, upto, start, transitions.messages_only(queue))
@@ -175,7 +177,7 @@ def _delete_page(
 
 
 def _delete_stream(stream: str, force: bool) -> Plan[int]:
-    """Delete a stream. While its record stays, positions go on if the stream is used again."""
+    """Delete a stream. If it is used again while its record remains, its positions continue."""
     first = yield from log.first_position(stream)
     _, end = yield from log.bounds(stream)
     if end > first and not force:

@@ -1,9 +1,9 @@
 """Applying settlements: how the holder's updates reach the messages that it still holds.
 
 A settlement is one reservation and the update that settles its message. Settlements with equal
-updates go in one command, and concurrent single settlements are coalesced. A batch only says how
-many messages matched. If that is fewer than expected, the documents tell which ones: each update
-writes something that no other update writes.
+updates go in one command, and concurrent single settlements are coalesced. A batch reports only how
+many messages matched. If fewer matched than expected, the documents tell which: each update writes
+a value that no other update writes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ SettlementUpdate = dict[str, dict[str, Any]] | None
 
 
 class Settlement(NamedTuple):
-    """One reservation, and what its settling does to the message."""
+    """One reservation, and how settling it changes the message."""
 
     held: Reservation[Any]
     #: Makes the update at the instant of settling.
@@ -125,7 +125,7 @@ def raise_lost(
     lost: Sequence[Reservation[Any]],
     unknown: Sequence[Reservation[Any]] = (),
 ) -> None:
-    """Raise LeaseLost if there are any, of ``number`` reservations."""
+    """Raise LeaseLost if any of ``number`` reservations are lost or unknown."""
     if gone := [held.id for held in (*lost, *unknown)]:
         raise LeaseLost(
             f"{len(gone)} of {number} reservations of queue {queue!r} are no longer held: "
@@ -139,15 +139,15 @@ def _settle_one(queue: str, settlement: Settlement) -> Plan[SettlementResult]:
     """Settle one message in a command that concurrent calls share.
 
     A lock on one message, by an open transaction, holds up the whole command. If that times out,
-    each caller tries once more alone, so that only the caller of the locked message fails. The
-    same if the connection is lost, because the driver does not repeat a command about several.
+    each caller tries once more alone, so that only the caller of the locked message fails. Callers
+    also retry alone after a lost connection: the driver does not repeat a multi-message command.
     """
     key, batch = ("settle", queue), partial(_apply_for_callers, queue)
     outcome = yield from Coalesce(key, settlement, batch, max_in_flight=MAX_LOCKABLE)
     if not isinstance(outcome, _Interrupted):
         return outcome
     results: list[SettlementResult] = ["done"]
-    part = _Part(queue, None, [settlement], [0], [outcome.update], results, again=True)
+    part = _Part(queue, None, [settlement], [0], [outcome.update], results=results, again=True)
     try:
         # This waits for the majority even if it matches nothing, and so for the shared command.
         yield from _apply_part(part)
@@ -205,7 +205,9 @@ def _apply(
             check_time_left(settlement.held, now)
     updates: list[SettlementUpdate] = [None] * len(settlements)
     results: list[SettlementResult] = ["done"] * len(settlements)
-    whole = _Part(queue, session, settlements, range(len(settlements)), updates, results, again)
+    whole = _Part(
+        queue, session, settlements, range(len(settlements)), updates, results=results, again=again
+    )
     parts = _divide(whole, now, updates)
     for index, part in enumerate(parts):
         try:
@@ -224,7 +226,7 @@ def _end(
     results: Sequence[SettlementResult],
     session: object = None,
 ) -> Plan[None]:
-    """Let the messages go on that waited for those whose claims may have ended."""
+    """Release the messages that waited for claims that may have ended."""
     ended = [
         each
         for each, result in zip(settlements, results, strict=True)
@@ -235,9 +237,9 @@ def _end(
 
 
 def stored_claim(held: Reservation[Any]) -> Document:
-    """Return what a stored message has by which further messages wait for it."""
+    """Return the stored fields by which other messages wait for this one."""
     stored: Document = {}
-    # What an older release has pickled has no group and no slot.
+    # A reservation pickled by an older release has no group and no slot.
     if (group := getattr(held, "group", None)) is not None:
         stored["lock"] = stored_group(group)
     if (slot := getattr(held, "slot", None)) is not None:
@@ -314,7 +316,7 @@ def _apply_part(part: _Part) -> Plan[None]:
 
 
 def _signal(part: _Part) -> Plan[None]:
-    """Signal what a command has made ready."""
+    """Signal the messages that a command made ready."""
     signals = set()
     for place in part.places:
         settled = part.updates[place] or {}

@@ -1,17 +1,18 @@
-"""How many bytes one receive may return, and how a claim keeps to that at little cost.
+"""The byte limit of one receive, and how a claim keeps to it at little cost.
 
-The size of a message is not at hand: the index that a claim scans does not contain it, and the
-client gets documents that are decoded. To find it out costs time, so a claim does so only if its
-messages may be too many bytes:
+Message sizes are not at hand: the index that a claim scans does not contain them, and the client
+gets decoded documents. Measuring costs time, so a claim measures only if its messages may exceed
+the limit:
 
-- The claim reads the sizes with its candidates if that many of the largest size that was seen
-  lately do not fit, and takes only those that fit.
-- It reads what it claimed as one batch of the server, which is ``BATCH_BYTES`` at most. If messages
-  are missing in it, the claim reads the sizes of what it holds, and then the rest of what fits.
-- If less than one such batch may be returned, it encodes what it read.
+- If the wanted messages would not fit at the largest size seen recently, the claim reads sizes with
+  its candidates, and takes only the messages that fit.
+- It reads the claimed messages as one server batch, which holds up to ``BATCH_BYTES``. If messages
+  are missing from the batch, the claim reads the sizes of all messages that it holds, and then the
+  missing messages that fit.
+- If less than one such batch may be returned, it encodes the messages to measure them.
 
-What does not fit is given back. A named claim may have thousands of messages, and reads its
-candidates with their sizes, in steps that grow.
+Messages that do not fit are given back. A named claim may have thousands of messages; it reads its
+candidates with their sizes, in growing steps.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ from pyqueue.documents import hashable_id
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import Document, Filter, Find, Latecomers, Plan
 
-#: What a claim reads of its candidates. The index contains it.
+#: The fields that a claim reads of its candidates. The index contains them.
 CANDIDATES: Final[Mapping[str, object]] = {"_id": 1, "when": 1}
-#: The same with the size, for which the server reads the documents.
+#: The same fields and the size, for which the server reads the documents.
 SIZED_CANDIDATES: Final = {**CANDIDATES, "bytes": {"$bsonSize": "$$ROOT"}}
-#: What is needed of a claimed message to give it back.
+#: The fields that are needed to give back a claimed message.
 HELD_CLAIMS: Final[Mapping[str, object]] = {"_id": 1, "when": 1, "due": 1, "token": 1}
 _SIZES: Final = {"_id": 1, "bytes": SIZED_CANDIDATES["bytes"]}
 _SIZED_CLAIMS: Final = {**SIZED_CANDIDATES, **HELD_CLAIMS}
-#: How many sizes a named claim reads first, and how many times as many in the next step.
+#: How many sizes a named claim reads first, and the largest growth factor of each further step.
 FIRST_SIZES: Final = 10
 SIZES_GROWTH: Final = 10
 
@@ -51,7 +52,7 @@ def size_of(document: Document) -> int:
 
 
 class Limits(NamedTuple):
-    """What one call receives at most."""
+    """The limits of one receiving call."""
 
     messages: int
     #: One message is received even if it is larger.
@@ -62,32 +63,31 @@ class ByteLimit:
     """How many more bytes a receive may take.
 
     Args:
-        scan: what this process knows about the queue. It remembers the size of large messages.
-        callers: the limits of the calls that receive together. Each may take one message whatever
-            its size.
+        scan: this process's knowledge of the queue. It remembers the size of large messages.
+        callers: the limits of the calls that receive together. Each may take one message of any
+            size.
     """
 
     def __init__(self, scan: ScanState, callers: list[Limits]) -> None:
         self._scan = scan
         self._callers = callers
         self._max_bytes = sum(each.bytes for each in callers)
-        #: How many messages the receive may take whatever their size.
+        #: How many messages of any size the receive may take.
         self._least = len(callers)
-        #: The bytes that were taken, as far as they are known. The rest was read in batches of the
-        #: server.
+        #: The known bytes of taken messages. The other messages were read in server batches.
         self._bytes = 0
         self._unmeasured: list[Sequence[Document]] = []
-        #: The size of what the current claim takes, if it is known.
+        #: The size of the current claim's messages, if it is known.
         self._claim_bytes: int | None = None
-        #: Whether a message was left because it did not fit.
+        #: Whether a message was left behind because it did not fit.
         self.full = False
-        #: Whether calls that come meanwhile have to wait.
+        #: Whether calls that arrive during the receive have to wait.
         self.closed = False
         #: The claimed messages that did not fit. They have to be given back.
         self.excess: list[Document] = []
 
     def latecomers(self) -> Plan[int]:
-        """Receive for the calls that came meanwhile, too. Return how many messages they want."""
+        """Include calls that have arrived since. Return how many messages they want."""
         if self.closed:
             return 0
         before = len(self._callers)
@@ -99,28 +99,28 @@ class ByteLimit:
 
     @property
     def taken_at_most(self) -> int:
-        """An upper bound of the bytes that were taken."""
+        """An upper bound on the bytes taken."""
         return self._bytes + BATCH_BYTES * len(self._unmeasured)
 
     @property
     def left(self) -> int:
-        """How many bytes are surely left."""
+        """How many bytes are certainly left."""
         if self._unmeasured and self._max_bytes - self.taken_at_most < BATCH_BYTES:
             self._bytes += sum(size_of(each) for batch in self._unmeasured for each in batch)
             self._unmeasured = []
         return self._max_bytes - self.taken_at_most
 
     def wants_sizes(self, wanted: int) -> bool:
-        """Return whether so many messages of the queue may be too large together."""
+        """Return whether ``wanted`` messages of the queue may together exceed the limit."""
         return wanted > self._least and wanted * self._scan.largest_seen > self.left
 
     @property
     def takes_any(self) -> bool:
-        """Whether the next message may be taken whatever its size."""
+        """Whether the next message may have any size."""
         return self._least > 0 or self.left >= BATCH_BYTES
 
     def few(self, wanted: int) -> int:
-        """Return how many messages fit, whatever their size; at least 1."""
+        """Return how many messages fit even at the largest size; at least 1."""
         return max(1, min(wanted, self.left // BATCH_BYTES))
 
     def begin(self) -> None:
@@ -143,7 +143,7 @@ class ByteLimit:
         return place
 
     def cut(self, documents: list[Document]) -> list[Document]:
-        """Return the first messages, as many as fit. The rest has to be given back."""
+        """Return the first messages that fit. Add the rest to ``excess``."""
         before = self._scan.largest_seen
         fits = self.fitting([size_of(each) for each in documents])
         self._scan.largest_seen = max(before, self._scan.largest_seen)  # these are only a few
@@ -151,7 +151,7 @@ class ByteLimit:
         return documents[:fits]
 
     def take_excess(self) -> list[Document]:
-        """Return what has to be given back, once."""
+        """Return the excess messages, and clear the list."""
         excess, self.excess = self.excess, []
         return excess
 
@@ -173,13 +173,13 @@ def read_claimed(
     expected: int,
     max_time_s: float | None,
 ) -> Plan[list[Document]]:
-    """Read the messages that a claim holds, as many of the first as fit.
+    """Read the first messages of a claim that fit.
 
     Args:
-        limit: the limit. It gets the rest, which has to be given back.
-        mine: the filter of what the claim holds.
+        limit: the limit. Its ``excess`` gets the messages that do not fit.
+        mine: the filter of the messages that the claim holds.
         ids: the candidates of the claim, in order.
-        expected: how many of them it holds at most.
+        expected: an upper bound on how many of them the claim holds.
         max_time_s: seconds that a command may take; None: the client's time limit.
     """
     place: dict[Hashable, int] = {hashable_id(id): index for index, id in enumerate(ids)}
@@ -190,7 +190,7 @@ def read_claimed(
     read = yield from Find(mine, limit=len(ids), one_batch=True, max_time_s=max_time_s)
     read = in_order(read)
     if len(read) < expected:
-        # Either the batch was full, or another process took messages meanwhile.
+        # Either the batch was full, or another process has taken messages since.
         held = in_order((yield from Find(mine, _SIZED_CLAIMS, max_time_s=max_time_s)))
         known = {hashable_id(each["_id"]) for each in read}
         if any(hashable_id(each["_id"]) not in known for each in held):
@@ -206,10 +206,10 @@ def read_claimed(
 
 
 def find_fitting(find: Find, max_bytes: int) -> Plan[list[Document]]:
-    """Return the ids of the first messages, as many as fit together; at least one.
+    """Return the ids and sizes of the first messages that fit together; at least one.
 
-    The server reads a message to find out its size. So this looks at few messages first, and then
-    at as many as will fit if the rest is alike.
+    The server must read a message to measure it. So this measures a few messages first, and then
+    the number that would fit if the rest had the same average size.
     """
     look = FIRST_SIZES
     while True:

@@ -18,16 +18,16 @@ from pyqueue.requests import Document, Filter, Plan, UpdateDocument
 
 
 class ClaimingKind(Kind, Protocol):
-    """What a kind may override of claims, besides the members of ``Kind``."""
+    """The parts of a claim that a kind may override, besides the members of ``Kind``."""
 
     def follow(
         self, terms: ClaimTerms, state: ScanState, record: Mapping[str, Any], now: datetime
     ) -> Plan[None]:
-        """Learn what the record of the queue says about claims.
+        """Apply the claim settings in the record of the queue.
 
         Args:
             terms: how this process claims.
-            state: what it knows about the queue.
+            state: this process's knowledge of the queue.
             record: the record; empty if there is none.
             now: the instant.
 
@@ -44,7 +44,7 @@ class ClaimingKind(Kind, Protocol):
 
 
 class ClaimTerms(NamedTuple):
-    """From which queue claims take messages, and what they do with them."""
+    """The queue that claims take messages from, and how they claim them."""
 
     queue: str
     kind: ClaimingKind
@@ -62,44 +62,44 @@ class ClaimTerms(NamedTuple):
     def of(cls, terms: QueueTerms, lease_s: float, *, counts_try: bool = True) -> ClaimTerms:
         """Return the terms of the claims of a Queue object."""
         return cls(
-            terms.queue,
-            cast(ClaimingKind, terms.kind),
-            terms.options.dead_letter,
-            terms.owner(),
-            lease_s,
-            counts_try,
-            terms.command_timeout_s,
-            terms.options.poll,
+            queue=terms.queue,
+            kind=cast(ClaimingKind, terms.kind),
+            dead_letter=terms.options.dead_letter,
+            owner=terms.owner(),
+            lease_s=lease_s,
+            counts_try=counts_try,
+            command_timeout_s=terms.command_timeout_s,
+            poll_s=terms.options.poll,
         )
 
     @property
     def graveyard(self) -> invalid.Graveyard:
-        """Where documents go that cannot be claimed or delivered."""
+        """The destination of documents that cannot be claimed or delivered."""
         return invalid.Graveyard(self.queue, self.kind, self.dead_letter)
 
     @property
     def claim_timeout_s(self) -> float:
-        """The time limit of the claim. It leaves time to find out what became of it."""
+        """The time limit of the claim. It leaves time to find out whether the claim succeeded."""
         return max(self.command_timeout_s / 2, self.command_timeout_s - 1)
 
     @property
     def recovery_timeout_s(self) -> float:
-        """The least time for finding out what became of a claim."""
+        """The minimum time for finding out whether a claim succeeded."""
         return self.command_timeout_s - self.claim_timeout_s
 
     def left_s(self, began: datetime, now: datetime, reserve_s: float = 0) -> float:
-        """Return how much of the time limit is left, without what is reserved for later."""
+        """Return the seconds left for a command; ``reserve_s`` is kept for later commands."""
         left_s = self.command_timeout_s - (now - began).total_seconds() - reserve_s
         return max(left_s, self.recovery_timeout_s)
 
 
-#: Claims several messages, each by an update made for it. It takes the scan, the ids, the common
-#: part of the update, and how many seconds there are. It returns how many messages it claimed.
+#: Claims several messages, each with its own update. It takes the scan, the ids, the common part of
+#: the update, and the seconds left. It returns how many messages it claimed.
 ClaimEach = Callable[["Scan", Sequence[Any], UpdateDocument, float], Plan[int]]
 
 
 class Choice(NamedTuple):
-    """The messages that a scan is to claim, and what the update of the claim adds."""
+    """The messages that a scan is to claim, and the fields that the claim adds or removes."""
 
     documents: Sequence[Document]
     puts: Mapping[str, Any] = {}
@@ -113,23 +113,23 @@ class Scan:
     """One scan for messages to claim."""
 
     terms: ClaimTerms
-    #: What this process knows about the queue.
+    #: This process's knowledge of the queue.
     state: ScanState
-    #: In which order it scans.
+    #: The order of the scan.
     line: Line
-    #: How many bytes it may claim. It gets what was claimed and does not fit.
+    #: The byte limit of the claim. It collects claimed messages that do not fit.
     room: ByteLimit
     #: The instant.
     now: datetime
-    #: How many messages it claims at most, but for callers that come meanwhile.
+    #: The most messages to claim, apart from those for callers that arrive later.
     wanted: int
     #: Whether it deletes the first message instead of claiming it.
     deletes: bool = False
     #: The messages that may be claimed.
     match: Filter = field(default_factory=dict)
-    #: The end of the permits to start them, by the clock of the server; None: they need none.
+    #: When the permits to start messages end, by the server's clock; None: no permit is needed.
     until: datetime | None = None
-    #: What it is to claim of them, once that is known.
+    #: The messages chosen from them, once they are known.
     choice: Choice | None = None
 
     @property
@@ -161,7 +161,7 @@ class Scan:
         """Return the filter of messages that are free and may start."""
         return transitions.still_claimable(self.terms.queue, ids, self.now, self.until)
 
-    def alone(self, update: UpdateDocument) -> Alone:
+    def one_by_one(self, update: UpdateDocument) -> Alone:
         """Return how to claim messages one by one."""
         terms = self.terms
         bury = partial(invalid.bury_refused, terms.graveyard)

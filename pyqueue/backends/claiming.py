@@ -2,11 +2,11 @@
 
 A claim puts a lease and a new token on the first messages of a queue. A single message takes one
 find-and-modify. Several take three commands: find candidates, update those that are still
-claimable, and read what the token holds. The documents are always read after the update, because a
-candidate may have been replaced or moved in between.
+claimable, and read the messages that the token holds. The documents are always read after the
+update, because a candidate may have been replaced or moved in between.
 
-After a network error the outcome of a claim is unknown. The token then finds what it holds, so no
-message stays claimed by accident.
+After a network error the outcome of a claim is unknown. The token then finds the messages that it
+holds, so no message stays claimed by accident.
 
 The server ends a claim that takes too long, because it may wait for a message that a transaction
 holds. ``transaction_locks`` then claims the messages around it.
@@ -31,7 +31,7 @@ from pyqueue.backends.byte_limit import (
     read_claimed,
 )
 from pyqueue.backends.claim_terms import Scan
-from pyqueue.backends.kind import UpdateFields
+from pyqueue.backends.kind import ScanStart, UpdateFields
 from pyqueue.backends.scan import Scanned, scan_position
 from pyqueue.backends.transaction_locks import claim_unlocked, retry_excluded
 from pyqueue.backends.transitions import record_id
@@ -50,12 +50,12 @@ Claimed = tuple[Document, Message[Any]]
 
 
 class Taken(NamedTuple):
-    """What a scan claimed, and what it saw."""
+    """The messages that a scan claimed, and how far it came."""
 
     documents: list[Document]
     #: The last candidate, if all before it are claimed by now.
     last: Document | None = None
-    #: Whether it saw the end of what is ready.
+    #: Whether it reached the end of the ready messages.
     ended: bool = False
 
     @classmethod
@@ -66,12 +66,12 @@ class Taken(NamedTuple):
         done: Collection[Hashable],
         size: int,
     ) -> Taken:
-        """Return what a scan claimed that read a page.
+        """Return the result of a scan that read a page.
 
         Args:
-            documents: what it claimed.
+            documents: the messages that it claimed.
             page: the messages that it read.
-            done: the ids of those that are not ready any more.
+            done: the ids on the page that are no longer ready.
             size: how many messages it asked for.
         """
         left = next((each for each in page if hashable_id(each["_id"]) not in done), None)
@@ -85,11 +85,11 @@ Take = Callable[[Scan], Plan[Taken | None]]
 
 
 def claim(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document], bool]]:
-    """Claim the first messages of a queue, and update what the process knows of it.
+    """Claim the first messages of a queue, and update this process's knowledge of it.
 
     Args:
         scan: the scan.
-        take: how to choose and claim messages; None: the first ones.
+        take: how to choose and claim messages; None: take the first messages.
 
     Returns:
         The claimed documents, and whether the queue had no more.
@@ -98,7 +98,9 @@ def claim(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document], bo
     start = state.start(now, line)  # None for a kind that does not scan forward
     candidates = line.claimable(terms.kind, terms.queue, now, start)
     scan.match = state.locked.passing_over(candidates)
-    taken = yield from (_pop_first if scan.deletes else take or take_first)(scan)
+    if scan.deletes:
+        take = _pop_first
+    taken = yield from (take or take_first)(scan)
     if taken is None:  # the server is slow, and the next claim has a longer limit
         after = yield from ServerTime()
         return (yield from claim(replace(scan, now=after), take))
@@ -107,19 +109,7 @@ def claim(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document], bo
         return [], False  # it claimed nothing, so it learnt nothing about the head of the queue
     after = yield from ServerTime()
     if terms.kind.scans_forward:
-        last = taken.last
-        place = None if last is None else scan_position(last, now)
-        level = None if last is None else last.get("priority")
-        behind = state.locked.first_when
-        # What is passed over is still there, so the queue does not end, and the next scans begin
-        # before it.
-        ended = taken.ended and behind is None
-        state.scanned(Scanned(start, now, after, place, ended, level), terms.poll_s, line)
-        if behind is not None:
-            line.move_back(behind)
-        if (line.in_ranges or not documents) and state.sentinel.is_due(after):
-            with suppress(Unavailable) if documents else nullcontext():  # they must reach callers
-                yield from _move_sentinels(scan, after)
+        yield from _learn(scan, start, now, taken, after)
     if not documents and start is not None and state.wants_rescan(after):
         return (yield from claim(replace(scan, now=after), take))
     if state.locked.retry_at is not None:
@@ -127,8 +117,30 @@ def claim(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document], bo
     return documents, taken.ended
 
 
+def _learn(
+    scan: Scan, start: ScanStart | None, began: datetime, taken: Taken, after: datetime
+) -> Plan[None]:
+    """Learn from a claim where the next scan begins.
+
+    It began at ``began`` and ``start`` (None: the very start), and was answered at ``after``.
+    """
+    terms, state, line, last = scan.terms, scan.state, scan.line, taken.last
+    place = None if last is None else scan_position(last, began)
+    level = None if last is None else last.get("priority")
+    # Excluded messages are still there: the queue has not ended, and the next scan begins there.
+    passed_over = state.locked.first_when
+    ended = taken.ended and passed_over is None
+    state.scanned(Scanned(start, began, after, place, ended, level=level), terms.poll_s, line)
+    if passed_over is not None:
+        line.move_back(passed_over)
+    if (line.in_ranges or not taken.documents) and state.sentinel.is_due(after):
+        # The claimed documents have to reach the caller, even if the record cannot be moved.
+        with suppress(Unavailable) if taken.documents else nullcontext():
+            yield from _move_sentinels(scan, after)
+
+
 def _move_sentinels(scan: Scan, now: datetime) -> Plan[None]:
-    """Put the record of the queue, and what stands beside it, ahead of now, where scans end."""
+    """Move the records of the queue, and of its kind, ahead of now, where scans end."""
     queue, state = scan.terms.queue, scan.state
     state.sentinel.at = now + timedelta(seconds=2)
     records: list[object] = [record_id(queue)]
@@ -179,7 +191,7 @@ class _Claim:
         return terms.left_s(self.scan.now, self.sent, terms.recovery_timeout_s)
 
     def held(self, timeout_s: float | None = None) -> Plan[list[Document]]:
-        """Return what it holds."""
+        """Return the messages that it holds."""
         held = transitions.token_filter(self.scan.terms.queue, self.update)
         return (yield from Find(held, hint=namespace.HOT, max_time_s=timeout_s))
 
@@ -190,12 +202,12 @@ def take_first(scan: Scan) -> Plan[Taken | None]:
     locked = state.locked
     claim = _Claim(scan, scan.update(), locked.limit_s(scan.now), scan.now)
     room.begin()
-    few = wanted if wanted == 1 else room.few(wanted)  # of those whose size is not looked at
+    few = wanted if wanted == 1 else room.few(wanted)  # messages of unmeasured size
     try:
         if (
             claim.limit_s
             and scan.one_update
-            and (yield from retry_excluded(scan.alone(claim.update), locked, few))
+            and (yield from retry_excluded(scan.one_by_one(claim.update), locked, few))
         ):
             return Taken(room.cut((yield from claim.held())))
         if wanted == 1 and room.takes_any:
@@ -248,29 +260,29 @@ def _claim_unlocked(claim: _Claim, wanted: int) -> Plan[list[Document] | None]:
     failure: Unavailable | None = None
     is_quick = True
     try:
-        alone = scan.alone(claim.update)
+        claims = scan.one_by_one(claim.update)
         is_quick = yield from claim_unlocked(
-            alone, scan.ordering, scan.state.locked, scan.match, wanted
+            claims, scan.ordering, scan.state.locked, scan.match, wanted
         )
     except Unavailable as error:
         failure = error
-    documents = yield from claim.held()
+    documents = yield from claim.held()  # by the token: the claim that timed out took some, too
     if failure and not documents:
         raise failure
     return documents if documents or is_quick else None
 
 
 def _candidates(scan: Scan, skip: int) -> Plan[list[Document]]:
-    """Read what could be claimed, as far as it fits. The scan then wants so many.
+    """Read the candidates that fit. Raise ``scan.wanted`` for callers that have arrived since.
 
-    This takes in callers that come meanwhile. Otherwise the callers of a process would divide into
-    groups, each of which waits for the claims of the other, and small groups cost most.
+    Without those callers, the callers of a process would split into groups that wait for each
+    other's claims, and small groups cost most.
     """
     room, wanted, state = scan.room, scan.wanted, scan.state
     order, index = scan.ordering
     sized = room.wants_sizes(wanted)
     fields = {**(SIZED_CANDIDATES if sized else CANDIDATES), **scan.line.fields}
-    # As many may come as the last claim had.
+    # Late callers may add up to the size of the last claim.
     limit = wanted if sized else max(wanted, min(wanted + state.last_claim, MAX_CLAIM))
     if scan.choice is None or sized:
         seen = yield from Find(scan.match, fields, sort=order, limit=limit, skip=skip, hint=index)
@@ -279,7 +291,7 @@ def _candidates(scan: Scan, skip: int) -> Plan[list[Document]]:
     if sized:
         return seen[: room.fitting([each.get("bytes", 0) for each in seen])]
     if len(seen) > wanted:
-        # More than it has read, it leaves to the next scan: the queue does not end here.
+        # Never want more than was asked for: the queue would seem to end here.
         wanted = scan.wanted = min(wanted + (yield from room.latecomers()), limit)
     state.last_claim = min(len(seen), wanted)
     return seen[:wanted]
@@ -293,8 +305,8 @@ def _random_skip(scan: Scan) -> int:
 
 
 def _claim_many(claim: _Claim) -> Plan[Taken]:
-    """Claim the messages that are wanted with one update."""
-    scan = claim.scan = replace(claim.scan)  # the callers that it takes in are those of this claim
+    """Claim the wanted messages with one update."""
+    scan = claim.scan = replace(claim.scan)  # only this claim serves its late callers
     state, room = scan.state, scan.room
     skip = _random_skip(scan) if state.contested else 0
     was_repeated = False
@@ -310,8 +322,8 @@ def _claim_many(claim: _Claim) -> Plan[Taken]:
         matched, failure = yield from _write_claims(claim, ids)
         state.contested = matched < len(ids) and not failure
         if not matched and not failure and not scan.choice:
-            # Other processes claimed all candidates: look further on. Or the skip went past the
-            # end: look at the first ones.
+            # Other processes claimed all candidates: scan further on. Or the skip went past the
+            # end: scan from the start.
             skip = _random_skip(scan) if ids else 0
             continue
         found = yield from _read_claims(claim, ids, matched, failure)
@@ -327,10 +339,10 @@ def _claim_many(claim: _Claim) -> Plan[Taken]:
 def _taken_of(
     scan: Scan, seen: Sequence[Document], found: list[Document], *, is_certain: bool
 ) -> Taken:
-    """Return what was claimed of the candidates.
+    """Return the result of a claim of candidates.
 
-    After a skip, nothing is known about what lies before. A failed update may have stopped half
-    way.
+    After a skip, nothing is known about the messages before it. A failed update may have stopped
+    halfway.
     """
     if not is_certain:
         return Taken(found)
@@ -344,7 +356,7 @@ def _write_claims(claim: _Claim, ids: Sequence[Any]) -> Plan[tuple[int, Unavaila
     """Claim messages that are still free.
 
     Returns:
-        How many, and the error after which that is not known.
+        How many were claimed, and the error that leaves this number unknown, or None.
     """
     if not ids:
         return 0, None
@@ -369,7 +381,7 @@ def _write_claims(claim: _Claim, ids: Sequence[Any]) -> Plan[tuple[int, Unavaila
 def _read_claims(
     claim: _Claim, ids: Sequence[Any], matched: int, failure: Unavailable | None
 ) -> Plan[list[Document]]:
-    """Return what was claimed of these messages, as much as fits."""
+    """Return the messages that were claimed of these ids and that fit."""
     scan = claim.scan
     mine = {"_id": {"$in": ids}, "token": claim.token}
     if failure is None:
@@ -382,8 +394,8 @@ def _claim_each(claim: _Claim, wanted: int) -> Plan[list[Document]]:
     """Claim one by one after the server refused a claim or returned an unreadable document.
 
     The server cannot increment ``tries`` that are not a number, and it refuses a document that
-    would become too large. Such documents are buried on the way. If one update cannot claim any of
-    the messages, this only reads what is claimed already.
+    would become too large. Such documents are buried on the way. If each message needs its own
+    update, this only reads the messages that are already claimed.
     """
     scan = claim.scan
     terms, (order, index) = scan.terms, scan.ordering
@@ -394,7 +406,7 @@ def _claim_each(claim: _Claim, wanted: int) -> Plan[list[Document]]:
         free = yield from Find(scan.match, {"_id": 1}, sort=order, limit=rest, hint=index)
         for each in free:
             try:
-                yield from scan.alone(claim.update).claim(each["_id"], claim.limit_s)
+                yield from scan.one_by_one(claim.update).claim(each["_id"], claim.limit_s)
             except TimeLimitReached:
                 if claim.limit_s is None:
                     raise  # else it may be locked, and the next claim finds out

@@ -1,8 +1,8 @@
 """Extending leases: ``Queue.extend``, and the renewals of a client's renewer.
 
-An extension may be repeated: it only writes a later end of the lease. So many leases share one
-command, and a command that times out is divided and sent again, until the messages that something
-locks are alone. Such a message costs the rest no lease.
+An extension may be repeated: it only writes a later end of the lease. Therefore one command extends
+many leases. If it times out, it is split and sent again until each locked message is alone. A
+locked message then costs no other message its lease.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from pyqueue.requests import Find, Plan, ServerTime, Update
 #: The most leases that one command extends. An update of 1000 messages with a token each takes the
 #: server 50 times as long as one of 100.
 MAX_GROUP: Final = 100
-#: A group that timed out is divided into this many. So 100 messages take two divisions, and a
-#: locked one costs the rest three time limits at most.
+#: How many parts a timed-out group is divided into. So 100 messages take two divisions, and a
+#: locked message costs the other messages up to three time limits.
 _PARTS: Final = 10
-#: How long ``extend`` waits for one message of several at most, in seconds.
+#: The least time limit of the last try for one message of several in ``extend``, in seconds.
 LAST_TRY_S: Final = 2.0
 
 
@@ -94,7 +94,7 @@ def _extend(held: Held, how: Extension) -> Plan[Failures]:
 
 
 def extend_documents(held: Held, how: Extension) -> Plan[Failures]:
-    """Extend leases of messages that are documents, in groups. Return those that failed."""
+    """Extend leases of messages that are documents, in groups. Return the failures."""
     failures: Failures = []
     groups = deque(_groups(held, how.lease_s))
     trouble: Unavailable | None = None
@@ -130,9 +130,9 @@ def _limits(group: Held, budget_s: float, *, w1: bool) -> _Limits:
     """Return the time limits of one command, in seconds.
 
     They are long enough for a slow link. Three commands, one after the other, fit into the budget.
-    The driver sends no command whose limit is shorter than a round trip, as it last measured them
-    when the machine was busy. So the server keeps the limit of a renewal. It can keep none if the
-    command also waits for other members; then the last try of a message has longer.
+    The driver sends no command whose limit is shorter than the round trip that it last measured,
+    perhaps on a busy machine. So the server enforces the limit of a renewal. It cannot enforce a
+    limit if the command also waits for other members; then the last try of a message has longer.
     """
     limit_s = min(max(min(each.lease for each in group) / 8, 0.5), budget_s / 4)
     if w1:

@@ -27,7 +27,7 @@ Failures = list[tuple[Reservation[Any], QueueError]]
 class Failure(NamedTuple):
     """Why messages go back, or to the dead-letter queue."""
 
-    #: What the messages store as their error; None: what they have.
+    #: The error that the messages store; None: they keep their current error.
     error: Mapping[str, Any] | None
     #: How long they wait for another try, in seconds; None: as the backoff says.
     delay_s: float | None = None
@@ -45,7 +45,7 @@ class Move(NamedTuple):
     #: Seconds until a message can be received there; in place of it, the instant.
     delay: float | timedelta | None = None
     at: datetime | None = None
-    #: The priority and the group in the target; None: those that a message has.
+    #: The priority and the group in the target; None: a message keeps its own.
     priority: int | None = None
     group: str | None = None
     #: Further update operators, on parts of the payload.
@@ -69,15 +69,15 @@ class Form(Protocol[R]):
     """How the reservations of one class are settled."""
 
     def refuse(self, held: Sequence[R], argument: str) -> None:
-        """Refuse what messages of this form cannot store: "payload", "update" or "reservation"."""
+        """Refuse an argument if this form cannot store it: "payload", "update", "reservation"."""
 
     def commit(
         self, terms: QueueTerms, held: Sequence[R], value: Any, session: object
     ) -> Plan[None]:
-        """Finish messages. ``value``: what the history keeps as their payload, or UNCHANGED."""
+        """Finish messages. ``value`` is their payload in the history, or UNCHANGED."""
 
     def roll_back(self, terms: QueueTerms, held: Sequence[R], failure: Failure) -> Plan[None]:
-        """Give messages back for another try, and bury those that had their last try."""
+        """Give messages back for another try, and bury messages that had their last try."""
 
     def release(self, terms: QueueTerms, held: Sequence[R]) -> Plan[None]:
         """Give messages back unprocessed."""
@@ -93,10 +93,10 @@ class Form(Protocol[R]):
     def hand_over(
         self, terms: QueueTerms, held: R, copies: Sequence[Document]
     ) -> Plan[tuple[Handover, Result]]:
-        """Finish a message, and let documents begin in its place. Return how it went, too."""
+        """Finish a message, and publish documents in its place. Return handover and result."""
 
     def extend(self, held: Sequence[R], how: Extension) -> Plan[Failures]:
-        """Extend leases. Return those that failed."""
+        """Extend leases. Return the failures."""
 
 
 _forms: dict[type, Form[Any]] = {}
@@ -105,7 +105,7 @@ _forms: dict[type, Form[Any]] = {}
 def register(reservation: type[R], form: Form[R]) -> None:
     """Say how the reservations of a class are settled."""
     _forms[reservation] = form
-    # In this order calls are carried out: subclasses come first, whenever they are imported.
+    # Calls run in this order: subclasses come first, whatever the order of imports.
     some = sorted(_forms.items(), key=lambda each: len(each[0].__mro__), reverse=True)
     _forms.clear()
     _forms.update(some)
@@ -145,11 +145,11 @@ def settle(held: Held, settled: Callable[[Form[Any], Held], Plan[None]]) -> Plan
 def each_part(*parts: tuple[Plan[None], Held]) -> Plan[None]:
     """Run plans that settle parts of a call, one after the other.
 
-    A lost lease and an unknown outcome do not stop the plans that follow. In the end, one error
-    tells of all of them. Any other error is raised at once, and the plans that follow do not run.
+    A lost lease or an unknown outcome does not stop the plans that follow. At the end, one error
+    reports all of them. Any other error is raised at once, and the plans that follow do not run.
 
     Args:
-        parts: the plans, each with what it settles.
+        parts: the plans, each with the reservations that it settles.
     """
     lost: list[LeaseLost] = []
     unknown: list[Id] = []

@@ -1,4 +1,4 @@
-"""Giving back what was received for a caller that was cancelled, or that was too much for it."""
+"""Giving back messages whose caller was cancelled, or that exceed the caller's limits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyqueue.requests import Document, Plan, ServerTime, Signal, UpdateEach
 
 
 def undo_reserve(queue: str, kind: Kind, claimed: Sequence[Claimed]) -> Plan[None]:
-    """Give back what was reserved for a cancelled caller: the same place, the try not counted."""
+    """Give back the messages of a cancelled caller: to the same place, the try not counted."""
     yield from give_back(queue, kind, [document for document, _ in claimed])
 
 
@@ -22,7 +22,7 @@ def give_back(
 ) -> Plan[None]:
     """Give back claimed messages. ``counted``: whether their claim counted a try.
 
-    One whose ``due`` is invalid goes first. Its ``when`` is no place: it is the end of the lease.
+    A message with an invalid ``due`` goes first. Its ``when`` is the end of the lease, not a place.
     """
     now = yield from ServerTime()
     stored = [document.get("due") for document in documents]

@@ -1,21 +1,21 @@
-"""Handover: one document ends or shrinks, and others begin, without a transaction.
+"""Handover: one document ends or shrinks, and new documents enter queues, without a transaction.
 
 A process that is killed inside a transaction leaves its message locked for up to a minute. A
 handover locks nothing:
 
 1. Insert the new documents hidden, at majority. They are *copies*, and no queue has them yet.
-2. Decide, by one update of the *source* at majority, which only its holder can do. It lists the
-   copies in the source. If the whole source ends, the same update takes it out of its queue.
-3. Show the copies. Then take them off the list of the source, or end the source.
+2. Decide: update the *source* at majority, which only its holder can do. The update lists the
+   copies in the source. If the whole source ends, it also takes the source out of its queue.
+3. Publish the copies. Then remove them from the list of the source, or end the source.
 
-Any process can show what was decided, again and again: the holder does it at once, a claim of the
-source does it first, and ``recovering`` does it after a crash. A copy carries the token of the
-claim that made it, and is shown only under the token that the source lists. So a process that is a
-day late shows nothing twice. A copy that is not listed is deleted when it is a day old and its
+Any process can publish decided copies, any number of times: the holder does it at once, a claim of
+the source does it first, and ``recovering`` does it after a crash. A copy carries the token of the
+claim that made it, and is published only under the token that the source lists. So a process that
+is a day late publishes nothing twice. An unlisted copy is deleted when it is a day old and its
 source has another token by then, because nothing can list it any more.
 
-Copies may have ids that are made from the source, and any document may have taken such an id.
-``overwrite`` alone judges what that means.
+Copies may have ids derived from the source, and any document may have taken such an id.
+``overwrite`` alone decides how to treat that document.
 """
 
 from __future__ import annotations
@@ -64,23 +64,23 @@ log = logging.getLogger("pyqueue")
 
 Name = TypeVar("Name", bound=Hashable)
 
-#: What was decided or copied less than this ago is left to its process.
+#: A handover that was decided or copied less than this ago is left to its process.
 GRACE: Final = timedelta(seconds=5)
-#: How large a copy is taken to be when calls share commands.
+#: The assumed size of a copy when calls share commands.
 _TYPICAL_BYTES: Final = 1024
-#: How often copies are written against concurrent changes of copies with the same ids.
+#: How often copies are written while other processes change copies with the same ids.
 _TRIES: Final = 5
-#: An update that changes nothing. At majority it waits until all that it has seen is durable.
+#: An update that changes nothing. At majority it waits until everything it has seen is durable.
 NOTHING: Final[UpdateDocument] = {"$unset": {MARK: ""}}
 
-#: "done": the copies are shown. "lost": the source was not held, and nothing was decided.
-#: "unknown": it is not held, and the copies are not hidden any more. If their ids were new, this
-#: call repeated one that was done. Else another holder may have handed them over.
+#: "done": the copies are published. "lost": the source was not held, and nothing was decided.
+#: "unknown": the source is not held, and the copies are no longer hidden. If their ids were new,
+#: this call repeated a completed call. Otherwise another holder may have handed them over.
 Result = Literal["done", "lost", "unknown"]
 
 
 class Handover(NamedTuple):
-    """What a holder hands over."""
+    """The documents that a holder hands over."""
 
     #: The queue of the source.
     queue: str
@@ -88,10 +88,10 @@ class Handover(NamedTuple):
     source: object
     #: The token of the claim that holds it.
     token: str
-    #: What begins: complete documents, whose ``q`` names the queue that each enters.
+    #: The new, complete documents. The ``q`` of each names the queue that it enters.
     copies: Sequence[Document]
-    #: Tells calls apart that hand over the same documents, each in its own way. None: there is one
-    #: way, and a call that is repeated makes equal copies.
+    #: Distinguishes calls that hand over the same documents in different ways. None: there is one
+    #: way, and a repeated call makes equal copies.
     call: str | None = None
 
     @property
@@ -106,7 +106,7 @@ class Handover(NamedTuple):
 
     @property
     def entry(self) -> Document:
-        """What the source lists once this is decided."""
+        """The entry in the source's list once this is decided."""
         return {"h": self.token, "ids": self.ids}
 
 
@@ -114,9 +114,9 @@ def hand_over(handover: Handover, match: Filter, update: UpdateDocument) -> Plan
     """Let documents leave a source that stays.
 
     Args:
-        handover: what begins. Its queues have records, and each copy can be stored.
-        match: the filter of the source while the holder holds what it hands over.
-        update: takes that out of the source.
+        handover: the handover. Its queues have records, and each copy can be stored.
+        match: the filter of the source while the holder holds the messages to hand over.
+        update: removes those messages from the source.
 
     Returns:
         How it went. If it is unavailable, call it again with the same token and ids.
@@ -133,10 +133,10 @@ def hand_over(handover: Handover, match: Filter, update: UpdateDocument) -> Plan
 def hand_over_whole(
     handover: Handover, match: Filter, kind: Kind, finishing: SettlementUpdate = None
 ) -> Plan[Result]:
-    """End a source, and let documents begin. Concurrent calls of a client share commands.
+    """End a source, and publish its copies. Concurrent calls of a client share commands.
 
     Args:
-        handover: what begins. Its queues have records, and each copy can be stored.
+        handover: the handover. Its queues have records, and each copy can be stored.
         match: the filter of the source while the holder holds all of it.
         kind: the kind of its queue.
         finishing: the update that finishes it; None: it is deleted.
@@ -151,7 +151,7 @@ def hand_over_whole(
     if finishing is not None:
         ended["put"] = finishing["$set"]
         update = {name: each for name, each in finishing.items() if name != "$set"}
-    # A former holder matches the token, so it must go, also if the history keeps one.
+    # A former holder would match the token, so it must go, even if the history keeps a token.
     gone = {**update.pop("$unset", {}), **unset(*kind.held_fields)}
     put = {"q": handover.hidden, "when": FIRST, ENDED: ended}
     update |= {"$set": put, "$unset": gone, "$push": {HANDED: handover.entry}}
@@ -172,7 +172,7 @@ class _Call(NamedTuple):
 
     @property
     def decided(self) -> Document:
-        """What the source says of it after the decision."""
+        """The fields of the source after the decision."""
         source = {"_id": self.handover.source, HANDED: [self.handover.entry]}
         return {**source, **self.decision.get("$set", {})}
 
@@ -209,7 +209,7 @@ def _hand_over(calls: Sequence[_Call], *, half_time: bool = False) -> Plan[list[
 
 
 def _publish(calls: Sequence[_Call], copies: Sequence[Document], began: datetime) -> Plan[Result]:
-    """Show the copies of calls that were decided, and end their sources."""
+    """Publish the copies of decided calls, and end their sources."""
     if (yield from _show(copies)) < len(copies):
         decided = min([began, *(call.ended_at for call in calls if call.ended_at is not None)])
         if (yield from ServerTime()) - decided < GRACE:
@@ -244,11 +244,11 @@ def _update_each(
 
 
 def _report_missing(queue: str, copies: Sequence[Document]) -> Plan[None]:
-    """Log which copies cannot be shown. It is too early for others to have shown them."""
+    """Log copies that cannot be published. It is too early for other processes to have done it."""
     ids = [each["_id"] for each in copies]
     tokens, calls = set(map(token_of, copies)), set(map(call_of, copies))
     found = yield from Find({"_id": {"$in": ids}}, {MARK: 1, "q": 1, "when": 1})
-    # Another call of the same holder, which has replaced some, shows them.
+    # Another call of the same holder has replaced some copies, and publishes its own.
     there = [
         each["_id"]
         for each in found
@@ -261,7 +261,7 @@ def _report_missing(queue: str, copies: Sequence[Document]) -> Plan[None]:
 
 
 def _resolve(handover: Handover) -> Plan[Result]:
-    """Find out what became of a decision. It may be that of an earlier call."""
+    """Find out the outcome of a decision, which an earlier call may have made."""
     ids = handover.ids
     listing = {"$elemMatch": {"h": handover.token, "ids": {"$all": ids}}}
     match = {"_id": handover.source, HANDED: listing}
@@ -275,7 +275,7 @@ def _resolve(handover: Handover) -> Plan[Result]:
         return "lost" if mine < len(stored) or mine == len(ids) else "unknown"
     own = [*map(call_of, stored)].count(handover.call)
     if not own:
-        return "lost" if stored else "unknown"  # the other call shows its copies
+        return "lost" if stored else "unknown"  # the other call publishes its copies
     yield from finish_decided(decided)
     return "done" if own == len(stored) else "unknown"
 
@@ -300,8 +300,8 @@ def _hidden(handover: Handover, now: datetime) -> list[Document]:
 def _copy(calls: Sequence[_Call], hidden: Sequence[Sequence[Document]]) -> Plan[list[bool]]:
     """Insert copies. Return for each call whether its source may still be held.
 
-    A call that is repeated finds its own copies. Ids that are made from the source may also belong
-    to copies of former holders, who died before they decided.
+    A repeated call finds its own copies. Ids derived from the source may also belong to copies of
+    former holders, who died before they decided.
     """
     places = [(place, copy) for place, copies in enumerate(hidden) for copy in copies]
     taken: dict[int, list[Document]] = {}
@@ -315,7 +315,7 @@ def _copy(calls: Sequence[_Call], hidden: Sequence[Sequence[Document]]) -> Plan[
 
 
 def _insert(documents: Sequence[Document]) -> Plan[list[int]]:
-    """Insert documents. Return the places of those whose ids are taken."""
+    """Insert documents. Return the places of documents whose ids are taken."""
     failures = yield from Insert([encode(each) for each in documents], majority=True)
     for failure in failures:
         if failure.field != "_id":
@@ -326,15 +326,15 @@ def _insert(documents: Sequence[Document]) -> Plan[list[int]]:
 def overwrite(documents: Sequence[Document], fence: Filter | None) -> Plan[bool]:
     """Store documents whose ids are taken, in place of hidden copies that have these ids.
 
-    A taken id does not say that this was done before; the fence says so. If the fence matches after
-    the stored documents were read, what the new ones have to say is not decided, and no former
-    holder can decide it any more, whatever a fail-over undoes. So hidden copies may go, in whatever
-    queue their holder died. Any other document is of another message, and stays.
+    A taken id does not tell whether this was done before; the fence does. If the fence matches
+    after the stored documents were read, the new documents are undecided, and no former holder can
+    decide its copies any more, even after a fail-over. So hidden copies may be replaced, whatever
+    queue their holder died in. Any other document belongs to another message, and stays.
 
     Args:
-        documents: what to store.
-        fence: the filter of the source while the holder holds it; None: only this process has what
-            it stores.
+        documents: the documents to store.
+        fence: the filter of the source while the holder holds it; None: only this process has the
+            documents.
 
     Returns:
         Whether the fence matched.
@@ -358,9 +358,9 @@ def overwrite(documents: Sequence[Document], fence: Filter | None) -> Plan[bool]
 def _overwrite_copies(
     documents: Sequence[Document], stored: Mapping[object, Document]
 ) -> Plan[list[Document]]:
-    """Write documents over the copies that were read. Return those to be written again.
+    """Write documents over the copies that were read. Return the documents to write again.
 
-    ``stored``: the copies, by id. One that was not found was deleted.
+    ``stored`` has the copies by id. A missing copy was deleted.
     """
     present = [each for each in documents if each["_id"] in stored]
     missing = [each for each in documents if each["_id"] not in stored]
@@ -380,12 +380,12 @@ def _replacing(old: Document, new: Document) -> tuple[Filter, UpdateDocument]:
 
 
 def _show(copies: Sequence[Document]) -> Plan[int]:
-    """Show hidden copies that were decided on. Return how many were hidden.
+    """Publish decided copies. Return how many were still hidden.
 
     It may run any number of times.
     """
     now = yield from ServerTime()
-    # What is scheduled for later keeps its instant.
+    # Messages scheduled for later keep their instant.
     raised = {"$max": {"when": now, "due": now}, "$unset": unset(MARK)}
     keyed = [each for each in copies if "key" in each[MARK]]
     rest = [each for each in copies if "key" not in each[MARK]]
@@ -432,7 +432,7 @@ def _by(
 
 
 def discard(handover: Handover) -> Plan[None]:
-    """Delete copies that were not decided on, if no other call has the same token and ids."""
+    """Delete undecided copies. Call it only if no other call has the same token and ids."""
     match = {"_id": {"$in": handover.ids}, "q": handover.hidden}
     yield from Delete({**match, TOKEN: handover.token}, many=True, w1=True)
 
@@ -441,17 +441,17 @@ def discard(handover: Handover) -> Plan[None]:
 
 
 def finish(document: Document) -> Plan[None]:
-    """Finish what a former holder of a source has decided. A claim of a source does this first."""
+    """Finish the handovers that a former holder decided. A claim of a source does this first."""
     if not document.get(HANDED):
         return
-    # A fail-over may undo what this document shows, unless a majority has it.
+    # A fail-over may undo the state of this document, unless a majority has it.
     stored = yield from FindAndModify({"_id": document["_id"]}, NOTHING, majority=True)
     if stored is not None:
         yield from finish_decided(stored)
 
 
 def finish_decided(source: Document) -> Plan[None]:
-    """Show what a source lists. ``source`` is as a majority stored it.
+    """Publish the copies that a source lists. ``source`` is as a majority stored it.
 
     The copies are found by id and token: a copy of another holder may have led here from the hidden
     documents of another queue.
@@ -466,7 +466,7 @@ def finish_decided(source: Document) -> Plan[None]:
 
 
 def _end(sources: Sequence[Document]) -> Plan[None]:
-    """Take what is shown off the lists of sources, or end them.
+    """Remove published copies from the lists of sources, or end the sources.
 
     If a fail-over undoes this, it is done again.
     """

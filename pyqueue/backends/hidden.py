@@ -1,6 +1,6 @@
-"""Hidden documents: the fields of the copies and sources of a handover, and what is one.
+"""Hidden documents: the fields of the copies and sources of a handover, and tests for both.
 
-``handover`` writes them, and everything that meets them asks here.
+``handover`` writes them. Every module that meets them uses the tests here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 from pyqueue.backends.transitions import HIDDEN
 from pyqueue.requests import Document, Filter
 
-#: The field of a source that lists what it has handed over and may not be shown yet:
+#: The field of a source that lists handed-over copies that may not be published yet:
 #: ``{h: token, ids: [...]}`` for each handover.
 HANDED: Final = "handed"
 #: The field of a copy while it is hidden: ``{to, source, token, key, call}``.
@@ -29,7 +29,7 @@ def token_of(copy: Document) -> str:
 
 
 def call_of(copy: Document) -> str | None:
-    """Return what tells the call that made a copy from other calls of the same holder."""
+    """Return the label that tells the call that made a copy from the holder's other calls."""
     call: str | None = copy[MARK].get("call")
     return call
 
@@ -48,7 +48,7 @@ def lists(source: Mapping[str, Any], copy: Document) -> bool:
 def is_copy(document: Mapping[str, Any]) -> bool:
     """Return whether a stored document is a hidden copy as this module writes it.
 
-    A source that has ended is hidden, too, and is no copy.
+    An ended source is hidden, too, but is not a copy.
     """
     mark, q = document.get(MARK), document.get("q")
     if not isinstance(mark, dict) or not isinstance(q, str) or ENDED in document:
@@ -68,7 +68,7 @@ def is_source(document: Mapping[str, Any]) -> bool:
 
 
 def _is_entry(entry: object) -> bool:
-    """Return whether this is how a source lists a handover."""
+    """Return whether this is a source's entry for a handover."""
     if not isinstance(entry, dict) or not isinstance(entry.get("h"), str):
         return False
     ids = entry.get("ids")
@@ -76,7 +76,7 @@ def _is_entry(entry: object) -> bool:
 
 
 def _is_end(ended: object) -> bool:
-    """Return whether this is how a source says that it has ended."""
+    """Return whether this is the mark of an ended source."""
     if not isinstance(ended, dict) or "token" not in ended:
         return False
     return isinstance(ended.get("at"), datetime) and isinstance(ended.get("put", {}), dict)

@@ -1,6 +1,6 @@
-"""The indexes of a namespace: those that all of its queues need, and those that only some need.
+"""The indexes of a namespace: the common indexes, and indexes that only some queues need.
 
-They are created when the first queue that needs them is used.
+Each is created when the first queue that needs it is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FORMER_INDEXES: Final = frozenset({"group"})
 
 
 def all_indexes() -> Mapping[str, IndexTerms]:
-    """Return the indexes of every namespace, and those that only some queues need."""
+    """Return the common indexes, and the indexes that only some queues need."""
     found = dict(INDEXES)
     for kind in kinds.known().values():
         found |= kind.needs(None)
@@ -27,7 +27,7 @@ def all_indexes() -> Mapping[str, IndexTerms]:
 
 
 def indexes_of(kind: object, shape: object) -> Mapping[str, IndexTerms]:
-    """Return the indexes that a queue needs besides those of every namespace."""
+    """Return the indexes that a queue needs besides the common indexes."""
     known = kinds.known().get(kind) if isinstance(kind, str) else None
     return {} if known is None else known.needs(shape if isinstance(shape, Mapping) else {})
 

@@ -1,4 +1,4 @@
-"""Writing new documents: what the unique indexes let in, and what they keep out."""
+"""Writing new documents, and finding out why the unique indexes reject some."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pyqueue.requests import (
     WriteFailure,
 )
 
-#: The ``q`` of what keeps a document out, and for how long: no insert arrives so late.
+#: The ``q`` of a placeholder that keeps a document out, and its lifetime: no insert is that late.
 _KEPT_OUT: Final = "~kept-out"
 _KEPT_OUT_FOR: Final = timedelta(days=1)
 
@@ -40,17 +40,17 @@ Pushed = tuple[str, datetime, RawBSONDocument]
 
 @dataclass(slots=True)
 class Written:
-    """What became of pushed documents."""
+    """The outcome of writing pushed documents."""
 
     #: The id of each, or None if it was kept out.
     ids: list[Id | None]
-    #: The positions of those whose chosen id belongs to a message that is or was in the queue.
+    #: The positions of documents whose chosen id belongs to a message that is or was in the queue.
     known: list[int] = field(default_factory=list)
-    #: The positions of those whose key was taken.
+    #: The positions of documents whose key was taken.
     key_taken: list[int] = field(default_factory=list)
     #: The ids that belong to messages that were never in this queue.
     foreign: list[Id] = field(default_factory=list)
-    #: The positions of those that were kept out by an id that is free by now.
+    #: The positions of documents that were kept out by an id that has become free since.
     free: list[int] = field(default_factory=list)
 
 
@@ -73,7 +73,7 @@ class Entries(NamedTuple):
 
 
 def write(entries: Entries) -> Plan[Written]:
-    """Write what the unique indexes let in."""
+    """Write the documents that the unique indexes accept."""
     if entries.session is None and len(entries.encoded) == 1:
         return (yield from _insert(entries))  # its batch signals
     chosen = entries.given or any("key" in document for document in entries.documents)
@@ -138,7 +138,7 @@ def _insert_once(entries: Entries) -> Plan[Written]:
 
 
 def _insert_with_callers(entry: Entries) -> Plan[list[WriteFailure]]:
-    """Insert one document, together with those of concurrent callers."""
+    """Insert one document, together with the documents of concurrent callers."""
     (document,), (raw,) = entry.documents, entry.encoded
     call: Coalesce[Pushed, WriteFailure | None]
     item = (entry.queue, document["when"], raw)
@@ -152,13 +152,13 @@ def _insert_with_callers(entry: Entries) -> Plan[list[WriteFailure]]:
 
 
 def _judge(entries: Entries, failures: Sequence[WriteFailure], written: Written) -> Plan[None]:
-    """Find out what kept documents out.
+    """Find out why documents were kept out.
 
     The server names one of two indexes. A repeated push with an id and a key is still one message.
     """
     refused: list[Id] = [entries.documents[failure.place]["_id"] for failure in failures]
     clashing = [id for id in refused if id in entries.given]
-    stored: dict[Id, bool] = {}
+    stored: dict[Id, bool] = {}  # False: in another queue
     if clashing:
         stored = yield from ids_of_this_queue(entries.queue, clashing, entries.session)
     for failure, id in zip(failures, refused, strict=True):
@@ -206,7 +206,7 @@ def _insert_each(items: Sequence[Pushed]) -> Plan[list[WriteFailure | None]]:
 def ids_of_this_queue(
     queue: str, ids: Sequence[Id], session: object = None
 ) -> Plan[dict[Id, bool]]:
-    """Return, for those of ``ids`` that are stored, whether the message is or was in this queue."""
+    """Return for each stored id whether its message is or was in this queue."""
     found = yield from find_usable({"_id": {"$in": list(ids)}}, {"q": 1, "trail": 1}, session)
     return {each["_id"]: was_in(queue, each) for each in found}
 

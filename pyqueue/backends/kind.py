@@ -1,4 +1,4 @@
-"""The protocol of what a kind of queue may override, and the table of the kinds.
+"""The protocol of a kind of queue, and the table of the kinds.
 
 A kind decides how messages enter a queue, which of them a claim may take and in which order, and
 how they leave. It has no state: the plans pass the name of the queue. ``standard.Standard`` is the
@@ -34,7 +34,7 @@ class Ordering(NamedTuple):
 
 
 class Kind(Protocol):
-    """What a kind may override. The plans use nothing else of it."""
+    """The members that a kind may override. The plans use nothing else of it."""
 
     @property
     def name(self) -> str:
@@ -84,21 +84,21 @@ class Kind(Protocol):
 
     @property
     def place_fields(self) -> tuple[str, ...]:
-        """The fields of the place of a message among those that it waits for, which a move may
-        keep."""
+        """The fields that hold a message's place among the messages that it waits for. A move may
+        keep them."""
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
         """Return its indexes by name, apart from the indexes of every namespace.
 
         Args:
-            shape: the stored options of the queue; None: whatever they are.
+            shape: the stored options of the queue; None: any options.
         """
 
     def prepare(self) -> Plan[None]:
-        """Write what a namespace needs before it has a first queue of this kind."""
+        """Write the documents that a namespace needs before its first queue of this kind."""
 
     def levels(self, priorities: Collection[int | None]) -> Sequence[int]:
-        """Return what the record lists before messages with these priorities enter.
+        """Return the levels that the record must list before messages with these priorities enter.
 
         Args:
             priorities: the priorities of the messages; None is the default. If there are no
@@ -126,35 +126,35 @@ class Kind(Protocol):
         """
 
     def next_ones(self, queue: str, now: datetime) -> Plan[Sequence[Find]]:
-        """Return the reads that together find what is ready, in the order of claims."""
+        """Return the reads that together find the ready messages, in the order of claims."""
 
     def claiming(self, update: UpdateFields) -> UpdateFields:
-        """Return the update of a claim, with what this kind adds to it."""
+        """Return the update of a claim, with the additions of this kind."""
 
     def ended(
         self, queue: str, ended: Sequence[Mapping[str, Any]], session: object = None
     ) -> Plan[None]:
-        """Let the messages go on that waited for messages whose claims have ended.
+        """Release the messages that waited for messages whose claims have ended.
 
-        It may run late, twice, or not at all; then the rest waits until a lease ends.
+        It may run late, twice, or not at all. If it never runs, they wait until a lease ends.
 
         Args:
             queue: the name of the queue.
-            ended: what is known of the stored messages, held or not: ``group``, ``lock``, ``slot``.
+            ended: known fields of the stored messages, held or not: ``group``, ``lock``, ``slot``.
             session: the session of the caller's transaction, or None.
         """
 
     def place_again(self, queue: str) -> Plan[Callable[[datetime], dict[str, Any]] | None]:
-        """Return what gives a message a new place when it waits for another try.
+        """Return the function that gives a message a new place when it waits for another try.
 
-        It is called with the instant at which the message comes back. None: messages keep their
+        The function takes the instant at which the message comes back. None: messages keep their
         places.
         """
 
     def packed_ids(
         self, queue: str, ids: Sequence[Id], session: object = None
     ) -> Plan[tuple[frozenset[Id], list[Id]]]:
-        """Find the chosen ids of messages that share a document, which no unique index keeps out.
+        """Find chosen ids of messages that share a document: no unique index rejects such ids.
 
         Args:
             queue: the name of the queue that they are to enter.
@@ -162,7 +162,7 @@ class Kind(Protocol):
             session: the session of the caller's transaction, or None.
 
         Returns:
-            The ids of messages that are or were in the queue, and those of messages that never
+            The ids of messages that are or were in the queue, and the ids of messages that never
             were.
         """
 
@@ -186,7 +186,7 @@ K = TypeVar("K", bound=Callable[[], Kind])
 
 _kinds: dict[str, Kind] = {}
 
-#: What to do instead, by what a kind does not offer.
+#: The remedy in the error text, by the capability that a kind does not offer.
 _REMEDIES: Final = {
     "pop": ": reserve messages, and commit them",
     "claim": ": reserve messages with reserve_many()",
@@ -227,13 +227,13 @@ def lookup(name: object) -> Kind:
 
 
 def require(kind: Kind, queue: str, capability: str, argument: str | None = None) -> None:
-    """Refuse what a kind does not offer.
+    """Refuse a capability that a kind does not offer.
 
     Args:
         kind: the kind of the queue.
         queue: the name of the queue.
-        capability: what is needed of it.
-        argument: how the caller knows it, if by another name.
+        capability: the capability that the caller needs.
+        argument: the name by which the caller knows it, if another.
 
     Raises:
         ConfigurationError: the kind does not offer it.
@@ -273,13 +273,13 @@ def require_limit(kind: Kind, queue: str, limit: Limit) -> None:
 
 
 def refuse_packs(kind: Kind, queue: str, argument: str, remedy: str) -> None:
-    """Refuse what cannot be done to messages that share documents.
+    """Refuse an operation that is impossible for messages that share documents.
 
     Args:
         kind: the kind of the queue.
         queue: the name of the queue.
-        argument: what the caller asked for.
-        remedy: what to do instead.
+        argument: the operation or argument that the caller gave.
+        remedy: the alternative.
 
     Raises:
         ConfigurationError: messages of the queue may share documents.

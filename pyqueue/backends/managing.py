@@ -1,4 +1,4 @@
-"""Manage: what anyone may do to the messages of a queue that are not held."""
+"""Manage: operations on a queue that need no reservation."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ _REDRIVE_FIELDS: Final = {
     **dict.fromkeys(("when", "dead", "key", "last_key", "token", "trail", "priority"), 1),
     **dict.fromkeys(("group", "lock", "last_group"), 1),
 }
-#: The time limits of the deletes of a purge. A transaction that holds a message delays the purge by
-#: the first one, and each further one by half of it, down to the last one.
+#: The longest and the shortest time limit of the deletes of a purge. Each delete that a transaction
+#: stops from making progress halves the limit of the next.
 _PURGE_TIMEOUT_S: Final = 1.0
 _LEAST_PURGE_TIMEOUT_S: Final = 0.05
 
@@ -44,7 +44,7 @@ _LEAST_PURGE_TIMEOUT_S: Final = 0.05
 def redrive(queue: str, kind: Kind, limit: int | None) -> Plan[int]:
     """Send dead messages back to the queues that they came from. Return how many.
 
-    It works in pages, in scan order. What has no way home is passed over.
+    It works in pages, in scan order. Messages without a valid origin are skipped.
 
     Raises:
         Unavailable: the server did not answer. The text has the number of moved messages.
@@ -132,7 +132,7 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
 def reprioritize(queue: str, kind: Kind, id: Id, priority: int) -> Plan[bool]:
     """Give a live message another priority. Return whether there was one.
 
-    What is held keeps its lease, and has the new priority if it comes back.
+    A held message keeps its lease, and has the new priority if it comes back.
     """
     level = arguments.priority(priority)
     require(kind, queue, "priority")
@@ -206,20 +206,20 @@ def _purged(queue: str, ids: Sequence[object], now: datetime) -> Filter:
 def _delete_each(
     queue: str, ids: Sequence[object], now: datetime, most: int
 ) -> Plan[tuple[int, list[object]]]:
-    """Delete those of ``ids`` that are not held under a lease.
+    """Delete the messages with these ids, unless they are held under a lease.
 
     The server deletes in order and waits at a message that a transaction holds. A read does not
-    wait, and shows how far the delete came. If it did not come on, pass over the first message,
-    then over twice as many each time, up to ``most``.
+    wait, and shows how far the delete came. If it made no progress, skip the first message, and
+    double the number of skipped messages each time, up to ``most``.
 
     Returns:
-        How many were deleted, and the ids that were passed over.
+        How many were deleted, and the ids that were skipped.
     """
     rest = sorted(ids, key=lambda id: (isinstance(id, ObjectId), str(id)))
     passed: list[object] = []
     deleted, skip, limit_s = 0, 1, _PURGE_TIMEOUT_S
     while True:
-        # A delete of nothing waits until all earlier ones are durable.
+        # A delete of nothing waits until all earlier deletes are durable.
         time_s = limit_s if rest else None
         try:
             match = _purged(queue, rest, now)
@@ -275,5 +275,5 @@ def pause(queue: str, kind: Kind, options: Options, value: bool) -> Plan[None]:
 
 
 def notify(queue: str) -> Plan[None]:
-    """Wake waiting consumers, and have them look for old messages, too."""
+    """Wake waiting consumers, and have them scan for old messages, too."""
     yield from Signal(queue, None)

@@ -80,7 +80,7 @@ def move(
             form.refuse(some, "update")
     priority, group = options.get("priority"), options.get("group")
     target = yield from _entered(to, held, priority, group)
-    how = Move(target, labels, key, delay, None, priority, group, edits)
+    how = Move(target, labels, key, delay, priority=priority, group=group, edits=edits)
 
     def settled(form: Form[Any], some: Held) -> Plan[None]:
         return form.move(terms, [(each, values[id(each)]) for each in some], how, session)
@@ -91,7 +91,7 @@ def move(
 def move_documents(
     terms: QueueTerms, pairs: Sequence[tuple[Reservation[Any], Any]], move: Move, session: object
 ) -> Plan[None]:
-    """Move messages that are documents. Those that change nothing but the queue share commands."""
+    """Move messages that are documents. Moves that change only the queue share commands."""
     same: Hashable = ("move", id(move))
     settlements = []
     for held, value in pairs:
@@ -124,7 +124,7 @@ def _check_key(key: str | None, held: Sequence[Reservation[Any]]) -> None:
 
 
 def refuse_taken(target: Target, key: str | None, session: object) -> Plan[None]:
-    """Refuse a key that is taken before anything is written."""
+    """Refuse a taken key before anything is written."""
     match = {"q": target.queue, "key": key}
     if key is not None and (yield from Find(match, {"_id": 1}, limit=1, session=session)):
         raise _key_taken(target, key)
@@ -190,7 +190,7 @@ def move_settlement(
             update[operator] = {**update.get(operator, {}), **fields}
         return update
 
-    # The update of each group is another one.
+    # Each group needs its own update.
     alone = None if name is None else ("group", name)
     return Settlement(held, build, alone, kind)
 
@@ -200,9 +200,8 @@ def move_each(
 ) -> Plan[list[tuple[Reservation[Any], SettlementResult]]]:
     """Move messages, each with its payload, headers, key and instant, in one atomic update each.
 
-    A payload may be UNCHANGED. Headers are merged into those of the message. Without a key, a
-    message leaves its key behind. Messages of which nothing changes, and which become ready at
-    once, share commands.
+    A payload may be UNCHANGED. Headers are merged into the headers of the message. Without a key, a
+    message leaves its key behind. Unchanged messages that become ready at once share commands.
 
     Returns:
         Each reservation, and how its move went.
@@ -217,7 +216,7 @@ def move_each(
         key = None if new.key is None else arguments.key(new.key)
         value = _stored(target.codec, new.payload)
         at = new.at if new.at is not None and new.at > now else None
-        how = Move(target, labels, key, new.delay, at, new.priority, new.group)
+        how = Move(target, labels, key, new.delay, at, priority=new.priority, group=new.group)
         settlement = move_settlement(terms, held, value, how)
         changed = value is not UNCHANGED or key is not None or labels
         shared = not changed and at is None and new.delay is None and settlement.group is None

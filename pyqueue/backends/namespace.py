@@ -1,4 +1,4 @@
-"""What the queues of a namespace share: the indexes, and the record of each queue.
+"""The common indexes of a namespace, and the record of each queue.
 
 The record of a queue is one more document of the collection. It lists the queue and stores its
 pause flag. Its kind and version let a later release add kinds that this one refuses instead of
@@ -78,14 +78,14 @@ STREAM_SHAPE: Final[Mapping[str, object]] = {"retention": 7 * 86400.0}
 
 #: The range of the ids of records.
 RECORD_IDS: Final[Mapping[str, str]] = {"$gte": record_id(""), "$lt": "~queue;"}
-#: The ``q`` of the records of deleted queues. A record stays so long that every process that uses
-#: the queue meets it, and makes it live again with its kind.
+#: The ``q`` of the records of deleted queues. A record stays long enough for every process that
+#: uses the queue to meet it, and to make it live again with its kind.
 _DELETED: Final = "~deleted"
 _DELETED_FOR: Final = timedelta(hours=1)
-#: After so long, the record of a deleted queue counts as missing, so that the name may get another
-#: kind: a producer may take it as known for 30 s, and then send a command for 30 s.
+#: After this time, the record of a deleted queue counts as missing, so that the name may get
+#: another kind: a producer may take it as known for 30 s, and then send a command for 30 s.
 _FORGOTTEN_AFTER: Final = timedelta(minutes=2)
-#: What a consumer reads of a record from time to time.
+#: The fields of a record that a consumer reads from time to time.
 _FLAGS: Final[Mapping[str, object]] = {
     "paused": 1,
     "deleted": 1,
@@ -98,7 +98,7 @@ _MARKS: Final[Mapping[str, str]] = {"deleted": "", "processed": "", "expires": "
 
 
 class QueueRecord(NamedTuple):
-    """What a client remembers of the record of a queue."""
+    """The part of a queue's record that a client remembers."""
 
     kind: str
     shape: Mapping[str, object]
@@ -123,9 +123,10 @@ def read_or_create_record(
     agreed: bool = False,
     by: str = "",
 ) -> Plan[QueueRecord]:
-    """Return what the record of a queue says; create the record if it is missing.
+    """Return the content of the record of a queue; create the record if it is missing.
 
-    What the request names and no program has named is named now: the kind, options of its shape.
+    If the request names a kind or shape options that no program has named, the record names them
+    now.
 
     Args:
         request: the request. The record lists its levels before any message has them.
@@ -152,7 +153,9 @@ def read_or_create_record(
         known = listed_levels(record.get("levels"))
         if kind != request.kind:
             live, compared = "deleted" not in record, request.kind is not None
-            return QueueRecord(kind, shared.shape, frozenset(known), is_open, live, compared)
+            return QueueRecord(
+                kind, shared.shape, frozenset(known), is_open, live, compared=compared
+            )
         named = {} if agreed else shared.unnamed(request.shape)
         if not named:
             break
@@ -204,7 +207,7 @@ def _find_or_create(
 
 
 def _show_options(queue: str, seen: object, options: Mapping[str, Any]) -> Plan[None]:
-    """Store the options that the caller gave, and warn if other ones were stored."""
+    """Store the options that the caller gave, and warn if other values were stored."""
     if not isinstance(seen, Mapping):
         yield from Update({"_id": record_id(queue)}, {"$set": {"options": dict(options)}})
         return
@@ -253,7 +256,7 @@ def readable_kind(queue: str, record: Document | Mapping[str, object]) -> str:
 
 
 def bury_record(queue: str) -> Plan[None]:
-    """Mark a record as that of a deleted queue. The server removes it later."""
+    """Mark the record of a queue as deleted. The server removes it later."""
     now = yield from ServerTime()
     deleted = {"q": _DELETED, "deleted": now, "processed": now, "expires": now + _DELETED_FOR}
     match = {"_id": record_id(queue), "deleted": {"$exists": False}}
@@ -263,7 +266,7 @@ def bury_record(queue: str) -> Plan[None]:
 def _is_past(queue: str, record: Mapping[str, Any]) -> Plan[bool]:
     """Return whether a record counts as missing: a queue that was deleted a while ago.
 
-    The record of a stream counts until the server removes it, since its positions go on.
+    The record of a stream counts until the server removes it, since its positions continue.
     """
     deleted = record.get("deleted")
     if not isinstance(deleted, datetime) or record.get("kind") == STREAM:
@@ -305,7 +308,8 @@ def ensure(
         queue: the name of the queue.
         kind: its kind.
         options: the options of the Queue object; None: there is none.
-        priorities: those of the messages that enter, if the kind has priorities; None: the default.
+        priorities: the priorities of the messages that enter, for a kind with priorities; None is
+            the default.
         receives: whether the caller receives. That names the kind, even if the object does not.
 
     Raises:
@@ -317,7 +321,7 @@ def ensure(
     guessed = name == GUESSED_KIND and not (receives or (options and options.names_kind))
     shown = None if options is None else partial(options.shown, queue)
     shape = {} if options is None else options.shape
-    stored = yield from EnsureQueue(queue, name, shown, shape, levels, guessed)
+    stored = yield from EnsureQueue(queue, name, shown, shape, levels, guessed=guessed)
     if stored != name:
         yield from refuse_kind(queue, kind, stored)
 
@@ -408,7 +412,9 @@ def target_kind(queue: str, name: str) -> Kind:
 def dead_letter_target(
     queue: str, kind: Kind, dead_letter: str, priorities: Collection[int | None] = ()
 ) -> Plan[Target]:
-    """Return the dead-letter queue of a queue. ``priorities`` are those of what is buried.
+    """Return the dead-letter queue of a queue.
+
+    ``priorities``: the priorities of the messages to bury.
 
     Raises:
         ConfigurationError: the kind of the queue offers no dead-letter queue.
@@ -423,7 +429,7 @@ def paused(queue: str) -> Plan[bool]:
 
 
 def flags(queue: str) -> Plan[Document]:
-    """Return what consumers follow in the record of a queue; empty if there is no record."""
+    """Return the fields that consumers follow in a queue's record; empty if there is no record."""
     found = yield from Find({"_id": record_id(queue)}, _FLAGS, limit=1)
     return found[0] if found else {}
 

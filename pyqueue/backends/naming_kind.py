@@ -2,8 +2,8 @@
 
 A message that is moved to a queue by name, or buried, or pushed by an object without a kind, makes
 the record of a new queue. Such a record is ``open``: it counts as a standard queue, and the first
-program that names a kind makes it one of that kind. What is in the queue by then is an ordinary
-message in every kind.
+program that names a kind gives it that kind. The messages in the queue by then are ordinary
+messages in every kind.
 
 Nothing is claimed from an open queue, since a program that receives names the kind. So a claim
 meets no pack that it takes for a message.
@@ -27,7 +27,7 @@ SHAPED_VERSION: Final = 2
 
 
 def name_kind(queue: str, record: Mapping[str, Any], kind: Kind) -> Plan[None]:
-    """Make an open queue one of a kind, unless another program changes its record first.
+    """Give an open queue its kind, unless another program changes its record first.
 
     Args:
         queue: the name of the queue.
@@ -44,7 +44,7 @@ def name_kind(queue: str, record: Mapping[str, Any], kind: Kind) -> Plan[None]:
     if kind.shape:
         stored = shape if isinstance(shape, Mapping) else {}
         put |= {"shape": {**kind.shape, **stored}, "v": SHAPED_VERSION}
-    # Messages keep the priority that they had elsewhere. Some of any may be on their way.
+    # Messages keep the priority that they had elsewhere, and any priority may be on its way.
     if levels := kind.levels(range(HIGHEST_PRIORITY + 1)):
         put["levels"] = list(levels)
     yield from kind.prepare()

@@ -15,7 +15,7 @@ from pyqueue.requests import Request
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What one Queue object does with the messages that it handles. Durations are in seconds."""
+    """How one Queue object handles its messages. Durations are in seconds."""
 
     lease: float = 60
     max_tries: int | None = 20
@@ -23,7 +23,7 @@ class Options:
     history: float | None = None
     backoff: Backoff = field(default_factory=Backoff)
     poll: float = 15
-    #: What the caller gave of the options that all users of the queue must agree on.
+    #: The caller's values of the options that all users of the queue must agree on.
     shape: Mapping[str, object] = field(default_factory=dict)
     #: Whether the caller named the kind of the queue.
     names_kind: bool = True
@@ -34,7 +34,7 @@ class Options:
         return {name: getattr(self, name) for name in names}
 
     def shown(self, queue: str) -> dict[str, object]:
-        """Return what the queue's record shows to people: the options that are not the default."""
+        """Return the options that the queue's record shows to people: the non-default options."""
         default = Options(dead_letter=f"{queue}.dead").listed()
         return {name: value for name, value in self.listed().items() if value != default[name]}
 

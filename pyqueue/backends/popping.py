@@ -1,7 +1,8 @@
 """Pop: receive messages and finish them before the call returns.
 
 A pop of one message without a model and without history is a bare delete. Every other pop claims
-the messages, checks them and finishes them, so that it never loses what it could not deliver.
+the messages, checks them and finishes them, so that it never loses a message that it could not
+deliver.
 """
 
 from __future__ import annotations
@@ -47,12 +48,13 @@ from pyqueue.requests import (
 def _pop_for_callers(
     how: Reception, state: ScanState, limits: list[Limits]
 ) -> Plan[list[list[Claimed]]]:
-    """Pop once for several callers, and for those that come meanwhile; split the result."""
+    """Pop once for several callers, late callers included; split the result."""
     shares: list[list[Claimed]] = [[]]
     if how.bare and wanted_by(limits) == 1 and not is_stopped(how, ()):
         now = yield from ServerTime()
         if state.limit.limit is None and not state.locked.pops_claim(now):
-            scan = Scan(how.terms, state, ByAge(state), ByteLimit(state, limits), now, 1, True)
+            room = ByteLimit(state, limits)
+            scan = Scan(how.terms, state, ByAge(state), room, now, wanted=1, deletes=True)
             documents, ended = yield from how.terms.kind.claim(scan)
             if documents and _is_deliverable(documents[0]):
                 return [[(documents[0], invalid.decode(how.codec, documents[0], now))]]
@@ -95,9 +97,9 @@ def _put_back(how: Reception, scan: Scan, document: Document) -> Plan[list[Claim
 def finish_popped(
     terms: ClaimTerms, history_s: float | None, claimed: list[Document], now: datetime
 ) -> Plan[set[tuple[Hashable, str]]]:
-    """Finish what a pop claimed, before a caller gets any of it.
+    """Finish popped messages, before a caller gets any of them.
 
-    The result is the ids and tokens of those messages that this call did not finish.
+    The result is the ids and tokens of the messages that this call did not finish.
     """
     groups: dict[tuple[str, bool], list[Document]] = {}
     for document in claimed:
@@ -117,11 +119,11 @@ def finish_popped(
 
 
 def _delete_alike(ids: Sequence[Id], token: str, until: datetime) -> Plan[set[Hashable]]:
-    """Delete what one claim holds. Return the ids of what it does not hold any more.
+    """Delete the messages of one claim. Return the ids of messages that it no longer holds.
 
-    By id and token: a pop may claim a message again after its first claim lapsed. One command
-    deletes all of them, but not once half of the lease is over. When the lease has ended, another
-    process may delete some of them, and then a number does not tell which.
+    The filter has the token, because a pop may claim a message again after its first claim lapsed.
+    One command deletes all of them, but only in the first half of the lease. Once the lease has
+    ended, another process may delete some of them, and then a number does not tell which.
 
     Args:
         ids: the ids.
@@ -135,7 +137,7 @@ def _delete_alike(ids: Sequence[Id], token: str, until: datetime) -> Plan[set[Ha
             return set()
         if done:
             return (yield from _replaced(ids, done))
-    # The lease may have ended, or this claim has lost all of them. One by one, each answer is sure.
+    # The lease may have ended, or this claim lost all of them. One by one, each answer is certain.
     lost: set[Hashable] = set()
     for id in ids:
         if not (yield from Delete({"_id": id, "token": token})):
@@ -148,10 +150,10 @@ def _replaced(ids: Sequence[Id], done: int) -> Plan[set[Hashable]]:
 
     Args:
         ids: the ids.
-        done: how many were deleted. The rest was not held any more.
+        done: how many were deleted. The rest was no longer held.
 
     Raises:
-        Unavailable: another process deleted some, so it is not known which ones.
+        Unavailable: another process deleted some, and it is unknown which.
     """
     present = yield from Find({"_id": {"$in": ids}}, {"_id": 1})
     there = {hashable_id(each["_id"]) for each in present}
@@ -164,7 +166,7 @@ def _replaced(ids: Sequence[Id], done: int) -> Plan[set[Hashable]]:
 
 
 def _keep_alike(ids: Sequence[Id], token: str, update: Mapping[str, Any]) -> Plan[set[Hashable]]:
-    """Finish what one claim holds, and keep it as history. Return the ids of what it lost."""
+    """Finish the messages of one claim as history. Return the ids that the claim has lost."""
     change = yield from Update({"_id": {"$in": ids}, "token": token}, update, many=True)
     if change.matched == len(ids):
         return set()
@@ -178,10 +180,10 @@ def _keep_alike(ids: Sequence[Id], token: str, update: Mapping[str, Any]) -> Pla
 def insert_again(
     documents: Sequence[Document], elsewhere: Callable[[Document], Document]
 ) -> Plan[None]:
-    """Insert deleted documents again, without those keys that were taken in the meantime.
+    """Insert deleted documents again, without keys that were taken in the meantime.
 
     Args:
-        documents: what this process has deleted, so that no other one can settle it.
+        documents: the documents, deleted by this process, so that no other can settle them.
         elsewhere: makes the form in which a document is stored if its id belongs to a message of
             another queue.
     """
@@ -201,7 +203,7 @@ def insert_again(
 def _insert_over(
     document: Document, elsewhere: Callable[[Document], Document]
 ) -> Plan[list[Document]]:
-    """Insert a document whose id is taken. Return what is left to insert."""
+    """Insert a document whose id is taken. Return the documents that are left to insert."""
     try:
         yield from overwrite([document], None)
     except DuplicateKey as clash:
@@ -230,10 +232,10 @@ def _renamed(document: Document, now: datetime) -> Document:
 def undo_pop(
     queue: str, kind: Kind, history_s: float | None, claimed: Sequence[Claimed]
 ) -> Plan[None]:
-    """Give back what was popped for a cancelled caller: the same id, place and tries.
+    """Give back the messages of a cancelled pop, with the same id, place and tries.
 
-    A message loses its key if that was taken in the meantime. If a message of another queue has its
-    id, it gets a new one.
+    A message loses its key if that was taken in the meantime. It gets a new id if a message of
+    another queue has taken its id.
     """
     if history_s is None:
         again = []
@@ -255,7 +257,7 @@ def undo_pop(
 
 
 def undo(how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
-    """Give back what was popped for a cancelled caller."""
+    """Give back the messages of a cancelled pop."""
     return undo_pop(how.terms.queue, how.terms.kind, how.history_s, claimed)
 
 

@@ -1,7 +1,7 @@
 """Push: how messages enter a queue.
 
 A push without a message key or an id is a plain insert. Concurrent single pushes are coalesced into
-one insert; those with a key or an id are not, because a transaction may hold it. A unique index
+one insert; pushes with a key or an id are not, because a transaction may hold it. A unique index
 keeps a second message with the same key out. A push that is repeated with its id is the same
 message.
 """
@@ -76,7 +76,7 @@ def push(
 
 
 class Checked(NamedTuple):
-    """What is pushed: values as they are stored, and what belongs to each."""
+    """The checked content of a push: the values as they are stored, and the fields of each."""
 
     values: list[Any]
     headers: Mapping[str, Any] | None
@@ -86,14 +86,14 @@ class Checked(NamedTuple):
     groups: list[str | None]
 
     def only(self, places: Sequence[int]) -> Checked:
-        """Return what belongs to the values at these places."""
+        """Return the content at these places."""
         return Checked(
             [self.values[place] for place in places],
             self.headers,
             [self.keys[place] for place in places],
             [self.ids[place] for place in places],
             [self.priorities[place] for place in places],
-            [self.groups[place] for place in places],
+            groups=[self.groups[place] for place in places],
         )
 
     def documents(
@@ -104,7 +104,7 @@ class Checked(NamedTuple):
         labels = self.headers
         rows = zip(self.values, self.keys, self.ids, self.priorities, self.groups, strict=True)
         for value, key, id, level, turn in rows:  # a loop is cheaper for one
-            content = Content(type_name, value, labels, key, id, level, turn)
+            content = Content(type_name, value, labels, key, id, priority=level, group=turn)
             documents.append(new_document(queue, kind, now, when, content))
         return documents
 
@@ -136,7 +136,7 @@ def checked(
         require(kind, queue, "group")
     # A bad instant is refused before the server is asked anything.
     arguments.starting(BAND, how.get("delay"), how.get("at"))
-    return Checked(each_of(codec.dump, payloads), labels, names, chosen, wanted, turns)
+    return Checked(each_of(codec.dump, payloads), labels, names, chosen, wanted, groups=turns)
 
 
 def _listed(payloads: Iterable[Any]) -> list[Any]:
@@ -154,7 +154,7 @@ def enter(kind: Kind, entries: Entries, on_duplicate: str) -> Plan[list[Id | Non
     Args:
         kind: the kind of the queue.
         entries: the documents.
-        on_duplicate: what to do if a key is taken: "ignore", "replace" or "error".
+        on_duplicate: the action if a key is taken: "ignore", "replace" or "error".
 
     Returns:
         Their ids, with None for each that a taken key kept out.
@@ -236,7 +236,7 @@ def _one_each(
 
 
 class Content(NamedTuple):
-    """What a producer gives of a message, as it is stored."""
+    """The part of a message that its producer gives, as it is stored."""
 
     #: The name of the payload's model; None: it has none.
     type: str | None
@@ -387,7 +387,7 @@ def _overwriting(kind: Kind, document: Document, match: Filter) -> UpdateDocumen
     """Return the update that overwrites the message of a filter, or inserts the document."""
     once = {name: document[name] for name in ("_id", "pushed") if name not in match}
     fresh = {name: document[name] for name in document if name not in once and name not in match}
-    # What it has of an earlier queue with priorities or groups goes, too.
+    # Fields of an earlier queue with priorities or groups go, too.
     stale = (
         *kind.held_fields,
         *kind.stay_fields,

@@ -1,4 +1,4 @@
-"""The table of contents: which plan is which operation of a queue.
+"""The table of contents: the plan of each operation of a queue.
 
 ``QueuePlans`` is plain data. It pickles, and a Spark executor can use it. A kind may register a
 table with other rows.
@@ -58,7 +58,7 @@ def _takes_kind(
     def run(plans: QueuePlans, /, *args: P.args, **options: P.kwargs) -> Plan[T]:
         if plans.kind_name is not None:
             return operation(plans, *args, **options)
-        # It may run again, so it must not use up what it is given.
+        # It may run again, so it must not use up its arguments.
         given: Any = tuple(map(_kept, args))
         named: Any = {name: _kept(value) for name, value in options.items()}
         row = operation.__name__  # the kind may have another one
@@ -100,7 +100,7 @@ class QueuePlans:
 
     @property
     def options(self) -> Options:
-        """What the Queue object does with its messages."""
+        """How the Queue object handles its messages."""
         return self.terms.options
 
     @property
@@ -167,7 +167,7 @@ class QueuePlans:
         error: BaseException | str | None = None,
         session: object = None,
     ) -> Plan[None]:
-        """Give messages back for another try, and bury those that had their last try."""
+        """Give messages back for another try, and bury messages that had their last try."""
         return settling.rollback(self.terms, held, delay=delay, error=error, session=session)
 
     def extend(self, held: Sequence[object], *, lease: Duration | None = None) -> Plan[None]:
@@ -293,7 +293,7 @@ def plans_of(
 
     Args:
         queue: the name of the queue.
-        options: what the Queue object does with its messages.
+        options: how the Queue object handles its messages.
         codec: how payloads are stored; None: as they are.
         kind: the name of the kind of queue; None: the kind that its record has.
         owner: the label that claims carry, or a function that returns it: a fork may change it.
@@ -305,7 +305,9 @@ def plans_of(
     """
     name = GUESSED_KIND if kind is None else kinds.lookup(kind).name
     label = partial(str, owner) if isinstance(owner, str) else owner
-    terms = QueueTerms(queue, name, codec or Codec(), options, label, command_timeout)
+    terms = QueueTerms(
+        queue, name, codec or Codec(), options, label, command_timeout_s=command_timeout
+    )
     return _in_terms(terms) if kind is not None else QueuePlans(terms, names_kind=False)
 
 

@@ -1,4 +1,4 @@
-"""Reading: what a queue contains. Nothing here changes a message or creates a record."""
+"""Reading: the contents of a queue. Nothing here changes a message or creates a record."""
 
 from __future__ import annotations
 
@@ -68,8 +68,10 @@ def counts(queue: str, cap: int | None) -> Plan[Counts]:
 
 
 def states(queue: str, now: datetime, *, held: bool = True) -> dict[str, Filter]:
-    """Return the filters of the states in ``Counts``. Without ``held``, what is held counts as
-    scheduled."""
+    """Return the filters of the states in ``Counts``.
+
+    If ``held`` is false, reserved messages count as scheduled.
+    """
     messages = {"q": queue, **messages_only(queue)}
     later = {"$gt": now, "$lt": BAND}
     found: dict[str, Filter] = {
@@ -122,6 +124,7 @@ def backlog(queue: str, kind: Kind, cap: int) -> Plan[tuple[int, float | None]]:
     if not found:
         return 0, None
     count = yield from Count(ready, HOT, cap)
+    # A message that is deferred keeps in ``due`` since when it was ready.
     since = found[0].get("due", found[0]["when"])
     return count, (now - since).total_seconds() if isinstance(since, datetime) else None
 

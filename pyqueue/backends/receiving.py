@@ -2,8 +2,8 @@
 
 A reserve is a claim. A pop of one message without a model and without history is a bare delete.
 Every other pop claims the messages, checks them and finishes them before it returns, so that it
-never loses what it could not deliver. Waiting happens between claims, and a caller that is
-cancelled holds nothing.
+never loses a message that it could not deliver. Waiting happens between claims, and a cancelled
+caller holds nothing.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from pyqueue.requests import (
 
 #: How long a pause may go unnoticed without a bus.
 PAUSE_READ_INTERVAL: Final = timedelta(seconds=5)
-#: How long a receive looks on at most after it has claimed something, if the queue has a limit.
-#: Permits and slots come meanwhile, and the leases of its first messages would end.
+#: The longest time that a receive with claimed messages keeps claiming, if the queue has a limit.
+#: New permits and slots could keep it claiming until the leases of its first messages end.
 LOOK_ON: Final = timedelta(seconds=0.5)
 #: The shortest time between two reads of the next ``when``.
 NEXT_WHEN_INTERVAL: Final = timedelta(seconds=1)
@@ -56,7 +56,7 @@ class Waiting(Protocol):
     misfits: invalid.Misfits
 
     def upkeep(self, queue: str, now: datetime) -> Plan[None]:
-        """Finish what processes that died have left, from time to time."""
+        """Finish the handovers of processes that died, from time to time."""
         ...
 
     def wake_next(self, found: bool) -> None:
@@ -91,7 +91,7 @@ class Claims(NamedTuple):
 
     #: Claim once for several callers; see ``claim_for_callers``.
     claim: Callable[[Reception, ScanState, list[Limits]], Plan[list[list[Claimed]]]]
-    #: Give back what was received for a cancelled caller.
+    #: Give back the messages that were received for a cancelled caller.
     undo: Callable[[Reception, Sequence[Claimed]], Plan[None]]
     #: Whether threads share claims.
     threads: bool = False
@@ -99,7 +99,7 @@ class Claims(NamedTuple):
     def together(
         self, how: Reception, scan: ScanState, limits: Limits
     ) -> Coalesce[Limits, list[Claimed]]:
-        """Return the request of a claim that calls which receive in the same way share."""
+        """Return the request of a claim. Calls that receive in the same way share it."""
         return Coalesce(
             how,
             limits,
@@ -135,7 +135,9 @@ def receive(
     lease_s = queue_terms.command_timeout_s if pop else lease_s or options.lease
     terms = ClaimTerms.of(queue_terms, lease_s, counts_try=not pop)
     misfits = given.get("misfits") or waiting.misfits
-    how = Reception(terms, queue_terms.codec, options.max_tries, options.history, pop, misfits)
+    how = Reception(
+        terms, queue_terms.codec, options.max_tries, options.history, pop, misfits=misfits
+    )
     yield from namespace.ensure(queue, queue_terms.kind, options, receives=True)
     now = yield from ServerTime()
     # On the monotonic clock: the primary's may be set while the caller waits.
@@ -158,7 +160,7 @@ def receive(
             now = yield from ServerTime()
             if (yield from Listen(waiting)):
                 now = yield from ServerTime()
-                continue  # the subscription is new: look again, so that no message is missed
+                continue  # the subscription is new: scan again, so that no message is missed
             now = yield from _wait(queue, waiting, now, options.poll, deadline)
     finally:
         waiting.wake_next(found)
@@ -201,7 +203,7 @@ def _stopped(state: ScanState) -> bool:
 def _wait(
     queue: str, waiting: Waiting, now: datetime, poll_s: float, deadline: float | None
 ) -> Plan[datetime]:
-    """Wait until it is time to look again. Return that instant."""
+    """Wait until it is time to scan again. Return that instant."""
     look = False
     while not look:
         until = yield from _wake_time(queue, waiting.scan, now, poll_s)
@@ -211,7 +213,7 @@ def _wait(
 
 
 def _wake_time(queue: str, state: ScanState, now: datetime, poll_s: float) -> Plan[datetime]:
-    """Return when to look again if no event arrives."""
+    """Return when to scan again if no event arrives."""
     limit, until = state.limit, now + timedelta(seconds=poll_s)
     soonest = now + timedelta(milliseconds=1)
     if _stopped(state):
@@ -219,7 +221,7 @@ def _wake_time(queue: str, state: ScanState, now: datetime, poll_s: float) -> Pl
     if limit.next_start is not None and limit.waits(now):
         return max(min(until, limit.next_start), soonest)
     until = _earliest(until, state.rescan_at, limit.first_start(now))
-    if limit.blocked_until is not None:  # what is ready by then does not matter
+    if limit.blocked_until is not None:  # nothing can start before then
         return max(min(until, limit.blocked_until, now + PAUSE_READ_INTERVAL), soonest)
     if not state.due_known:
         if state.due_read is not None and state.due_read + NEXT_WHEN_INTERVAL > now:
@@ -240,14 +242,14 @@ def _earliest(one: datetime, *more: datetime | None) -> datetime:
 
 
 def _undo(how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
-    """Give back what was reserved for a cancelled caller."""
+    """Give back the messages that were reserved for a cancelled caller."""
     return undo_reserve(how.terms.queue, how.terms.kind, claimed)
 
 
 def claim_for_callers(
     how: Reception, state: ScanState, limits: list[Limits]
 ) -> Plan[list[list[Claimed]]]:
-    """Claim once for several callers, and for those that come meanwhile; split the result."""
+    """Claim once for several callers, late callers included; split the result."""
     room = ByteLimit(state, limits)
     claimed = yield from _claim_messages(how, state, limits, room)
     shares, rest = _split(claimed, limits, room)
@@ -259,7 +261,7 @@ def claim_for_callers(
 def _split(
     claimed: list[Claimed], limits: Sequence[Limits], room: ByteLimit
 ) -> tuple[list[list[Claimed]], list[Claimed]]:
-    """Return the share of each caller, in order, and what does not fit into any of them."""
+    """Return the share of each caller, in order, and the messages that fit into no share."""
     if len(limits) == 1:
         return [claimed], []
     # The sizes matter only to callers of several messages, and only if these may be too large.
@@ -285,7 +287,7 @@ def _split(
 def _claim_messages(
     how: Reception, state: ScanState, limits: list[Limits], room: ByteLimit
 ) -> Plan[list[Claimed]]:
-    """Claim what the callers want. Bury messages that were tried too often or are invalid."""
+    """Claim messages for the callers. Bury messages that were tried too often or are invalid."""
     terms, limit = how.terms, state.limit
     claimed: list[Claimed] = []
     began = yield from ServerTime()
@@ -293,7 +295,7 @@ def _claim_messages(
         now = yield from ServerTime()
         if is_stopped(how, claimed) or (claimed and limit.limit and now - began > LOOK_ON):
             break
-        scan = Scan(terms, state, ByAge(state), room, now, min(wanted, MAX_CLAIM))
+        scan = Scan(terms, state, ByAge(state), room, now, wanted=min(wanted, MAX_CLAIM))
         documents, ended = yield from terms.kind.claim(scan)
         if room.excess:
             yield from give_back_excess(terms, room.take_excess())
@@ -302,17 +304,17 @@ def _claim_messages(
         claimed += accepted
         if claimed and not how.pop:
             state.wake_at(now + timedelta(seconds=terms.lease_s))
-        # If messages wait for earlier ones, looking on would defer more and more first.
+        # If messages wait for earlier messages, the next scan would have to defer more and more.
         if ended or limit.blocked_until or (claimed and state.groups.crowded):
             break
     return claimed
 
 
 def is_stopped(how: Reception, claimed: Sequence[Claimed]) -> bool:
-    """Return whether so many messages do not fit the model that nothing more is claimed.
+    """Return whether claiming stops because too many messages are invalid.
 
     Raises:
-        ConfigurationError: nothing is claimed.
+        ConfigurationError: claiming stops, and no message is claimed.
     """
     if how.misfits.verdict is not None and not claimed:
         raise ConfigurationError(how.misfits.verdict)
@@ -322,7 +324,7 @@ def is_stopped(how: Reception, claimed: Sequence[Claimed]) -> bool:
 def _accept_each(
     how: Reception, documents: Sequence[Document], now: datetime
 ) -> Plan[list[Claimed]]:
-    """Return the messages of claimed documents, without those that it buries."""
+    """Return the messages of the claimed documents that can be delivered. Bury the rest."""
     accepted: list[Claimed] = []
     for document in documents:
         message = yield from accept(how, document, now)
@@ -337,7 +339,7 @@ def wanted_by(limits: Sequence[Limits]) -> int:
 
 
 def give_back_excess(terms: ClaimTerms, documents: list[Document]) -> Plan[None]:
-    """Give back what was claimed and is too much: the same place, the try not counted."""
+    """Give back excess messages: to the same place, the try not counted."""
     with suppress(Unavailable):  # then it comes back when the lease lapses
         yield from give_back(terms.queue, terms.kind, documents, counted=terms.counts_try)
 
@@ -382,7 +384,7 @@ def _bury(
     if refusal.reason == "invalid" and refusal.error is not None:
         text = str(refusal.error["message"])
         id, dead_letter = document["_id"], terms.dead_letter
-        how.misfits.add(terms.queue, how.codec.name, dead_letter, id, text, now)
+        how.misfits.add(terms.queue, how.codec.name, dead_letter, id, text, now=now)
 
 
 CLAIMS: Final = Claims(claim_for_callers, _undo)

@@ -1,9 +1,9 @@
-"""Recovery: finish handovers whose processes died, and delete what they left behind.
+"""Recovery: finish handovers whose processes died, and delete their abandoned copies.
 
 Consumers of a queue do this from time to time. About once a minute each client that receives does
-it for all queues, some of which may have no consumer any more; so does ``pyqueue doctor``. What is
-hidden has a range of the index by itself. Sources that have ended come first in it, so a pass finds
-them however many copies there are.
+it for all queues, some of which may have no consumer any more; so does ``pyqueue doctor``. Hidden
+documents have their own range of the index. Ended sources come first in it, so a pass finds them,
+whatever the number of copies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyqueue.requests import Delete, Distinct, Document, Find, Plan, ServerTime
 
 log = logging.getLogger("pyqueue")
 
-#: For a deletion: what was decided just now counts, too, even by a clock that is ahead of ours.
+#: For a deletion: the latest decisions count, too, even by a clock that is ahead of ours.
 NO_GRACE: Final = -GRACE
 #: The mean time between two passes of a client over the handovers of all queues.
 SWEEP_INTERVAL: Final = timedelta(seconds=60)
@@ -46,7 +46,7 @@ class Sweep:
     at: datetime | None = None
 
     def is_due(self, now: datetime) -> bool:
-        """Return whether it is time, and set the next one, at random."""
+        """Return whether a sweep is due, and set a random time for the next."""
         due = self.at is not None and now >= self.at
         if due or self.at is None or self.at > now + 2 * SWEEP_INTERVAL:
             self.at = now + SWEEP_INTERVAL * random.uniform(0.5, 1.5)
@@ -55,22 +55,22 @@ class Sweep:
 
 @dataclass(slots=True)
 class Recovery:
-    """What this process knows about the handovers of processes that died."""
+    """When and where this process next recovers handovers of processes that died."""
 
     sweep: Sweep = field(default_factory=Sweep)
-    #: When to look for them next, and where the last such look ended.
+    #: When to scan for them next, and where the last scan ended.
     at: datetime | None = None
     ended: ScanStart | None = None
 
 
 def pending(queue: str) -> Plan[bool]:
-    """Return whether messages have ended whose outputs may not be shown yet."""
+    """Return whether the outputs of ended messages may not all be published yet."""
     match = {"q": hidden_queue(queue), "when": FIRST}
     return bool((yield from Find(match, {"_id": 1}, limit=1, hint=HOT)))
 
 
 def recover_next(queue: str, recovery: Recovery, now: datetime) -> Plan[None]:
-    """Finish handovers whose processes died, from time to time: of this queue, and of all."""
+    """From time to time, finish handovers whose processes died: of this queue, and of all."""
     if recovery.sweep.is_due(now):
         try:
             yield from recover_all()
@@ -89,15 +89,15 @@ def recover_next(queue: str, recovery: Recovery, now: datetime) -> Plan[None]:
 def recover(
     queue: str, start: ScanStart | None = None, grace: timedelta = GRACE
 ) -> Plan[tuple[ScanStart | None, int]]:
-    """Read some hidden documents of a queue: show what was decided, delete what was abandoned.
+    """Read some hidden documents of a queue: publish decided copies, delete abandoned copies.
 
     Args:
         queue: the name of the queue.
         start: where the last pass ended.
-        grace: what was decided or copied less than this ago is left alone.
+        grace: handovers that were decided or copied less than this ago are left alone.
 
     Returns:
-        Where to go on; None: that was all. And how many sources and copies it dealt with.
+        Where the next pass starts, or None at the end; how many sources and copies it dealt with.
     """
     before = (yield from ServerTime()) - grace
     page = yield from _page(queue, None, before)  # sources that have ended come first
@@ -125,7 +125,7 @@ def _recover(queue: str, page: Sequence[Document], before: datetime) -> Plan[int
 
 
 def _recover_copies(queue: str, copies: Sequence[Document], before: datetime) -> Plan[int]:
-    """Show the copies that are listed, and delete those that nothing can list any more."""
+    """Publish the listed copies, and delete copies that nothing can list any more."""
     owners = [each[MARK].get("source") for each in copies]
     fields = dict.fromkeys(("q", "token", HANDED, ENDED), 1)
     found = yield from Find({"_id": {"$in": owners}}, fields, majority=True)
@@ -139,7 +139,7 @@ def _recover_copies(queue: str, copies: Sequence[Document], before: datetime) ->
 
 
 def _finish(sources: Sequence[Document]) -> Plan[int]:
-    """Show what sources list. Return how many sources there are."""
+    """Publish the copies that sources list. Return the number of sources."""
     for each in sources:
         yield from finish_decided(each)
     return len(sources)
@@ -170,6 +170,6 @@ def recover_all() -> Plan[int]:
     done = 0
     for name in (yield from Distinct("q")):
         queue = name.removeprefix(HIDDEN) if isinstance(name, str) else "~"
-        if queue != name and "~" not in queue:  # the others belong to streams
+        if queue != name and "~" not in queue:  # other names belong to streams
             done += yield from recover_queue(queue)
     return done

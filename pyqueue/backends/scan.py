@@ -1,4 +1,4 @@
-"""Where scans of a queue begin, so that a claim costs the same however much was claimed before it.
+"""Where scans of a queue begin, so that the cost of a claim does not grow with earlier claims.
 
 A replica set keeps deleted index entries for minutes. A FIFO queue deletes at its head, so a scan
 that began there would walk over all of them. Therefore each process remembers a lower bound, below
@@ -44,7 +44,7 @@ BUSY_RESCAN_S: Final = 5.0
 IDLE_RESCAN_S: Final = 1.0
 #: A rescan is not repeated before this many times its own duration has passed.
 RESCAN_REST_FACTOR: Final = 50
-#: That duration is the shortest of so many rescans.
+#: That duration is the shortest of this many rescans.
 JUDGED_RESCANS: Final = 4
 #: The longest such rest. A message without a signal may wait for the rescan after it.
 MAX_RESCAN_REST_S: Final = 60.0
@@ -71,7 +71,7 @@ def scan_position(document: Document, now: datetime) -> ScanStart:
 
 
 def page_end(page: Sequence[Document]) -> ScanStart | None:
-    """Return where the scan goes on after a page; None if all of it is foreign documents."""
+    """Return where the scan continues after a page; None if it has only foreign documents."""
     for document in reversed(page):
         when, id = document["when"], document["_id"]
         if isinstance(when, datetime) and isinstance(id, (ObjectId, str)):
@@ -80,7 +80,7 @@ def page_end(page: Sequence[Document]) -> ScanStart | None:
 
 
 class Scanned(NamedTuple):
-    """A scan, and what it saw."""
+    """The result of a scan."""
 
     #: Where it began; None: a rescan.
     start: ScanStart | None
@@ -89,7 +89,7 @@ class Scanned(NamedTuple):
     answered: datetime
     #: The last message that it found; None: it found nothing.
     last: ScanStart | None
-    #: Whether it saw the end of what is ready.
+    #: Whether it reached the end of the ready messages.
     ended: bool
     #: The priority of that message.
     level: object = None
@@ -102,7 +102,7 @@ class Line(Protocol):
     #: the first messages even beside competing processes, and a scan that finds something may be
     #: slow.
     in_ranges: ClassVar[bool]
-    #: What a scan reads of each message, besides its place.
+    #: The fields that a scan reads of each message, besides its place.
     fields: ClassVar[Mapping[str, int]]
 
     def ordering(self, kind: Kind) -> Ordering:
@@ -122,7 +122,7 @@ class Line(Protocol):
 
 
 class Memory:
-    """What one process remembers of a queue for the sake of its kind."""
+    """The memory that one process has of a queue for the sake of its kind."""
 
     __slots__ = ()
 
@@ -130,11 +130,11 @@ class Memory:
         """Expect messages from ``when`` on."""
 
     def begin_rescan(self) -> bool:
-        """Expect messages anywhere. Return whether the scan by age after a rescan is one, too."""
+        """Expect messages anywhere. Return whether the next scan by age is a rescan, too."""
         return False
 
     def records(self, queue: str) -> Sequence[str]:
-        """Return what stands ahead of now, where scans end, besides the record of the queue."""
+        """Return the ids of further records that stand ahead of now, where scans end."""
         return ()
 
 
@@ -143,14 +143,14 @@ M = TypeVar("M", bound=Memory)
 
 @dataclass(slots=True)
 class GroupLooks:
-    """What this process knows about the groups of an ordered queue."""
+    """This process's knowledge of the groups of an ordered queue."""
 
-    #: Whether the last look met messages whose group was locked. Otherwise the next look expects
-    #: none, and the unique index tells it.
+    #: Whether the last scan met messages of locked groups. Otherwise the next scan expects none,
+    #: and the unique index corrects it.
     meets_locks: bool = True
-    #: Whether the last look saw messages that wait for others, and little else.
+    #: Whether almost all messages of the last scan wait for other messages.
     crowded: bool = False
-    #: The group behind which the next walk over the groups goes on.
+    #: The group after which the next walk over the groups continues.
     walked_to: str = ""
 
 
@@ -160,7 +160,7 @@ class _RescanPace:
 
     #: The rest after a rescan that finds nothing, in seconds.
     idle_s: float = IDLE_RESCAN_S
-    #: How long the last rescans took. A stall makes a few of them slow, a long way makes all slow.
+    #: How long the last rescans took. A stall slows a few of them; a long range slows all of them.
     took_s: tuple[float, ...] = (0.0,) * JUDGED_RESCANS
 
     def rest_s(self, rescan: Scanned, poll_s: float) -> float:
@@ -191,7 +191,7 @@ class Sentinel:
 
 @dataclass(slots=True)
 class ScanState:
-    """What one process knows about the head of a queue between two scans."""
+    """One process's knowledge of the head of a queue between two scans."""
 
     paused: bool = False
     limit: FollowedLimit = field(default_factory=FollowedLimit)
@@ -202,18 +202,18 @@ class ScanState:
     due_known: bool = False
     due_read: datetime | None = None
 
-    #: Whether another process took part of what the last claim saw. The next claim then looks
+    #: Whether another process took some candidates of the last claim. The next claim then scans
     #: further on, so that the two do not chase each other.
     contested: bool = False
     #: How many messages the last claim of several tried to take.
     last_claim: int = 0
-    #: The size in bytes of the largest message, when a claim last looked at sizes.
+    #: The size in bytes of the largest message, when a claim last measured sizes.
     largest_seen: int = BATCH_BYTES
     #: The messages that claims pass over, because a transaction holds them.
     locked: LockedMessages = field(default_factory=LockedMessages)
     #: No message is known below it.
     lower_bound: ScanStart | None = None
-    #: What its kind remembers, by class.
+    #: The memories for its kind, by class.
     memories: dict[type[Memory], Memory] = field(default_factory=dict)
     groups: GroupLooks = field(default_factory=GroupLooks)
     #: When to rescan next; None: now.
@@ -226,13 +226,13 @@ class ScanState:
     sentinel: Sentinel = field(default_factory=Sentinel)
 
     def observe(self, now: datetime) -> None:
-        """Forget what was learnt by a clock that has been set back since."""
+        """Forget everything if the clock has been set back."""
         if now < self._observed - CLOCK_STEP:
             self.forget()
         self._observed = now
 
     def of(self, memory: type[M]) -> M:
-        """Return what this process remembers in an object of this class."""
+        """Return this process's memory of this class."""
         return cast("M", self.memories.setdefault(memory, memory()))
 
     def start(self, now: datetime, line: Line | None = None) -> ScanStart | None:
@@ -259,14 +259,14 @@ class ScanState:
         """Learn from a scan.
 
         Args:
-            seen: what it saw.
+            seen: its result.
             poll_s: the longest time between rescans of an idle queue, in seconds.
-            line: in which order it went; None: by age.
+            line: its order; None: by age.
         """
         order: Line = line or ByAge(self)
         began, found = seen.began, seen.last is not None
         if seen.answered < began - CLOCK_STEP:
-            self.forget()  # the clock was set back meanwhile: new messages lie below this scan
+            self.forget()  # the clock was set back during the scan: new messages lie below it
             return
         if found or seen.ended:
             order.learn(seen, (began - SLACK, None))  # racing producers may insert above that
@@ -308,7 +308,7 @@ class ScanState:
         self.flag_read = None
 
     def forget(self) -> None:
-        """Know nothing of the messages, as in a new process: messages may be anywhere."""
+        """Forget all positions, as in a new process: messages may be anywhere."""
         self.on_missed_signals()
         self.due = self.due_read = self.rescan_at = None
 

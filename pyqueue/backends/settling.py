@@ -1,4 +1,4 @@
-"""Settle: what the holder of a reservation does with its message; ``moving`` has the moves.
+"""Settle: the operations of a reservation's holder on its message; ``moving`` has the moves.
 
 Each operation checks its arguments, and settles reservations by their forms; see ``forms``. Most
 messages are documents: they get one settlement each, which ``applying`` carries out.
@@ -43,9 +43,9 @@ def commit(
 
 
 class Output(NamedTuple):
-    """A new message that a finished one leaves behind."""
+    """A new message that a finished message leaves behind."""
 
-    #: A new id. A call that is repeated has the same one.
+    #: A new id. A repeated call has the same id.
     id: Id
     target: Target
     payload: Any
@@ -54,14 +54,14 @@ class Output(NamedTuple):
 
 
 def fan_out(terms: QueueTerms, held: Reservation[Any], outputs: Sequence[Output]) -> Plan[None]:
-    """Finish a message, and make others of it, which get its headers. All of it happens, or none.
+    """Finish a message, and write its outputs, which get its headers: all of it, or nothing.
 
     Call it again with the same outputs if it is unavailable.
 
     Args:
         terms: the queue of the message.
         held: its reservation.
-        outputs: what it becomes.
+        outputs: the messages that replace it.
 
     Raises:
         LeaseLost: the message is no longer held, and no output was written.
@@ -114,7 +114,7 @@ def rollback(
     error: BaseException | str | None = None,
     session: object = None,
 ) -> Plan[None]:
-    """Give messages back for another try, and bury those that had their last try."""
+    """Give messages back for another try, and bury messages that had their last try."""
     held = arguments.reservations(terms.queue, tuple(given))
     delay_s = None if delay is None else arguments.duration("delay", delay)
     record = None if error is None else error_record(error, (yield from ServerTime()))
@@ -182,7 +182,7 @@ class Documents(Form[Reservation[Any]]):
         )
 
     def roll_back(self, terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
-        """Give messages back for another try, and bury those that had their last try."""
+        """Give messages back for another try, and bury messages that had their last try."""
         kind, options, error = terms.kind, terms.options, failure.error
         dead_letter: Target | None = None
         settlements = []
@@ -238,7 +238,7 @@ class Documents(Form[Reservation[Any]]):
     def hand_over(
         self, terms: QueueTerms, held: Reservation[Any], copies: Sequence[Document]
     ) -> Plan[tuple[Handover, Result]]:
-        """Finish a message, and let documents begin in its place. Return how it went, too."""
+        """Finish a message, and publish documents in its place. Return handover and result."""
         kind = terms.kind
         handover = Handover(terms.queue, held.id, held.token, copies)
         history_s, now = terms.options.history, (yield from ServerTime())
@@ -248,7 +248,7 @@ class Documents(Form[Reservation[Any]]):
         return handover, result
 
     def extend(self, held: Held, how: Extension) -> Plan[Failures]:
-        """Extend leases. Return those that failed."""
+        """Extend leases. Return the failures."""
         return extend_documents(held, how)
 
 
@@ -265,7 +265,7 @@ def _placed_again(
     place: Callable[[datetime], dict[str, Any]],
     now: datetime,
 ) -> UpdateFields:
-    """Return a rollback that also gives the message a new place: where it comes back.
+    """Return a rollback that also gives the message a new place, at the instant of its return.
 
     So the messages that entered before that instant come first.
     """
@@ -300,7 +300,7 @@ def progress(queue: str, held: object, fraction: float, note: str | None) -> Pla
 
 
 def check_progress(fraction: float, note: str | None) -> None:
-    """Refuse what is no progress.
+    """Refuse an invalid progress.
 
     Raises:
         ConfigurationError: an argument is not allowed.

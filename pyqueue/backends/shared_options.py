@@ -25,13 +25,13 @@ from pyqueue.requests import Filter
 
 log = logging.getLogger("pyqueue")
 
-#: How many values of an option a record keeps, of those that the code of programs may still give.
+#: How many values of an option a record keeps that the code of programs may still give.
 _MAX_CODE: Final = 8
 _MISSING: Final = object()
 
 
 class SharedOptions:
-    """What a record says of the options on which all users of a queue agree.
+    """The options in a record on which all users of a queue agree.
 
     Args:
         queue: the name of the queue.

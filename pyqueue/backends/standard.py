@@ -23,7 +23,7 @@ from pyqueue.requests import Document, Filter, Find, Plan, Sort
 
 @register
 class Standard:
-    """The kind that other kinds start from; see ``kind.Kind`` for what each member means."""
+    """The kind that other kinds start from; see ``kind.Kind`` for the meaning of each member."""
 
     name: str = "standard"
     capabilities: frozenset[str] = frozenset(
@@ -41,7 +41,7 @@ class Standard:
     stay_fields: tuple[str, ...] = transitions.STAY_FIELDS
     bare_pop: bool = True
     place_fields: tuple[str, ...] = ()
-    #: Scans and claims, once it is known what a limit allows.
+    #: Scans and claims, once the limit is taken into account.
     _scan_and_claim = staticmethod(claim)
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
@@ -68,11 +68,11 @@ class Standard:
         return transitions.claimable(queue, now, start)
 
     def claiming(self, update: UpdateFields) -> UpdateFields:
-        """Return the update of a claim, which locks what its kind locks."""
+        """Return the update of a claim, with the locks of its kind."""
         return transitions.locking(self, update)
 
     def next_ones(self, queue: str, now: datetime) -> Plan[Sequence[Find]]:
-        """Return the read that finds what is ready, in the order of claims."""
+        """Return the read that finds the ready messages, in the order of claims."""
         yield from ()
         return [Find(self.claimable(queue, now, None), sort=self.order, hint=self.index)]
 
@@ -83,7 +83,7 @@ class Standard:
         return follow(terms, state, record, now)
 
     def claim(self, scan: Scan) -> Plan[tuple[list[Document], bool]]:
-        """Claim the first messages, as many as a limit allows."""
+        """Claim the first messages, within the limit of the queue."""
         take: Take | None = None
         if scan.state.limit.limit is not None:
             take = yield from take_of(scan)
@@ -92,7 +92,7 @@ class Standard:
     def ended(
         self, queue: str, ended: Sequence[Mapping[str, Any]], session: object = None
     ) -> Plan[None]:
-        """Let the messages go on that waited for a slot."""
+        """Release the messages that waited for the slots of ended claims."""
         if held := [each["slot"] for each in ended if "slot" in each]:
             yield from slots.free(queue, held, session)
 

@@ -1,8 +1,9 @@
 """The kind of a queue for an object that names none: it takes the kind of the record.
 
-The kind is read before each operation, or known from before. Until the operation compares it with
-the record, another program may name another one. Nothing is written before, so the operation runs
-again. What only receives or reads makes no record, so that a mistyped name leaves none.
+The kind is read before each operation, or known from before. Another program may name another kind
+before the operation compares it with the record. Nothing is written before that, so the operation
+runs again. An operation that only receives or reads makes no record, so that a mistyped name leaves
+none.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def await_kind(
 
     Args:
         queue: the name of the queue.
-        options: the options of the Queue object. One on which all users agree makes the record.
+        options: the options of the Queue object. If they have a ``shape``, this does not wait.
         waiting: the consumers of the queue that wait in this client.
         timeout_s: how long to wait, in seconds; None: without a limit.
 
@@ -86,7 +87,7 @@ def await_kind(
                 return "", 0.0
             now = yield from ServerTime()
             if not (yield from Listen(waiting)):
-                # Any event will do: also one of a message that is ready later makes a record.
+                # Any event will do: even a message that is ready later comes with a record.
                 yield from Wait(waiting, now + timedelta(seconds=options.poll), deadline)
             kind = yield from _usable_kind(queue, options)
     finally:

@@ -4,12 +4,12 @@ A transaction keeps the messages that it changed until it ends. The server ends 
 process that was killed after up to a minute. An update that meets such a message waits for it, so a
 single locked message could stop every consumer of its queue. Therefore the server ends a claim
 after ``CLAIM_LIMIT_S``. The process then reads the next candidates, because reads do not wait, and
-tries each of them alone. It excludes those that time out again from its next claims. Later, it
-tries each of these alone again.
+tries each of them alone. It excludes messages that time out again from its next claims. Later, it
+retries each of them alone.
 
-A slow server looks the same. So a message counts as locked only if another write to the same queue
-was done within the limit meanwhile. If none was, claims have a longer limit for a while, and in the
-end none. A server is slow for a moment after a fail-over, and the next claim may meet a lock.
+A slow server has the same symptoms. So a message counts as locked only if another write to the same
+queue finishes within the limit. Otherwise claims get a longer limit for a while, and in the end no
+limit. A server is slow for a moment after a fail-over, and the next claim may meet a lock.
 
 A claim that the server ends has written nothing, because a claim waits for no other member. If a
 reply is lost after the write, the token finds the message, or its lease lapses. A pop that deletes
@@ -42,23 +42,24 @@ log = logging.getLogger("pyqueue")
 
 #: How long the server may work on a claim, in seconds. A claim takes a millisecond.
 CLAIM_LIMIT_S: Final = 0.15
-#: How many candidates are read at least, to be tried alone.
+#: The least number of candidates to read and try alone.
 PAGE_SIZE: Final = 20
 #: After this many time-outs in a row, the rest of the page is left for later.
 MAX_TIMEOUTS_IN_A_ROW: Final = 3
 #: How long a locked message is excluded first. The pause doubles with each retry that times out.
 FIRST_PAUSE: Final = timedelta(seconds=1)
 LONGEST_PAUSE: Final = timedelta(seconds=60)
-#: The time between retries that time out, so that they cost a fifth of a consumer's time at most.
+#: The time between retries that time out, so that they cost no more than a fifth of a consumer's
+#: time.
 RETRY_INTERVAL: Final = timedelta(seconds=5 * CLAIM_LIMIT_S)
-#: The same for claims of a page that meets them, and is then tried one by one.
+#: The same for claims that meet locked messages, and then try a page one by one.
 RELEASE_INTERVAL: Final = 4 * RETRY_INTERVAL
 #: The longer limits of claims of a slow server, in seconds, and for how long they hold.
 SLOW_SERVER_LIMITS_S: Final = (4 * CLAIM_LIMIT_S, 16 * CLAIM_LIMIT_S, None)
 SLOW_SERVER_INTERVAL: Final = timedelta(seconds=10)
 #: For how long pops claim a message before they delete it, after a claim of the queue timed out.
 POPS_CLAIM_INTERVAL: Final = timedelta(seconds=60)
-#: What is read of each message.
+#: The fields that are read of each message.
 PLACE: Final = {"_id": 1, "when": 1}
 #: How far ahead of now the record of a queue is put. See ``scan.Sentinel``.
 RECORD_AHEAD: Final = timedelta(seconds=2)
@@ -70,14 +71,14 @@ class Exclusion(NamedTuple):
     id: Any
     #: Its place in the queue.
     when: datetime
-    #: How long the next pause is at least. Zero: it was not tried alone so far.
+    #: The current pause, which doubles if the retry times out. Zero: it was not tried alone so far.
     pause: timedelta
     retry_at: datetime
 
 
 @dataclass(slots=True)
 class LockedMessages:
-    """What one process knows of the locked messages of a queue."""
+    """One process's knowledge of the locked messages of a queue."""
 
     #: By id. Threads share it: it is replaced and never changed.
     excluded: Mapping[Hashable, Exclusion] = field(default_factory=dict)
@@ -111,7 +112,7 @@ class LockedMessages:
     def exclude(
         self, now: datetime, timed_out: Sequence[Document], untried: Sequence[Document]
     ) -> None:
-        """Pass over locked messages, and over those behind them until they are tried alone."""
+        """Pass over locked messages, and over untried messages behind them, until tried alone."""
         for each in timed_out:
             self._exclude(now, each["_id"], each["when"], FIRST_PAUSE)
         for each in untried:
@@ -142,7 +143,7 @@ class LockedMessages:
     def release(self, now: datetime) -> None:
         """Let claims meet the messages again whose pause is over.
 
-        For a limit per key: alone, one would start with the permit of another key.
+        For a limit per key: claimed alone, a message would start with the permit of another key.
         """
         if self.due(now) is None:
             return
@@ -164,7 +165,7 @@ class LockedMessages:
         return min((each.when for each in self.excluded.values()), default=None)
 
     def passing_over(self, match: Filter, page: Sequence[Document] = ()) -> Filter:
-        """Return a filter without the excluded messages and without those of a page."""
+        """Return a filter without the excluded messages and without the messages of a page."""
         ids = [*(each.id for each in self.excluded.values()), *(each["_id"] for each in page)]
         return {"$and": [match, {"_id": {"$nin": ids}}]} if ids else match
 
@@ -185,7 +186,7 @@ class Alone(NamedTuple):
     now: datetime
     #: The end of the permits to start messages; None: they need none.
     until: datetime | None
-    #: Buries what matches a filter and is malformed, given the refusal of the server.
+    #: Buries the malformed message that matches a filter, given the refusal of the server.
     bury: Callable[[Filter, InvalidMessage, datetime], Plan[None]]
 
     def claim(self, id: Any, limit_s: float | None = CLAIM_LIMIT_S) -> Plan[int]:
@@ -221,14 +222,14 @@ def retry_excluded(alone: Alone, locked: LockedMessages, wanted: int) -> Plan[in
 def claim_unlocked(
     alone: Alone, ordering: Ordering, locked: LockedMessages, match: Filter, wanted: int
 ) -> Plan[bool]:
-    """Claim messages one by one after a claim timed out, and exclude those that are locked.
+    """Claim messages one by one after a claim timed out, and exclude the locked messages.
 
     Args:
         alone: how to claim one message, by the update that timed out. It claimed nothing.
         ordering: the order and the index of the claim.
-        locked: what is known of the locked messages of the queue.
+        locked: this process's knowledge of the locked messages of the queue.
         match: the filter of the claim that timed out.
-        wanted: how many to claim at most.
+        wanted: the most messages to claim.
 
     Returns:
         False if the server is slow: no write was done within the limit. Nothing is claimed then.

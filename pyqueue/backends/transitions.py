@@ -15,8 +15,8 @@ queue. Redrive moves it back. Replay takes a message out of the history.
   lease, so a lapsed lease needs no cleaning up.
 * A claim writes a new token. Every update by the holder matches the pair (_id, token), so a former
   holder changes nothing.
-* A message that leaves a queue loses its key there. A finished one leaves the range of ``when`` in
-  which claims look.
+* A message that leaves a queue loses its key there. A finished message leaves the range of ``when``
+  that claims scan.
 
 The functions are pure. A kind decides how a message enters, and which fields belong to a claim.
 """
@@ -40,7 +40,7 @@ HELD_FIELDS: Final = ("token", "owner", "reserved", "claim", "slot", "limited")
 STAY_FIELDS: Final = ("error", "progress", "checkpoint", "dead", "processed", "outcome", "expires")
 #: The beginning of the ``q`` of documents that no queue has yet, or no more; see ``handover``.
 HIDDEN: Final = "~handover:"
-#: How many of the queues that it passed a message remembers.
+#: How many of its past queues a message remembers.
 TRAIL_LENGTH: Final = 20
 
 
@@ -55,7 +55,7 @@ def record_id(queue: str) -> str:
 
 
 def hidden_queue(queue: str) -> str:
-    """Return the ``q`` of what is being handed over from a queue. No queue can have this name."""
+    """Return the ``q`` of documents that a queue hands over. No queue can have this name."""
     return HIDDEN + queue
 
 
@@ -102,7 +102,7 @@ def scan_range(
 ) -> Filter:
     """Return the filter of the messages from ``start`` on whose ``when`` matches ``upto``.
 
-    ``messages`` keeps records out; None: there are none but the record of the queue.
+    ``messages`` keeps records out; None: the only record is the record of the queue.
     """
     messages = messages or {"_id": {"$ne": record_id(queue)}}
     if start is None:
@@ -142,17 +142,17 @@ def claiming(now: datetime, lease_s: float, owner: str, *, count: bool) -> Updat
 
 
 def locking(kind: Kind, update: UpdateFields) -> UpdateFields:
-    """Return the update of a claim that also renames what its kind renames."""
+    """Return the update of a claim that also renames the lock fields of its kind."""
     return update | {"$rename": dict(kind.lock_fields)} if kind.lock_fields else update
 
 
 def waited_for(kind: Kind) -> dict[str, int]:
-    """Return the projection of what other messages may wait for: what ``Kind.ended`` reads."""
+    """Return the projection of the fields that ``Kind.ended`` reads to release waiting messages."""
     return {"slot": 1} | {name: 1 for pair in kind.lock_fields.items() for name in pair}
 
 
 def lock_removal(kind: Kind) -> dict[str, Any]:
-    """Return the $unset of the fields that held messages have in place of renamed ones."""
+    """Return the $unset of the lock fields, under their names in held messages."""
     return unset(*kind.lock_fields.values())
 
 
@@ -169,7 +169,7 @@ def token_filter(queue: str, claim: Mapping[str, Mapping[str, Any]]) -> Filter:
 
 
 def holds_filter(reservations: Iterable[Reservation[Any]]) -> Filter:
-    """Return the filter of what these reservations still hold.
+    """Return the filter of the messages that these reservations still hold.
 
     It matches pairs of (_id, token). Two independent lists would match their cross product.
     """

@@ -1,9 +1,9 @@
-"""Turns: messages that wait for each other, and how the next ones go on.
+"""Turns: messages that wait for each other, and how the next message gets its turn.
 
-The messages of an ordered group wait until the one before them is settled. The messages of a key of
-a limit wait until one may start. Both would slow down every scan for messages that are free, so a
-scan that meets them defers them: it moves their ``when`` into the future. The first that waits is
-the *heir*; what it waits for brings it forward.
+A message of an ordered group waits until the message before it is settled. The messages of a key of
+a limit wait until one may start. Both would slow down every scan for free messages, so a scan that
+meets them defers them: it moves their ``when`` into the future. The first waiting message is the
+*heir*; the end of its wait brings it forward.
 
 A deferral only changes ``when``, and ``due`` says since when the message is eligible. So each step
 here may be repeated, may be lost, and may come late.
@@ -26,10 +26,10 @@ from pyqueue.requests import Command, Document, Plan, ServerTime, Signal, Sort, 
 
 log = logging.getLogger("pyqueue")
 
-#: For how long a message that is not the heir is deferred. The scans of all processes look at every
+#: For how long a message that is not the heir is deferred. The scans of all processes visit every
 #: group more often than that.
 DEFERRED_FOR: Final = timedelta(hours=1)
-#: How many groups, or messages, one step looks at.
+#: How many groups, or messages, one step reads.
 MAX_PAGE: Final = 1000
 
 #: When the lease of the held message ends, by group.
@@ -39,24 +39,24 @@ Locks = Mapping[Hashable, datetime]
 class Order(NamedTuple):
     """Messages that wait until others are no longer held, and their order.
 
-    Those of a group wait for its held message. Those of a key of a limit wait for a slot; see
+    Messages of a group wait for its held message. Messages of a key of a limit wait for a slot; see
     ``slots``. The rules are the same.
     """
 
-    #: The field that says what a message waits for.
+    #: The field with the group, or the key of a limit, in which a message waits.
     field: str
-    #: The fields by which those that wait for the same are ordered, and then by _id.
+    #: The fields that order messages with the same wait. Ties are ordered by _id.
     places: tuple[str, ...]
-    #: The name of the index of them: ``q``, the field, the places, _id.
+    #: The name of their index: ``q``, the field, the places, _id.
     by: str
 
     @property
     def sort(self) -> Sort:
-        """The order of those that wait for the same."""
+        """The order of messages with the same wait."""
         return (*((name, 1) for name in self.places), ("_id", 1))
 
     def name_in(self, document: Mapping[str, Any]) -> Hashable:
-        """Return what a message waits for."""
+        """Return the group, or the key of a limit, in which a message waits."""
         return group_in(document) if self.field == "group" else document.get(self.field)
 
 
@@ -77,8 +77,8 @@ def group_in(document: Mapping[str, Any]) -> Hashable:
 class FirstOfEach(Command[list[Document]]):
     """Read the first waiting message of each group, as the index has it.
 
-    Of the groups in ``names``; None: of the next ``MAX_PAGE`` groups behind ``after``.
-    ``not_ready`` leaves out those that are ready at this instant.
+    It covers the groups in ``names``; None: the next ``MAX_PAGE`` groups after ``after``.
+    ``not_ready`` leaves out messages that are ready at this instant.
     """
 
     queue: str
@@ -149,11 +149,20 @@ def set_aside(
     return [each for each in documents if _is_sound(each, field)]
 
 
-# ---- moving what waits
+def write_due(queue: str, documents: Sequence[Document]) -> Plan[None]:
+    """Write a valid ``due`` into messages that lack one, before they are deferred."""
+    odd = [each for each in documents if due_of(each) != each.get("due")]
+    if odd:  # of another program
+        yield from UpdateEach(
+            [({"_id": each["_id"], "q": queue}, {"$set": {"due": due_of(each)}}) for each in odd]
+        )
+
+
+# ---- moving waiting messages
 
 
 class _Move(NamedTuple):
-    """What moves to one ``when``."""
+    """The messages that move to one ``when``."""
 
     when: datetime
     ids: list[Any]
@@ -169,13 +178,13 @@ def place_firsts(
 ) -> Plan[int]:
     """Bring forward the first messages of groups that are deferred for too long.
 
-    That of a group without a lock becomes eligible now, the heir when the lease ends.
+    An unlocked group's first message becomes eligible now; a locked group's, when the lease ends.
 
     Returns:
         How many became eligible now.
     """
     found = yield from set_aside(queue, firsts, order.field, session)
-    if len(found) < len(firsts):  # the next ones are first now
+    if len(found) < len(firsts):  # the messages behind them are first now
         names = [each[order.field] for each in firsts if not _is_sound(each, order.field)]
         following = yield from FirstOfEach(queue, order, names, session=session)
         found += [each for each in following if _is_sound(each, order.field)]
@@ -186,9 +195,9 @@ def place_firsts(
             moves.setdefault(until, _Move(until, [])).ids.append(each["_id"])
     ready = 0
     for when, ids in moves.values():
-        # One that was held meanwhile, and that waits for its next try, is left alone.
+        # A message that was held in between, and waits for its next try, is left alone.
         deferred = {"when": {"$gt": when}, "due": {"$lte": when}}
-        done = yield from write_when(queue, order, ids, deferred, when, session)
+        done = yield from write_when(queue, order, ids, deferred, when, session=session)
         ready += done if when <= now else 0
     return ready
 
@@ -201,9 +210,9 @@ def write_when(
     when: datetime,
     session: object = None,
 ) -> Plan[int]:
-    """Write ``when`` into those of the messages that wait. Return how many matched.
+    """Write ``when`` into the waiting messages among ``ids``. Return how many matched.
 
-    What a transaction locks is left alone. A fail-over that undoes this costs time only.
+    Messages that a transaction locks are left alone. A fail-over that undoes this costs time only.
     """
     waiting = {"_id": {"$in": list(ids)}, "q": queue, order.field: {"$exists": True}, **match}
     put = {"$set": {"when": when}}
@@ -220,13 +229,13 @@ def write_when(
 def bring_forward(
     queue: str, order: Order, names: Collection[Any], session: object = None
 ) -> Plan[None]:
-    """Let groups go on whose held message is no longer held."""
+    """Release groups whose current message has been settled."""
     if not names:
         return
     try:
         now = yield from ServerTime()
         firsts = yield from FirstOfEach(queue, order, list(names), not_ready=now, session=session)
-        if (yield from place_firsts(queue, order, firsts, {}, now, session)):
+        if (yield from place_firsts(queue, order, firsts, locks={}, now=now, session=session)):
             yield from Signal(queue, now, session)
     except Unavailable:
-        return  # the caller's work is done, and the heirs come back by themselves
+        return  # the caller's work is done, and deferred messages come back by themselves

@@ -1,8 +1,8 @@
 """``pyqueue doctor``: check that server, indexes, clocks and bus are as the queues need them.
 
-Each line says OK, or what to do. The doctor creates no index and pushes no message, and it tries
+Each line says OK or names a remedy. The doctor creates no index and pushes no message, and it tries
 the bus on a separate topic. It finishes handovers that a crash left half done, as consumers do. It
-never prints credentials: the addresses that it shows are those that the server gives.
+never prints credentials: it shows the addresses that the server gives.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def findings(client: Client, signals: str | None, *, repair: bool = False) -> It
     Args:
         client: A client that may be unconnected.
         signals: The URL of the bus; None: the default.
-        repair: Whether to delete what writes of Spark have left behind.
+        repair: Whether to delete hidden rows of Spark writes that are older than a day.
     """
     database = client.database
     with pymongo.timeout(CONNECT_TIMEOUT_S):
@@ -268,7 +268,7 @@ def check_indexes(client: Client) -> Finding:
     return Finding("indexes", "ok", ", ".join(indexes))
 
 
-# ---- what is stored
+# ---- stored data
 
 
 def check_documents(client: Client) -> Finding:
@@ -440,7 +440,7 @@ def check_bus(client: Client, signals: str | None) -> Finding:
         bus.close()
 
 
-#: The server parameters that matter: which values are good, and what others mean.
+#: The server parameters that matter, with a test for good values and the effect of bad values.
 PARAMETERS: dict[str, tuple[Callable[[int], bool], str]] = {
     "minSnapshotHistoryWindowInSeconds": (
         lambda value: value <= 300,
@@ -458,7 +458,7 @@ def check_parameters(
     database: Database[dict[str, Any]],
     parameters: Mapping[str, tuple[Callable[[int], bool], str]] = PARAMETERS,
 ) -> Finding:
-    """Check the server parameters. Those that the server does not know are skipped."""
+    """Check the server parameters. Skip parameters that the server does not know."""
     found = {}
     for name in parameters:
         try:

@@ -1,4 +1,4 @@
-"""What ``pyqueue doctor`` checks of documents: whether receives find them."""
+"""The checks of ``pyqueue doctor`` on documents: whether receives find them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pyqueue.cli.streams_check import first_ids
 
 MIN_KEY, MAX_KEY = MinKey(), MaxKey()
 MAX_HIDDEN_PER_RANGE = 10
-#: The parts of a queue's range in the index where no receive looks: values that are not dates, and
-#: dates behind the live messages and before the finished ones, which lie 7000 years ahead.
+#: The parts of a queue's range in the index that no receive reads: values that are not dates, and
+#: dates after the live messages and before the finished messages, which lie 7000 years ahead.
 HIDDEN_RANGES: list[tuple[Any, Any]] = [
     (MIN_KEY, DatetimeMS(-(1 << 63))),
     (datetime(8000, 1, 1, tzinfo=UTC), datetime(9020, 1, 1, tzinfo=UTC)),

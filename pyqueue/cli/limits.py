@@ -1,4 +1,4 @@
-"""Limits of queues on the command line: their text, and which stored ones cannot be read."""
+"""Limits of queues on the command line: their text, and the faults of stored limits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _number(name: str, text: str) -> float:
 
 
 def wrong_limits(client: Client) -> Iterator[str]:
-    """Yield what is wrong with stored limits: consumers of such a queue receive nothing."""
+    """Yield the faults of stored limits. A queue with a faulty limit delivers nothing."""
     match = {"_id": RECORD_IDS, "shape.limit": {"$exists": True}}
     for record in client.database[client.namespace].find(match, {"q": 1, "kind": 1, "shape": 1}):
         queue, kind = str(record.get("q")), record.get("kind")

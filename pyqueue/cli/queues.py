@@ -245,7 +245,7 @@ def _read_all(file: Path | None) -> str:
 
 
 def _batches(source: BufferedIOBase) -> Iterator[list[bytes]]:
-    """Yield the lines that have arrived, so that those of a slow producer are not delayed."""
+    """Yield the lines that have arrived, so that lines of a slow producer are not delayed."""
     rest = b""
     while data := source.read1(1 << 20):
         *lines, rest = (rest + data).split(b"\n")
@@ -386,7 +386,7 @@ def move(
         refuse_unknown(client, source, "FROM")
         from_queue = queue_with_stored_options(client, source)
         to_queue = queue_with_stored_options(client, to)
-        # Move at most as many as are ready now. So this ends even if producers keep pushing.
+        # Move no more messages than are ready now. So this ends even if producers keep pushing.
         ready = from_queue.counts().ready
         wanted = ready if limit is None else min(limit, ready)
         moved = 0

@@ -1,4 +1,4 @@
-"""What ``pyqueue doctor`` says of Spark: the groups that read, and the stages that write."""
+"""The report of ``pyqueue doctor`` on Spark: the groups that read, and the stages that write."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The start of a worker: what it prints, and how it waits for the server."""
+"""The start of a worker: its output, and how it waits for the server."""
 
 from __future__ import annotations
 

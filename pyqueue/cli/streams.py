@@ -125,10 +125,10 @@ def _stream(client: Client, name: str) -> Stream[Any]:
 
 
 def _place(text: str) -> str | int | datetime:
-    """Return what the argument TO means.
+    """Return the place that the argument TO names.
 
     Raises:
-        ConfigurationError: It means nothing.
+        ConfigurationError: It names no place.
     """
     if text in ("first", "last"):
         return text

@@ -1,4 +1,4 @@
-"""What ``pyqueue doctor`` checks of streams: the packs, the groups, and strange documents."""
+"""The checks of ``pyqueue doctor`` on streams: the packs, the groups, and strange documents."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyqueue.backends.transitions import record_id
 
 #: How many of the newest packs are checked: a probe may run the doctor every minute.
 MAX_PACKS: Final = 100
-#: What is read of a pack.
+#: The fields of a pack that are read.
 _PACK: Final = {
     **dict.fromkeys(("s", "n", "q", "pushed"), 1),
     "entries": {"$cond": [{"$isArray": "$b"}, {"$size": "$b"}, -1]},
@@ -26,7 +26,7 @@ Document = Mapping[str, Any]
 
 
 def streams(client: Client) -> list[str]:
-    """Return the names of the streams, also of those that have no record any more."""
+    """Return the names of the streams, including streams whose record is gone."""
     collection = client.database[client.namespace]
     records = collection.find({"_id": RECORD_IDS, "kind": STREAM}, {"q": 1, "deleted": 1})
     recorded = {each["q"] for each in records if "deleted" not in each}
@@ -39,7 +39,7 @@ def streams(client: Client) -> list[str]:
 
 
 def check_stream(client: Client, name: str) -> Iterator[str]:
-    """Yield what is wrong with a stream, and what to do."""
+    """Yield the faults of a stream, each with its remedy."""
     collection = client.database[client.namespace]
     record = collection.find_one({"_id": record_id(name)})
     if record is None or record.get("kind") != STREAM:
@@ -59,7 +59,7 @@ def first_ids(ids: Sequence[object]) -> str:
 
 
 def _beginning(prefix: str) -> Document:
-    """Return the filter of the ids that begin so. Every character of a name sorts before 7f."""
+    """Return the filter of ids with a prefix. Every character of a name sorts before 7f."""
     return {"_id": {"$gte": prefix, "$lt": prefix + "\x7f"}}
 
 
@@ -79,7 +79,7 @@ def _is_pack(document: Document) -> bool:
 
 
 def _gaps(name: str, packs: Sequence[Document]) -> Iterator[str]:
-    """Yield what is wrong with packs that follow each other."""
+    """Yield the faults of packs, and the gaps and overlaps between them."""
     before: int | None = None
     for each in packs:
         if not _is_pack(each) or each["_id"] != pack_id(name, each["s"]):
@@ -95,7 +95,7 @@ def _gaps(name: str, packs: Sequence[Document]) -> Iterator[str]:
 
 
 def _groups(collection: Collection[dict[str, Any]], name: str, end: int) -> Iterator[str]:
-    """Yield what is wrong with consumer groups."""
+    """Yield the faults of consumer groups."""
     prefix = group_id(name, "")
     for document in collection.find(_beginning(prefix), sort=[("_id", ASCENDING)]):
         group, place = document["_id"].removeprefix(prefix), document.get("next")

@@ -60,7 +60,7 @@ def trace(
 
 
 def to_json(document: Mapping[str, Any], now: datetime, max_tries: int | None) -> dict[str, Any]:
-    """Return the facts about a stored message, without those that have no value.
+    """Return the facts about a stored message. Facts without a value are left out.
 
     Args:
         document: the message as it is stored.

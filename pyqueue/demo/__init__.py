@@ -1,10 +1,10 @@
 """``pyqueue demo``: run the ``flights`` pipeline, kill a consumer, and check every figure.
 
-The demo pushes a year's flights, some of them broken on purpose. One consumer process starts, and
-is killed by SIGKILL when it has stored flights but not committed them. Then other consumer
-processes finish the work: they receive the messages of the killed process when its leases have
-expired. In the end the demo reads all figures from the collection and the queues, and compares
-them with the same figures counted from the file.
+The demo pushes a year's flights, some of them broken on purpose. The first consumer process stores
+flights and is killed by SIGKILL before it commits them. Then other consumer processes finish the
+work: they receive the messages of the killed process when its leases expire. At the end the demo
+counts all figures from the collection and the queues, and compares them with the same figures
+counted from the file.
 
 ``flights`` is the example: stages and graph. ``consumer`` processes its messages, ``rows`` reads
 the file, ``figures`` counts, and ``report`` prints. This module starts, kills and compares.
@@ -37,7 +37,7 @@ __all__ = ["PROCESSES", "Consumers", "run", "run_spark"]
 
 #: How long the demo tries to reach the server of ``--url``.
 CONNECT_TIMEOUT_S = 5.0
-#: The number of consumer processes, without the one that is killed.
+#: The number of consumer processes besides the victim.
 PROCESSES = 2
 
 
@@ -63,7 +63,7 @@ class Consumers:
             ours.send((url, namespace, number == 0, by))
 
     def begin(self, *, victim: bool) -> None:
-        """Let the victim begin, or all that are left once the victim is dead."""
+        """Let the victim begin; once it is dead, let all remaining processes begin."""
         for connection in itertools.islice(self.running, 1 if victim else None):
             with suppress(OSError):  # If the process has ended, `receive` reports it.
                 connection.send("begin")
@@ -95,7 +95,7 @@ class Consumers:
             connection.close()
 
     def close(self) -> None:
-        """Kill the processes that still run."""
+        """Kill the processes that are still running."""
         for connection, process in self.running.items():
             process.kill()
             process.wait()
@@ -108,7 +108,7 @@ def run(rows: int | None = None, url: str | None = None, by: By = "batches") -> 
     Args:
         rows: the number of flights; None means the whole sample.
         url: the server to use; None starts a private one.
-        by: how the handlers take messages: in "batches", or, with "pipeline", one at a time.
+        by: "batches": the handlers take batches; "pipeline": they take one message at a time.
     """
     source, count, read = find_lines(rows)
     with ExitStack() as stack:
@@ -151,7 +151,7 @@ def run(rows: int | None = None, url: str | None = None, by: By = "batches") -> 
 
 
 def _push(client: Client, lines: Iterator[Line], consumers: Consumers) -> int:
-    """Push all lines, and let the victim begin with the first. Return how many were pushed."""
+    """Push all lines. The victim begins just before the first push. Return how many were pushed."""
     pushed = 0
     raw = client.queue("raw")  # without a model, so that broken rows are pushed too
     while batch := list(itertools.islice(lines, 1000)):

@@ -1,7 +1,7 @@
 """A consumer process of the demo. It runs the ``flights`` pipeline until all queues are empty.
 
-The handlers of the pipeline take batches. With ``--by pipeline`` each batch is one message, for
-comparison. That costs several times as much.
+The handlers of the pipeline take batches. For comparison, ``--by pipeline`` makes each batch one
+message, at several times the cost.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from pyqueue.demo.flights import Flight, pipeline, store
 
 By = Literal["batches", "pipeline"]
 
-CONCURRENCY = 64  # handlers of single messages that run at once
-POLL_S = 0.25  # without signals between processes, an idle stage looks this often
+CONCURRENCY = 64  # how many handlers of single messages run at once
+POLL_S = 0.25  # how often an idle stage checks its queue: no signals cross processes
 VICTIM_STORES_FOR_S = 0.3  # from the first stored flight until the victim is killed
-VICTIM_LEASE_S = 3  # then the messages of the victim are delivered again
+VICTIM_LEASE_S = 3  # when it ends, the victim's messages are delivered again
 
 
 def connect(url: str, namespace: str, **options: Any) -> Client:
     """Make a client whose signals stay in this process.
 
-    The default bus would leave a collection in the user's database.
+    The default bus would create a collection in the user's database, and leave it there.
     """
     return Client(url, namespace=namespace, signals="memory:", **options)
 
@@ -36,11 +36,11 @@ def connect(url: str, namespace: str, **options: Any) -> Client:
 def consume(parent: Connection) -> None:
     """Process messages until none are left or the parent is gone.
 
-    The victim has short leases and never commits. It stores some flights, tells the parent which,
-    and is killed. It always handles one message at a time.
+    The victim has short leases and never commits. It stores some flights and tells the parent their
+    ids; then the parent kills it. Each of its handlers takes one message.
 
     Args:
-        parent: the connection to the parent, which sends the settings, and then the word to begin.
+        parent: the connection to the parent, which sends the settings, and then "begin".
     """
     try:
         url, namespace, victim, by = parent.recv()
@@ -48,7 +48,7 @@ def consume(parent: Connection) -> None:
     except (EOFError, OSError):
         return  # The parent is gone.
     os.environ["PYQUEUE_URL"], os.environ["PYQUEUE_NAMESPACE"] = url, namespace
-    # Without the warning that the victim's lease differs from the stored options of its queues.
+    # Hide the warning that the victim's lease differs from the stored options of its queues.
     logging.getLogger("pyqueue").setLevel(logging.ERROR)
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
     try:
@@ -99,7 +99,7 @@ class Victim:  # not covered: the victim is killed
         threading.Event().wait()
 
     def _report(self) -> None:
-        """Tell the parent which flights are stored, some time after the first."""
+        """Some time after the first flight is stored, tell the parent which flights are stored."""
         self._has_stored.wait()
         time.sleep(VICTIM_STORES_FOR_S)
         _send(self._parent, "held", list(self._held))

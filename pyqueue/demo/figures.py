@@ -19,7 +19,7 @@ BACK = "flights held by the killed consumer, and stored again after it"
 
 
 def expected(lines: Iterable[Line], held: int) -> Figures:
-    """Count the figures from the file, without the code of the pipeline.
+    """Count the figures from the file, without using the code of the pipeline.
 
     Args:
         lines: the lines of the file.
@@ -90,7 +90,7 @@ def measured(client: Client, results: Collection[Figures], pushed: int, held: li
 
 
 def compare(file: Any, here: Any, name: str = "") -> tuple[int, list[Figures]]:
-    """Compare figures, and return how many there are and which are not equal."""
+    """Compare figures. Return how many there are, and the figures that are not equal."""
     if isinstance(file, dict) and isinstance(here, dict):
         parts = [
             compare(file.get(each), here.get(each), f"{name}, {each}".strip(", "))

@@ -12,7 +12,7 @@
 * Each step is an atomic move: one update takes a message out of a queue and puts it, with its new
   payload, into the next queue. The message is always in exactly one queue.
 * The handlers take batches: a list of up to a hundred messages, which are reserved and settled by a
-  few commands. ``parse`` and ``route`` return a list with an answer for each message.
+  few commands. ``parse`` and ``route`` return a list with one answer for each message.
 * ``store`` writes flights, and then their messages are committed. A process that dies in between
   has written the flights and not committed the messages, so these are delivered again when their
   leases expire. Therefore each write is an upsert by the flight's id: it can be repeated.
@@ -35,7 +35,7 @@ from pymongo.collection import Collection
 from pyqueue import Client, Delivery, Message, Pipeline, To
 
 LATE = 15  # minutes, as the U.S. Department of Transportation defines it
-WINDOW_S = 0.1  # a batch that is not full waits so long for more messages
+WINDOW_S = 0.1  # how long a batch that is not full waits for more messages
 QUEUES = ("raw", "parsed", "late", "on-time", "cancelled")  # in the order of the flow
 
 
@@ -121,7 +121,7 @@ def pipeline(
     """Return the stages, chained by their queues. Each takes up to ``batch`` messages at once."""
     flights: Pipeline = client.pipeline("flights")
     options |= {"batch": batch, "window": WINDOW_S}
-    # A consumer may meet more broken rows than good ones at first: other consumers took those.
+    # A consumer may receive mostly broken rows at first, if other consumers took the good rows.
     flights.link("raw", parse, to="parsed", model=Row, on_invalid="bury", **options)
     flights.choice("parsed", route, to=["late", "on-time", "cancelled"], model=Flight, **options)
     for queue in ("late", "on-time", "cancelled"):

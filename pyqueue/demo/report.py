@@ -10,7 +10,7 @@ from rich import progress as rich
 from rich.console import Console
 from rich.table import Column, Table
 
-#: Takes the messages in each queue, and how many steps are left.
+#: Takes the number of messages in each queue, and the number of steps that are left.
 Progress = Callable[[dict[str, int], int], None]
 
 CARRIER_COLUMNS = ["flights", "late", "cancelled", "mean_delay"]

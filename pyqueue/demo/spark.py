@@ -1,7 +1,7 @@
 """``pyqueue demo --spark``: a Spark stage parses the flights, and Spark sums them from claims.
 
-The transform of the stage leaves out the rows that are broken on purpose, so the stage finishes
-their messages, and they never arrive in ``parsed``.
+The transform of the stage leaves out the rows that are broken on purpose. The stage finishes their
+messages, so they never arrive in ``parsed``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ QUIET = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
 }
-#: The stage takes the messages in about so many batches. The first one warms Spark up.
+#: The approximate number of batches of the stage. The first batch warms Spark up.
 BATCHES = 5
 FIELDS = ("id", "month", "day", "dep_time", "arr_delay", "carrier", "flight")
 
@@ -142,7 +142,7 @@ def run(
 
 
 def _rate(reports: list[Report]) -> int:
-    """Return the messages that the stage claimed in a second."""
+    """Return how many messages the stage claimed per second."""
     seconds = sum(each.seconds for each in reports)
     return round(sum(each.claimed for each in reports) / max(0.001, seconds))
 

@@ -53,16 +53,16 @@ H = TypeVar("H", bound=Callable[..., Any])
 class BatchQueueOptions(QueueOptions, total=False):
     """The options of the queue that a Spark stage reads."""
 
-    #: The model of the payloads: what pydantic's TypeAdapter takes.
+    #: The model of the payloads: any type that pydantic's TypeAdapter takes.
     model: Any
 
 
 class StageOptions(BatchQueueOptions, HandlerOptions, total=False):
-    """The options of a stage: those of the queue that it reads, and those of its handler."""
+    """The options of a stage: the options of its queue and of its handler."""
 
 
 def _divided(options: Mapping[str, object]) -> tuple[HandlerOptions, BatchQueueOptions]:
-    """Return the options of the handler, and those of the queue."""
+    """Return the options of the handler and the options of the queue."""
     of_handler = {name: options[name] for name in HandlerOptions.__annotations__ if name in options}
     of_queue = {name: options[name] for name in options if name not in of_handler}
     return cast("HandlerOptions", of_handler), cast("BatchQueueOptions", of_queue)
@@ -80,7 +80,7 @@ class Runner:
     def __init__(self, client: AnyClient, name: str, *, concurrency: int = 16) -> None:
         self.name = name
         self.graph = Graph()
-        connection_of(client)  # refuses what is not a client
+        connection_of(client)  # refuses anything but a client
         self._client = client
         self._concurrency = arguments.count("concurrency", concurrency)
         self._run: Run | None = None

@@ -79,7 +79,7 @@ class ClientRunner:
         client: the client.
         connection: the connection of the client.
         driver: the driver of the connection, adapted if it blocks.
-        threads: run what blocks.
+        threads: run the blocking calls.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class ClientRunner:
 
     @property
     def store(self) -> object:
-        """What is equal for runners of one database."""
+        """A key that is equal for runners of one database."""
         return self._connection.store
 
     @property
@@ -126,7 +126,7 @@ class ClientRunner:
 
     @property
     def renewal(self) -> Callable[[Sequence[Reservation[Any]]], Any]:
-        """What extends leases, for the renewer of the client."""
+        """The function that extends leases, for the renewer of the client."""
         return renewal(self._connection)
 
     async def run(self, plan: Plan[R]) -> R:
@@ -182,7 +182,7 @@ class ClientRunner:
             second.close()
 
     async def close(self) -> None:
-        """Close what this runner added to a blocking client. The client stays open."""
+        """Close the parts that this runner added to a blocking client. The client stays open."""
         if isinstance(self._driver, BlockingAdapter):
             await self._driver.settled()
             self._driver.close_waiters()

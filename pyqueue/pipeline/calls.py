@@ -1,9 +1,9 @@
-"""Calls of a handler: which messages share one, and what it said about each of them.
+"""Calls of a handler: the messages that share a call, and the answer for each of them.
 
-A stage without ``batch`` has calls of one message. In a stage with it, a call has as many messages
-as are there. A message that comes again has calls that are smaller each time, because one message
-may fail a whole call, or kill its process. In its last try it is alone, so that it takes no other
-message to the dead-letter queue.
+Without ``batch``, a call has one message. With it, a call takes the messages that are there, up to
+``batch``. Each time a message is delivered again, its call is smaller, because one message may fail
+a whole call or kill its process. In its last try it is alone, so that it takes no other message to
+the dead-letter queue.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Call:
     Args:
         messages: the messages.
         stage: the stage whose handler is called.
-        notes: stores what the handler notes on the messages.
+        notes: stores the handler's notes on the messages.
         loop: the event loop, for a handler that runs in a thread.
     """
 
@@ -41,7 +41,7 @@ class Call:
         self.messages = messages
         self.deliveries: list[Delivery[Any]] = [Delivery(each, notes, loop) for each in messages]
         payloads = [each.payload for each in messages]
-        #: What the handler takes.
+        #: The arguments of the handler.
         self.arguments: tuple[Any, ...] = (payloads, list(self.deliveries))
         if stage.batch is None:
             self.arguments = (payloads[0], self.deliveries[0])
@@ -54,7 +54,7 @@ class Call:
         self._held = len(messages)
 
     def cancel(self, reason: str) -> None:
-        """Cancel the handler. A handler in a thread is abandoned instead: its thread goes on."""
+        """Cancel the handler. A handler in a thread is abandoned: its thread keeps running."""
         self.cancelled = self.cancelled or reason
         for each in self.deliveries:
             each.lost = True
@@ -93,16 +93,16 @@ def grouped(
 def answers_of(
     stage: Stage, number: int, answer: object, failed: BatchFailed | None = None
 ) -> list[object]:
-    """Return what a handler of batches said about each message: an answer, or an exception.
+    """Return the answer of a handler of batches for each message, or an exception.
 
     Args:
         stage: the stage.
         number: how many messages the handler had.
-        answer: what it returned.
-        failed: what it raised instead.
+        answer: its return value.
+        failed: the ``BatchFailed`` that it raised or returned instead.
 
     Raises:
-        ValueError: The handler said nothing about some messages, or it had fewer.
+        ValueError: The handler did not give exactly one answer for each message.
     """
     errors = {} if failed is None else failed.errors
     if wrong := [index for index in errors if not 0 <= index < number]:
@@ -125,5 +125,5 @@ def answers_of(
 
 
 def shown(answer: object) -> str:
-    """Return what an error says of an answer. A payload may hold secrets, so it is left out."""
+    """Describe an answer for an error text. A payload may hold secrets, so it is left out."""
     return "None" if answer is None else f"a value of type {type(answer).__name__}"

@@ -5,8 +5,8 @@ of a handler is a task, with one message or, in a stage with ``batch``, with man
 the work: ``concurrency`` handlers run at once over all stages, and each stage has a limit for its
 calls between reserving and settling.
 
-``calls`` says which messages share a call, and ``verdicts`` decides what the handler's answer means
-for them.
+``calls`` groups the messages into calls. ``verdicts`` decides from the handler's answer how the
+messages are settled.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Run:
         """Run until the end, and return the report.
 
         Raises:
-            QueueError: A stage cannot go on, for instance because the client was closed.
+            QueueError: A stage cannot continue, for instance because the client was closed.
         """
         began = time.monotonic()
         self._runner = runner = await ClientRunner.open(self._client, self._threads)

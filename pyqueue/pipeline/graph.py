@@ -17,7 +17,7 @@ from pyqueue.stream_base import StreamBase
 
 Kind = Literal["link", "choice", "sink", "spark"]
 
-#: What a stage does when most of its first messages do not fit its model.
+#: How a stage reacts if most of its first messages do not fit its model.
 OnInvalid = Literal["stop", "bury"]
 
 
@@ -28,19 +28,19 @@ class HandlerOptions(TypedDict, total=False):
     concurrency: int | None
     #: The time that a handler may take.
     time_limit: Duration | None
-    #: What happens when most of the first messages do not fit the model, or most of the first
-    #: answers are wrong: "stop", the default, ends the run with an error; "bury" goes on.
+    #: The reaction if most of the first messages do not fit the model, or most of the first answers
+    #: are wrong. "stop", the default, ends the run with an error; "bury" continues it.
     on_invalid: OnInvalid
     #: The most messages that the handler takes at once. It takes a list of payloads then, and a
     #: list of Deliveries if it has a second argument. A link and a choice return a list.
     batch: int | None
-    #: How long a batch waits to be full, once it has a message: at most half of the lease.
+    #: How long a batch waits to be full, once it has a message: up to half of the lease.
     window: Duration | None
 
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
-    """What a Spark stage has besides its queues and its transform."""
+    """The options of a Spark stage, besides its queues and its transform."""
 
     #: The durable name of this consumer.
     group: str
@@ -115,7 +115,7 @@ def make_stage(
     to: Iterable[str],
     options: HandlerOptions,
 ) -> Stage:
-    """Check what can be known of a stage alone, and return it.
+    """Make a stage, and check it without the rest of the graph.
 
     Raises:
         ConfigurationError: An argument is not allowed, or the handler does not fit the stage.
@@ -143,14 +143,16 @@ def make_stage(
         )
     first, second = ("payload", "delivery") if batch is None else ("payloads", "deliveries")
     return Stage(
-        kind,
-        queue,
-        handler,
-        targets,
-        None if concurrency is None else arguments.count("concurrency", concurrency),
-        None if time_limit is None else arguments.duration("time_limit", time_limit, positive=True),
-        arguments.takes_second(f"handler: of queue {name!r}", handler, (first, second)),
-        inspect.iscoroutinefunction(handler)
+        kind=kind,
+        queue=queue,
+        handler=handler,
+        to=targets,
+        concurrency=None if concurrency is None else arguments.count("concurrency", concurrency),
+        time_limit=None
+        if time_limit is None
+        else arguments.duration("time_limit", time_limit, positive=True),
+        delivery=arguments.takes_second(f"handler: of queue {name!r}", handler, (first, second)),
+        awaited=inspect.iscoroutinefunction(handler)
         or inspect.iscoroutinefunction(getattr(handler, "__call__", None)),  # noqa: B004  # its type
         on_invalid=on_invalid,
         batch=None if batch is None else arguments.count("batch", batch),
@@ -165,7 +167,7 @@ def make_spark_stage(
     group: str | None,
     batches: BatchOptions,
 ) -> Stage:
-    """Check what can be known of a Spark stage alone, and return it.
+    """Make a Spark stage, and check it without the rest of the graph.
 
     Raises:
         ConfigurationError: An argument is not allowed.
@@ -177,7 +179,7 @@ def make_spark_stage(
             f"not {type(transform).__name__}"
         )
     by_column, targets = arguments.choices(queue.name, to)
-    # A stage that gets one more target keeps its group, and so what it has claimed.
+    # If a list of targets gets longer, the stage keeps its group, and so its claims.
     default = f"{queue.name}>{to}" if isinstance(to, str) else queue.name
     options = SparkOptions(arguments.group(group or default), batches, by_column)
     return Stage(
@@ -256,7 +258,7 @@ class Graph:
         return next((found for name in self.stages if (found := visit(name, []))), None)
 
     def depths(self) -> Mapping[str, int]:
-        """Return how far each queue lies from where messages enter, nearest first.
+        """Return the distance of each queue from the point where messages enter, nearest first.
 
         The depth of a queue is the length of the longest path to it that visits no queue twice.
         """

@@ -21,18 +21,18 @@ from pyqueue.queue_base import backend_of
 
 log = logging.getLogger("pyqueue")
 
-#: What a stage counts. A message that came in went out, or was dropped, retried, dead (buried) or
-#: lost. A released message was given back before its handler started, or because the stage stops
+#: The counters of a stage. A message that came in went out, or was dropped, retried, dead (buried)
+#: or lost. A released message was given back before its handler started, or because the stage stops
 #: with an error.
 COUNTERS: Final = ("in", "out", "dropped", "retried", "dead", "lost", "released")
 #: The longest time for which messages gather before a batch takes them, in seconds.
 _GATHER_S: Final = 0.05
-#: The longest time for which a batch waits for a message before it sees whether any is expected.
+#: The longest time for which a batch waits for a message before it checks whether any is expected.
 _LOOK_S: Final = 0.05
 
 
 class Notes:
-    """What the handlers of a stage note on their messages: progress and checkpoints.
+    """The notes of a stage's handlers on their messages: progress and checkpoints.
 
     Args:
         queue: the queue of the stage.
@@ -45,7 +45,7 @@ class Notes:
     async def progress(
         self, message: Reservation[Any], fraction: float, note: str | None = None
     ) -> None:
-        """Store how far the work is. Leave it out if the message is part of a larger document."""
+        """Store the progress of the work. Skip it if the message is part of a larger document."""
         if not isinstance(message, (PackedReservation, StreamReservation)):
             await self._queue.progress(message, fraction, note)
             return
@@ -93,8 +93,8 @@ class RunningStage:
                 stage.name,
                 stage.batch,
             )
-        #: One slot for each call until it is settled. By default there are as many as handlers run
-        #: at once, and as many again for calls that are being settled.
+        #: One slot for each call until it is settled. The default is twice the number of handlers
+        #: that run at once: the second half is for calls that are being settled.
         self.slots = anyio.Semaphore(stage.concurrency or 2 * concurrency, fast_acquire=True)
         self.counters = dict.fromkeys(COUNTERS, 0)
         self._runner = runner
@@ -115,7 +115,7 @@ class RunningStage:
     ) -> None:
         """Add messages to a batch until it is full, its window ends, or no more are expected.
 
-        A message waits here for half of its lease at most.
+        A message never waits here longer than half of its lease.
 
         Args:
             batch: the messages so far.
@@ -129,7 +129,7 @@ class RunningStage:
         end = time.monotonic() + window_s
         while len(batch) < size and (left_s := end - time.monotonic()) > 0:
             if expected is not None:
-                if not expected():  # what was expected before is in the queue by now
+                if not expected():  # messages expected before are in the queue by now
                     batch += await self.reserve(size - len(batch), 0)
                     return
                 left_s = min(left_s, _LOOK_S)
@@ -140,7 +140,8 @@ class RunningStage:
     def wait_left(self, message: Reservation[Any]) -> float:
         """Return the seconds until too much of a message's lease is over to start its handler.
 
-        That is half of it. A batch takes up to half of it to fill, and may wait a quarter more.
+        Too much means half of the lease. A batch takes up to half of it to fill, and may wait
+        another quarter.
         """
         least = message.lease / (2 if self.stage.batch is None else 4)
         return self._runner.seconds_left(message) - least

@@ -25,13 +25,13 @@ _TITLE: Final = 24
 
 
 def draw(graph: Graph, name: str, format: str, counts: Mapping[str, Counts]) -> str:
-    """Return the drawing of a graph, with the counts of those queues that have an entry."""
+    """Return the drawing of a graph, with the counts of the queues that have an entry."""
     arguments.one_of("format", format, ("text", "mermaid", "svg"))
     return {"text": _text, "mermaid": _mermaid, "svg": _svg}[format](graph, name, counts)
 
 
 def _status(counts: Mapping[str, Counts], queue: str) -> str:
-    """Return the counts of a queue in words, without those of 0; "empty" if all are 0."""
+    """Return the counts of a queue in words, without counts of 0; "empty" if all are 0."""
     if queue not in counts:
         return ""
     states = ("ready", "reserved", "scheduled")

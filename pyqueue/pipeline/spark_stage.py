@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pyqueue")
 
-#: The seconds between two looks at an empty queue.
+#: The seconds between two scans of an empty queue.
 _IDLE: Final = Backoff(base=0.02, maximum=0.5, jitter=0)
 #: The seconds to wait after a batch failed.
 _FAILED_BATCH_DELAY_S: Final = 5.0
-#: At most so long the end of a run waits for the end of the runner's lease, in seconds.
+#: The longest time for which the end of a run waits for the release of the group, in seconds.
 _RELEASE_S: Final = 2.0
 
 
@@ -44,9 +44,9 @@ async def run_batches(
 
     Args:
         stage: a Spark stage.
-        batches: what ``batches_of`` returned for it.
+        batches: the result of ``batches_of`` for it.
         threads: run the batches.
-        count: takes the name of a counter, and what to add to it.
+        count: takes the name of a counter, and the number to add to it.
 
     Raises:
         ConfigurationError: The transform returned something unusable.
@@ -98,7 +98,7 @@ async def _run_batches(
 def batches_of(
     stage: Stage, source: QueuePlans, targets: Sequence[QueuePlans], connection: Connection
 ) -> Batches:
-    """Return what works on the batches of a Spark stage.
+    """Return the object that works on the batches of a Spark stage.
 
     Args:
         stage: a Spark stage.

@@ -1,4 +1,4 @@
-"""Decide from what a handler returned or raised how its messages are settled, and settle them.
+"""Decide from a handler's answer or exception how its messages are settled, and settle them.
 
 ``Verdicts`` does this for the messages of one stage. Messages of a batch that are settled in the
 same way share a command. The server can refuse a settlement, for instance because the payload is
@@ -54,7 +54,7 @@ _ANY_TYPE: Final = Codec[Any](Any)
 
 #: The errors of settling for which the answer, or the message, is to blame.
 _OF_THE_MESSAGE: Final = (InvalidMessage, TypeError, TargetRefused)
-#: An unexpected error is logged at most this often, in seconds.
+#: The shortest time between two logs of unexpected errors of one class, in seconds.
 _LOG_INTERVAL_S: Final = 60.0
 
 #: An output of Many: its new id; a queue, or its name; a payload for it; and its priority and its
@@ -126,8 +126,8 @@ class Verdicts:
         Args:
             held: the messages that this process still holds, by their places in the call.
             number: how many messages the call had.
-            answer: what the handler returned.
-            failure: what it raised instead.
+            answer: the return value of the handler.
+            failure: the exception that it raised or returned instead.
         """
         answers = [answer]
         if self._stage.batch is not None:
@@ -160,7 +160,7 @@ class Verdicts:
         return verdict
 
     def _of_wrong_answer(self, message: Reservation[Any], error: Exception) -> Verdict:
-        """Return the verdict on a message whose answer nothing can be done with.
+        """Return the verdict on a message whose answer is unusable.
 
         Such messages are buried. If most of the first answers are wrong, the handler is, so the
         stage stops, and gives back the messages of all further wrong answers.
@@ -291,7 +291,7 @@ class Verdicts:
     async def settle(
         self, decisions: Iterable[Decision], hurried: Callable[[], bool]
     ) -> Sequence[tuple[Reservation[Any], str]]:
-        """Carry decisions out, those of a group in one command.
+        """Carry out decisions. Decisions whose verdicts have the same group share a command.
 
         While the server does not answer, they are tried again as long as the leases last.
 
@@ -471,7 +471,7 @@ def log_failure(failure: BaseException, text: str, *values: object) -> None:
 
 
 def _shown(answer: object) -> str:
-    """Return what an error says of an answer. A payload may hold secrets, so it is left out."""
+    """Describe an answer for an error text. A payload may hold secrets, so it is left out."""
     if isinstance(answer, To):
         return f"To({answer.queue!r})"
     return shown(answer)
@@ -485,5 +485,5 @@ def _setup_error(error: Exception, verdict: Verdict) -> ConfigurationError | Non
 
 
 def _identity(error: BaseException | str | None) -> Hashable:
-    """Return what is equal for errors that can be stored by one command."""
+    """Return a key that is equal for errors that can be stored by one command."""
     return id(error) if isinstance(error, BaseException) else error

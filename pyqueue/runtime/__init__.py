@@ -1,1 +1,1 @@
-"""What runs plans: drivers, shared calls, waiting consumers, renewal of leases."""
+"""The machinery that runs plans: drivers, shared calls, waiting consumers, renewal of leases."""

@@ -1,7 +1,7 @@
 """The rules that both drivers share.
 
-Which collection a command goes to, what an error means, when the primary is asked for its time and
-what is counted. This module sends nothing; ``runtime/drivers.py`` does.
+Which collection a command goes to, how errors translate, when the primary is asked for its time and
+which events are counted. This module sends nothing; ``runtime/drivers.py`` does.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ L = TypeVar("L", Listener, ListensAsync)
 #: How often the primary is asked for its time. The quickest answer counts.
 _CLOCK_SAMPLES: Final = 5
 
-#: How long a client keeps what it knows of a queue that it does not use, and how often it looks.
+#: How long a client remembers a queue that it does not use, and how often it drops such queues.
 _IDLE_S: Final = 600.0
 _DROP_INTERVAL_S: Final = 60.0
 
@@ -81,13 +81,13 @@ _DROP_INTERVAL_S: Final = 60.0
 #: hears no signal in the meantime.
 REFRESH_TIMEOUT_S: Final = 5.0
 _REFRESH_REST_S: Final = (2.0, 3.0)
-#: A wait may end so much too early.
+#: A wait may end too early by this time.
 _EARLY_S: Final = 0.01
 
 #: The driver has to wait for the answer.
 PENDING: Final = object()
 
-#: A transaction that only reads. "local" shows what the primary has stored at its first read; a
+#: A transaction that only reads. "local" shows the data of the primary at the first read; a
 #: "snapshot" may be older than a claim at w:1 that was just acknowledged.
 READ_ONLY: Final[Mapping[str, Any]] = {
     "read_concern": ReadConcern("local"),
@@ -112,7 +112,7 @@ def _admit_none(items: list[Any]) -> None:
 
 
 def seconds_left(request: Wait, clock: Clock | None) -> float | None:
-    """Return how long a consumer may wait at most.
+    """Return the longest time that a consumer may wait.
 
     Args:
         request: its wait.
@@ -172,7 +172,7 @@ class BaseDriver(Generic[L]):
         #: The waiting consumers of this driver, and of those that run on it.
         self._all_waiters = [self._waiters]
         self._listeners: dict[Waiters, L] = {}
-        #: What it knows of the records of queues, and of the indexes.
+        #: The known records of queues, and the known indexes.
         self.known = KnownQueues(name, owner)
         self.memory = type(database).__module__.startswith("mongomock")
         if self.memory:
@@ -202,7 +202,7 @@ class BaseDriver(Generic[L]):
     def waiters(self, queue: str) -> Waiters:
         """Return the consumers of a queue that wait in this client.
 
-        "NAME~GROUP" are those of a group of a stream. They hear the events of the stream.
+        "NAME~GROUP" names the consumers of a group of a stream. They hear the events of the stream.
         """
         found = self._waiters.get(queue)
         if found is None:
@@ -219,7 +219,7 @@ class BaseDriver(Generic[L]):
         return found
 
     def _drop_idle(self) -> None:
-        """Drop what is known of queues that were not used for long. Losing it costs one scan.
+        """Forget queues that were not used for long. Losing it costs one scan.
 
         A queue with a listener is kept, because consumers have waited for its events.
         """
@@ -256,7 +256,7 @@ class BaseDriver(Generic[L]):
         if not self.clock.stale:
             return
         if self._prepared:
-            self.clock.touch()  # concurrent callers go on with the present estimate
+            self.clock.touch()  # concurrent callers use the present estimate
         try:
             primary = yield from self._sample()
             if not self._prepared or primary != self._primary:
@@ -345,7 +345,7 @@ class BaseDriver(Generic[L]):
     def _watch(self, request: Wait, listener: L) -> Generator[float | None, bool, bool]:
         """Wait as the leader. Yield the seconds to listen, or None to refresh the clock.
 
-        A clock that runs behind hides what is ready, and nothing else in this client may ask for
+        A clock that runs behind hides ready messages, and nothing else in this client may ask for
         the time while its consumers wait.
         """
         clock, changes, rest = self.clock, self.clock.changes, 0.0

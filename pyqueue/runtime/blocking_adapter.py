@@ -24,8 +24,8 @@ class BlockingAdapter(AsyncDriver):
     """Runs the commands and waits of a blocking driver in threads.
 
     It has its own waiting consumers, and it coalesces concurrent calls. Clock, bus, transactions
-    and counters are those of the blocking driver. A cancelled call returns at once, as with any
-    ``AsyncDriver``; its command goes on in its thread.
+    and counters belong to the blocking driver. A cancelled call returns at once, as with any
+    ``AsyncDriver``; its command continues in its thread.
 
     Args:
         driver: the blocking driver.
@@ -72,7 +72,7 @@ class BlockingAdapter(AsyncDriver):
     async def _register(self, waiters: Waiters) -> None:
         listening: Any = self._driver.bus.listen(waiters.topic)
         listener = await self._threads.run(listening.__enter__)
-        if self.closed or waiters in self._listeners:  # not covered: closed meanwhile
+        if self.closed or waiters in self._listeners:  # not covered: closed while it waited
             listener.close()
         else:
             self._listeners[waiters] = AdaptedListener(listener, self._threads, self.check_usable)

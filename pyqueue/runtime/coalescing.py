@@ -2,7 +2,7 @@
 
 There is no timer. While a batch runs, the next calls gather; they run as one batch when it is done.
 So a single caller never waits, and many callers share their round trips. This module knows nothing
-of queues: the plan of a batch says what the batch means.
+of queues: the plan of a batch defines its meaning.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 
 
 class Promise(Protocol):
-    """What a caller waits for."""
+    """The result that a caller waits for."""
 
     def done(self) -> bool:
         """Return whether the caller waits no longer."""
@@ -71,7 +71,7 @@ class Batch(Generic[P]):
         self.take()
 
     def take(self) -> None:
-        """Take in calls that wait, as many as fit."""
+        """Take in waiting calls until the batch is full."""
         waiting, calls, size = self._pending.waiting, self.calls, 0
         while waiting:
             request, promise = call = waiting[0]
@@ -259,7 +259,7 @@ class ThreadCoalescer:
 
     The thread of the first call of a batch runs it, and gives the next batch to another thread
     when it is done. The main thread shares nothing, because Ctrl-C may interrupt it at any time. A
-    thread with a ``pymongo.timeout`` shares nothing either, because it limits what the thread runs.
+    thread with a ``pymongo.timeout`` shares nothing either, because it limits the whole thread.
 
     Args:
         drive: runs the plan of a batch.

@@ -46,7 +46,7 @@ Durability = Literal["majority", "acknowledged"]
 
 
 class ConnectionOptions(TypedDict, total=False):
-    """The options of a connection, which are those of ``Client``."""
+    """The options of a connection, the same as of ``Client``."""
 
     namespace: str
     signals: str | Bus | AsyncBus | None
@@ -78,7 +78,7 @@ class BaseConnection(Generic[D]):
 
     #: The class of the driver.
     driver_type: type[Any]
-    #: Closes what was opened, if the connection is dropped unclosed.
+    #: Closes everything opened, if the connection is dropped unclosed.
     finalizer: Callable[[object, str, Opened], Finalizer]
     renewer: LeaseRenewer
 
@@ -169,13 +169,13 @@ class BaseConnection(Generic[D]):
             return self._driver
 
     def _opened(self) -> Opened:
-        """Return what was opened here, which is what to close."""
+        """Return everything opened here, for closing."""
         driver = self._driver
         bus = driver.bus if driver is not None and self._bus_is_ours() else None
         return Opened(driver, self.renewer, bus, self._mongo, self._server)
 
     def _take_opened(self) -> Opened:
-        """Return what to close now, for once."""
+        """Return everything to close, and mark the connection closed."""
         self._closed = True
         if self._finalizer is not None:
             self._finalizer.detach()
@@ -192,7 +192,7 @@ class BaseConnection(Generic[D]):
             self._server = EmbeddedServer(target.removeprefix("embedded:"))
             target = self._server.url
         milliseconds = max(1, math.ceil(self.command_timeout * 1000))
-        # What the URL says goes first, and an argument would replace it.
+        # The URL takes precedence, but an argument would replace its value.
         chosen = "serverselectiontimeoutms=" in target.lower()
         limits = {} if chosen else {"serverSelectionTimeoutMS": milliseconds}
         try:
@@ -247,7 +247,7 @@ class BaseConnection(Generic[D]):
 
     @property
     def store(self) -> object:
-        """What is equal for clients of one database."""
+        """A value that is equal for clients of one database."""
         database = self.database if self.target == "memory:" else self.target
         if type(database).__module__.startswith("mongomock"):
             return id(database)  # mongomock calls all of its databases equal
@@ -321,7 +321,7 @@ class Connection(BaseConnection[Driver]):
         return driver
 
     def close(self) -> None:
-        """Wake the waiting consumers, and close what this connection opened."""
+        """Wake the waiting consumers, and close everything that this connection opened."""
         if not self._closed:
             opened.close_opened(self._take_opened())
 
@@ -397,7 +397,7 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
         return driver
 
     async def close(self) -> None:
-        """Wake the waiting consumers, and close what this connection opened."""
+        """Wake the waiting consumers, and close everything that this connection opened."""
         if not self._closed:
             await opened.close_opened_async(self._take_opened())
 

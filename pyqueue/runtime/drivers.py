@@ -69,8 +69,8 @@ class Driver(BaseDriver[Listener]):
     def prepare(self, limit_s: float = math.inf) -> None:
         """Set the clock by the primary. If it is another member, create missing indexes too.
 
-        One thread does this for all that call meanwhile. Once the client is prepared, the rest go
-        on with the present estimate.
+        One thread does this for all concurrent callers. Once the client is prepared, the rest use
+        the present estimate.
 
         Args:
             limit_s: seconds that it may take, if that is less than the time limit of a command.
@@ -329,7 +329,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
             raw = await raw.to_list(None)
         if task and task.cancelling() > cancelled:
             # PyMongo waits by ``asyncio.wait_for``, which loses a cancellation in Python 3.11 if it
-            # comes with the answer. The caller would go on, and might wait for ever.
+            # comes with the answer. The caller would continue, and might wait for ever.
             raise asyncio.CancelledError
         return raw
 

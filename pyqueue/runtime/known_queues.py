@@ -1,4 +1,4 @@
-"""What a client remembers of the records of its queues, and of the indexes of its namespace.
+"""The memory of a client: the records of its queues and the indexes of its namespace.
 
 So an operation need not read the record of its queue first. A record is read again after a while,
 because the queue may have been deleted. This module does no I/O: its plans do.
@@ -32,7 +32,7 @@ class KnownQueues:
     def __init__(self, collection: str, owner: Callable[[], str] = str) -> None:
         self._collection = collection
         self._owner = owner
-        #: What the records say, and when they were read, by the monotonic clock.
+        #: The records, and when they were read, by the monotonic clock.
         self._records: dict[str, tuple[namespace.QueueRecord, float]] = {}
         #: The options that this client stored in a record, for each of its Queue objects. A record
         #: that differs later was changed by another program, and is left alone.
@@ -77,14 +77,14 @@ class KnownQueues:
         for request in requests:
             kind = self.kind_of(request)
             if kind is None and kinds and request.kind is None:
-                kind = kinds[0]  # what is missing is not remembered, but was read for all of them
+                kind = kinds[0]  # a missing record is not remembered, but was read for all
             elif kind is None:
                 kind = yield from self._ensure(request)
             kinds.append(kind)
         return kinds
 
     def _ensure(self, request: EnsureQueue) -> Plan[str]:
-        """Read or create the record of a queue, and remember what it says."""
+        """Read or create the record of a queue, and remember it."""
         queue, shown = request.queue, request.options and request.options()
         stored = self._options.setdefault(queue, [])
         agreed = self._agreed.setdefault(queue, [])
@@ -117,7 +117,7 @@ class KnownQueues:
         every = indexes.all_indexes()
         if hint is not None and hint in every:
             self._indexes[hint] = every[hint]
-        # A copy: another call may add an index meanwhile.
+        # A copy: another call may add an index at the same time.
         yield from indexes.make_indexes(self._collection, dict(self._indexes))
 
     def forget_records(self) -> None:

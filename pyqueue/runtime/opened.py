@@ -1,4 +1,4 @@
-"""What a connection has opened: closed with it, or when the connection was dropped unclosed.
+"""The resources of a connection: closed with it, or when the connection was dropped unclosed.
 
 A dropped connection is noticed by the garbage collector, at any moment and in any thread. So a
 blocking one is closed in a thread of its own, and an async one in a task of its event loop.
@@ -22,7 +22,7 @@ Finalizer: TypeAlias = "weakref.finalize[..., Any]"
 
 
 class Opened(NamedTuple):
-    """What to close, blocking or async. What the user passed in is not in it."""
+    """The resources to close, blocking or async. Those that the user passed in are left out."""
 
     driver: Any
     renewer: Any
@@ -75,7 +75,7 @@ _closing: set[asyncio.Task[None]] = set()
 def close_if_dropped(connection: object, name: str, opened: Opened) -> Finalizer:
     """Close once the connection is garbage, with a warning. Detach the result to prevent that."""
     finalizer = weakref.finalize(connection, _dropped, name, opened, os.getpid())
-    finalizer.atexit = False  # what ends with the process needs no closing
+    finalizer.atexit = False  # nothing needs closing when the process ends
     return finalizer
 
 
@@ -103,7 +103,7 @@ def _dropped_async(name: str, opened: Opened, pid: int) -> None:
     if os.getpid() != pid or (loop is None and opened.server is None):
         return  # never used, or a fork
     if loop is not None and not loop.is_closed():
-        with contextlib.suppress(RuntimeError):  # closed meanwhile
+        with contextlib.suppress(RuntimeError):  # it was closed just now
             loop.call_soon_threadsafe(_close_soon, opened)
     elif opened.server is not None:  # the rest ended with its loop
         _thread.start_new_thread(opened.server.close, ())

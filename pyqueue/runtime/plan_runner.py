@@ -1,4 +1,4 @@
-"""The protocols of what runs plans.
+"""The protocols of plan runners.
 
 A queue needs little of its client: something that runs its plans, renews its leases and knows which
 consumers wait. These protocols say exactly that. So queues, claims and pipelines do not depend on
@@ -26,7 +26,7 @@ class RunnerBase(Protocol):
 
     @property
     def store(self) -> object:
-        """What is equal for runners of one database."""
+        """A value that is equal for runners of one database."""
 
     @property
     def renewer(self) -> LeaseRenewer:

@@ -43,9 +43,9 @@ class Leased(Protocol):
 
 
 L = TypeVar("L", bound=Leased)
-#: One entry for each lease: None, or what went wrong. None for all: all were extended.
+#: One entry for each lease: None, or its error. None for all: all were extended.
 Results = Sequence[QueueError | None] | None
-#: What extends the leases of a group: a function for threads, or a coroutine function.
+#: The function that extends the leases of a group: a function for threads, or a coroutine function.
 Extend = TypeVar("Extend", bound=Callable[..., object])
 
 #: A suspended reservation is being settled in a transaction. A lost one belongs to another holder.
@@ -66,7 +66,7 @@ class LeaseRenewer(Protocol):
         """Renew a reservation until it is discarded or lost.
 
         Args:
-            reservation: what is renewed.
+            reservation: the reservation.
             extend: extends the leases of a group.
             lost: called when the lease is lost.
             group: reservations of equal groups are extended together; None: alone.
@@ -77,7 +77,7 @@ class LeaseRenewer(Protocol):
         """Return the state, or None if the reservation is not registered."""
 
     def registered(self, reservations: Iterable[L]) -> list[L]:
-        """Return those of the reservations that are registered."""
+        """Return the reservations that are registered."""
 
     def suspend(self, reservation: Leased) -> None:
         """Stop renewing a reservation for now."""
@@ -178,7 +178,7 @@ class Schedule(Generic[Extend]):
     def take(self) -> list[Entry[Extend]]:
         """Take out the entries that are renewed next, together; none if none is due.
 
-        Those of the same group that would be due soon are taken along, so that leases which began
+        Entries of the same group that would be due soon are taken along, so that leases which began
         one after the other share a command.
         """
         line = min(self._lines.values(), key=_due, default=None)
@@ -245,8 +245,8 @@ class BaseRenewer(Generic[Extend]):
 
         Args:
             batch: the entries.
-            results: what ``extend`` returned.
-            failure: what it raised.
+            results: the result of ``extend``.
+            failure: the exception that it raised.
         """
         if failure is not None:
             error = failure if isinstance(failure, QueueError) else Unavailable(str(failure))
@@ -294,7 +294,7 @@ class BaseRenewer(Generic[Extend]):
 class Renewer(BaseRenewer[Callable[..., Results]]):
     """Renews the leases of a blocking client. A daemon thread starts with the first reservation.
 
-    The thread waits for what is due. Each renewal runs in a thread that ends with it.
+    The thread waits for the next due entry. Each renewal runs in a thread that ends with it.
     """
 
     def __init__(self) -> None:
@@ -322,7 +322,7 @@ class Renewer(BaseRenewer[Callable[..., Results]]):
                 self._changed.notify()
 
     def registered(self, reservations: Iterable[L]) -> list[L]:
-        """Return those of the reservations that are registered."""
+        """Return the reservations that are registered."""
         with self._changed:
             return [each for each in reservations if id(each) in self._schedule.entries]
 
@@ -398,7 +398,7 @@ class Renewer(BaseRenewer[Callable[..., Results]]):
 class AsyncRenewer(BaseRenewer[Callable[..., Awaitable[Results]]]):
     """Renews the leases of an async client. A task starts with the first reservation.
 
-    The task waits for what is due. Each renewal runs in a task that ends with it.
+    The task waits for the next due entry. Each renewal runs in a task that ends with it.
     """
 
     def __init__(self) -> None:
@@ -426,7 +426,7 @@ class AsyncRenewer(BaseRenewer[Callable[..., Awaitable[Results]]]):
             self._changed.set()
 
     def registered(self, reservations: Iterable[L]) -> list[L]:
-        """Return those of the reservations that are registered."""
+        """Return the reservations that are registered."""
         return [each for each in reservations if id(each) in self._schedule.entries]
 
     def suspend(self, reservation: Leased) -> None:

@@ -1,4 +1,4 @@
-"""What the errors of a database driver mean, as errors of pyqueue."""
+"""The translation of errors of a database driver into errors of pyqueue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _VAGUE: Final = {None, 1, 8}
 _NO_SUCH_HINT: Final = "hint provided does not correspond to an existing index"
 
 
-#: What PyMongo says about a connection that was opened while its member had no readable state.
+#: The text of PyMongo about a connection that was opened while its member had no readable state.
 _NO_SESSIONS: Final = "Sessions are not supported"
 
 
@@ -96,7 +96,7 @@ def translated(error: Exception) -> Exception:
 
 
 def shown_cause(error: Exception, meant: Exception) -> Exception | None:
-    """Return the cause to show with what an error means; None: its text may show a payload."""
+    """Return the cause to show with a translated error; None: its text may show a payload."""
     secret = isinstance(meant, InvalidMessage) or isinstance(error, errors.BulkWriteError)
     return None if secret else error
 
@@ -146,7 +146,7 @@ def _failure(place: int, code: int | None, details: Mapping[str, Any]) -> WriteF
 
 
 def _refusal(error: errors.OperationFailure) -> QueueError:
-    """Return what the refusal of one operation means.
+    """Return the error for the refusal of one operation.
 
     The code decides. The text may quote a payload, so it counts only for codes that say little.
     """
@@ -188,7 +188,7 @@ def _refusal(error: errors.OperationFailure) -> QueueError:
 
 
 def _brief(error: Exception) -> str:
-    """Return the text of an error without what the driver adds: its settings and the topology."""
+    """Return the text of an error without the settings and topology that the driver adds."""
     text = str(error)
     for addition in (", Timeout:", ", full error:", " (configured timeouts:"):
         text = text.split(addition)[0]

@@ -1,6 +1,6 @@
-"""One call at a time, whose result is shared by all that ask for it meanwhile.
+"""One call at a time, whose result is shared by all concurrent callers.
 
-A caller that is cancelled or interrupted takes its own call back, not that of the rest.
+A caller that is cancelled or interrupted takes back its own call only.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SingleFlight:
         """Do the work, or share the result of the thread that does it.
 
         Args:
-            work: what to do.
+            work: the call.
             joins: whether to wait if another thread does it already.
             timeout_s: how long to wait for another thread, in seconds.
         """
@@ -74,7 +74,7 @@ class AsyncSingleFlight:
         """Do the work, or share the result if it is being done.
 
         Args:
-            work: what to do.
+            work: the call.
             joins: whether to wait if it is being done already.
         """
         task = self._task

@@ -1,6 +1,6 @@
 """Threads for blocking calls of one event loop.
 
-Unlike those of anyio and concurrent.futures, the threads are daemons: a call that never returns
+Unlike the threads of anyio and concurrent.futures, these are daemons: a call that never returns
 must not keep the process from ending.
 """
 
@@ -27,7 +27,7 @@ class DaemonThreadPool:
     async def run(self, call: Callable[..., R], *args: Any) -> R:
         """Call a function in a thread and return its result.
 
-        If the caller is cancelled, the call goes on and its result is dropped.
+        If the caller is cancelled, the call continues and its result is dropped.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[tuple[R, BaseException | None]] = loop.create_future()

@@ -19,17 +19,17 @@ from pyqueue.backends.recovering import Recovery, Sweep, recover_next
 from pyqueue.backends.scan import ScanState
 from pyqueue.requests import Plan
 
-#: How many consumers one find wakes at most.
+#: The most consumers that one find wakes.
 _MAX_BURST: Final = 64
 
 
 class Waiters:
-    """The waiting consumers of one queue in one client, and what the client knows of the queue.
+    """The waiting consumers of one queue in one client, and the client's state of the queue.
 
     Args:
         topic: the topic of the queue on the bus.
         count_misfit: is called for each message that was claimed and could not be delivered.
-        sweep: what all queues of the client share; None: nothing.
+        sweep: the upkeep that all queues of the client share; None: none.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Waiters:
         sweep: Sweep | None = None,
     ) -> None:
         self.topic = topic
-        #: What consumers claimed and could not deliver.
+        #: Messages that consumers claimed and could not deliver.
         self.misfits = Misfits(count_misfit)
         #: Where the next scan of the queue starts.
         self.scan = ScanState()
@@ -66,7 +66,7 @@ class Waiters:
         return int(self._has_leader) + len(self._followers)
 
     def upkeep(self, queue: str, now: datetime) -> Plan[None]:
-        """Finish what processes that died have left, from time to time."""
+        """Finish the unfinished operations of dead processes, from time to time."""
         return recover_next(queue, self._recovery, now)
 
     def enter(self, wake: Callable[[], object], until: datetime) -> bool:
@@ -83,7 +83,7 @@ class Waiters:
             return True
 
     def guard(self, until: datetime) -> bool:
-        """Return whether this follower must watch a time that is earlier than the watched ones."""
+        """Return whether this follower must watch a time that is earlier than all watched times."""
         with self._lock:
             if any(kept is not None and kept <= until for kept in (self._until, self._guarded)):
                 return False
@@ -103,7 +103,7 @@ class Waiters:
     def wake_next(self, found: bool) -> None:
         """Wake followers, unless there is a leader.
 
-        One follower is woken; after each find twice as many, so that many messages soon have many
+        One follower is woken. Each find doubles the number, so that many messages soon have many
         consumers.
         """
         number = self._burst if found else 1

@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    # Executors import the data source only. What stages and models need may be missing there.
+    # Executors import the data source only: they may lack the packages of stages and models.
     __getattr__ = importer(
         __name__,
         {

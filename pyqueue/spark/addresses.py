@@ -138,7 +138,7 @@ def shared_client(address: NamespaceAddress, make: Callable[[NamespaceAddress], 
 
 
 def _close_clients() -> None:
-    """Close the clients of this process. A fork leaves those of its parent alone."""
+    """Close the clients of this process. A fork leaves its parent's clients alone."""
     for (pid, _, _), client in list(_clients.items()):
         if pid == os.getpid():
             with suppress(Exception):  # a server may be gone; closing waits for it a second

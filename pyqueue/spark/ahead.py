@@ -25,7 +25,7 @@ from pyqueue.runtime.connecting import Connection
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What the claims above ``after`` and up to ``upto`` hold."""
+    """The messages of the claims above ``after`` and up to ``upto``."""
 
     token: str
     after: int
@@ -37,21 +37,21 @@ class Claimed:
 
 
 def claimed_now(claims: NamedClaims, token: str, limit: int, lease_s: float) -> Plan[Claimed]:
-    """Return what is outstanding, or claim anew if nothing is.
+    """Return the outstanding claims, or claim anew if there are none.
 
     Raises:
         Fenced: Another process runs the group now.
     """
     upto, ids = yield from claims.proceed(token, limit, lease_s, max_bytes=MAX_BATCH_BYTES)
     if not ids:
-        return Claimed(token, 0, upto, {}, {}, time.monotonic())
+        return Claimed(token, 0, upto, {}, {}, read_at=time.monotonic())
     return (yield from _read(claims, token, 0, upto))
 
 
 def _claimed_next(
     claims: NamedClaims, token: str, after: int, limit: int, lease_s: float
 ) -> Plan[Claimed | None]:
-    """Claim what comes after the claim ``after``, or return None if no message is ready.
+    """Make the claim that follows the claim ``after``, or return None if no message is ready.
 
     Raises:
         Fenced: Another process runs the group now.
@@ -66,7 +66,7 @@ def _read(claims: NamedClaims, token: str, after: int, upto: int) -> Plan[Claime
     found = sorted((yield from claims.read(ClaimRange(token, after, upto, ()))), key=_order)
     held = yield from reservations_of(found)
     documents = {each["_id"]: each for each in found}
-    return Claimed(token, after, upto, documents, held, read_at)
+    return Claimed(token, after, upto, documents, held, read_at=read_at)
 
 
 def _order(document: Document) -> tuple[datetime, tuple[bool, Any]]:
@@ -91,7 +91,7 @@ class Ahead:
         self._future: Future[Claimed | None] | None = None
 
     def begin(self, claims: NamedClaims, token: str, after: int, limit: int) -> None:
-        """Begin to claim what comes after the claim ``after``."""
+        """Begin to make the claim that follows the claim ``after``."""
         run = self._connection.run
         self._connection.renewer.add(self, lambda _: run(claims.renew(token, self.lease)))
         if self._threads is None:
@@ -100,7 +100,7 @@ class Ahead:
         self._future = self._threads.submit(run, plan)
 
     def take(self) -> Claimed | None:
-        """Return what was claimed, once; None if nothing was.
+        """Return the claim made ahead, once; None if there is none.
 
         Raises:
             QueueError: The claim failed.
@@ -114,15 +114,15 @@ class Ahead:
             self._connection.renewer.discard(self)
 
     def forget(self) -> None:
-        """Leave what was claimed outstanding. The next batch of the group contains it."""
+        """Leave the claim made ahead outstanding. The next batch of the group contains it."""
         if self._future is not None:
             wait([self._future])
             self._future = None
             self._connection.renewer.discard(self)
 
     def give_back(self, release: Callable[[tuple[Reservation[Any], ...]], Plan[None]]) -> None:
-        """Release what was claimed, as far as the server answers. No try is counted."""
-        with suppress(QueueError):  # then the leases run out, or the next process goes on
+        """Release the messages claimed ahead, as far as the server answers. No try is counted."""
+        with suppress(QueueError):  # then the leases run out, or the next process continues
             claimed = self.take()
             if claimed is not None:
                 self._connection.run(release(tuple(claimed.held.values())))

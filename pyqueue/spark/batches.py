@@ -1,8 +1,8 @@
 """The batches of a Spark stage: claimed, transformed by Spark, and settled by the driver.
 
 The queue is the checkpoint. A claim outlives the process that made it, and each message leaves the
-claim in one atomic step: by a move into the next queue, or by a commit. So a process that is killed
-at any point is followed by one that finds exactly the messages that are left.
+claim in one atomic step: by a move into the next queue, or by a commit. So whenever a
+process is killed, the next process finds exactly the remaining messages.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ log = logging.getLogger("pyqueue")
 
 #: The largest batch of one transaction. Beyond it a transaction costs more for each message.
 MAX_TRANSACTION: Final = 10_000
-#: How many failing jobs a batch may cost while the messages that make it fail are searched.
+#: How many jobs of a batch may fail in the search for the messages that make it fail.
 MAX_FAILURES: Final = 40
-#: How often a part is transformed anew because some of its messages were lost meanwhile.
+#: The most times that a part is transformed. It is transformed again if messages were lost.
 MAX_ATTEMPTS: Final = 3
 
 R = TypeVar("R")
@@ -132,8 +132,8 @@ class Batches:
 
         Args:
             session: Returns the Spark session. It is called only if there is something to do.
-            ahead: Whether to claim the next batch meanwhile, if this one is full. The next call
-                works on it, and ``release`` gives it back.
+            ahead: Whether to claim the next batch during the work, if this one is full. The next
+                call works on it, and ``release`` gives it back.
 
         Raises:
             Occupied: Another process runs the group.
@@ -151,7 +151,7 @@ class Batches:
             raise
 
     def release(self) -> None:
-        """Let another process run the group at once. Give back what was claimed ahead."""
+        """Let another process run the group at once. Give back the claim made ahead."""
         self._ahead.give_back(self.source.release)
         self._ahead.close()
         self._runner.release()
@@ -164,15 +164,15 @@ class Batches:
         began = time.monotonic()
         claimed = self._ahead.take()
         if claimed is None or not claimed.held or claimed.token != self._runner.token:
-            # A process that runs the group looks before it claims. An idle look writes nothing.
+            # A process that runs the group checks before it claims. An idle check writes nothing.
             if self._runner.token is not None and not self.run(self.claims.has_work()):
-                return Report(0, 0, 0, 0, 0, time.monotonic() - began)
+                return Report(0, 0, 0, 0, 0, seconds=time.monotonic() - began)
             token = self._runner.take()
             if self._sink is not None:
                 return self._sink.run_once(self.claims, token, session)
             claimed = self.run(claimed_now(self.claims, token, self._limit, self.lease))
         if not claimed.held:
-            return Report(0, 0, 0, 0, 0, time.monotonic() - began)
+            return Report(0, 0, 0, 0, 0, seconds=time.monotonic() - began)
         token, upto, documents = claimed.token, claimed.upto, claimed.documents
         batch, model = Batch(self, token, claimed.after, upto), self.source.codec.model
         batch.know(claimed)
@@ -274,7 +274,7 @@ class Batch:
     ) -> None:
         self._batches = batches
         self._token, self._after, self._upto, self._streams = token, after, upto, streams
-        #: What is known of the stored payloads.
+        #: The stored payloads, as far as they are known.
         self.payloads: dict[Id, Any] = {}
         self._written = self._dropped = self._lost = self._buried = 0
         self._failed: list[tuple[Id, Exception]] = []
@@ -304,7 +304,7 @@ class Batch:
         return self._batches.run(plan)
 
     def know(self, claimed: Claimed) -> None:
-        """Begin with what was read at the claim."""
+        """Begin with the messages that were read at the claim."""
         self.held, self._refreshed_at = claimed.held, claimed.read_at
         self.payloads = {id: each.get("payload") for id, each in claimed.documents.items()}
 
@@ -339,7 +339,7 @@ class Batch:
         """Divide the batch into the parts that are worked on at once.
 
         A batch that is tried for the first time is one part. A batch that was tried before may
-        contain a message that kills the process, so it has twice as many parts on each try. Each
+        contain a message that kills the process, so each try doubles the number of parts. Each
         part gets a number before the work on it begins. After a crash the highest number marks the
         suspects: they are tried last. A suspect that is alone and has no try left is buried.
         """
@@ -413,7 +413,7 @@ class Batch:
             if self._batches.output.moves:
                 self._move(held, rows, size)
                 return
-            # If messages were lost, the rows must be made anew from those that are left.
+            # If messages were lost, the rows must be made anew from the remaining messages.
             if len(held) == len(part):
                 try:
                     self._batches.output.transact(held, rows)
@@ -449,7 +449,7 @@ class Batch:
             self._run(source.release(untried))
 
     def give_back(self, error: BaseException) -> None:
-        """Roll back what is left of the batch.
+        """Roll back the rest of the batch.
 
         Misuse and interrupts are no failures of the messages: these release the messages, and no
         try is counted.
@@ -463,6 +463,6 @@ class Batch:
         self._run(self._batches.claims.acknowledge(self._token, self._upto))
 
     def report(self, claimed: int, seconds: float) -> Report:
-        """Return what happened to the batch."""
+        """Return the outcome of the batch."""
         failed = len(self._failed) + len(self._untried) + self._buried
-        return Report(claimed, self._written, self._dropped, failed, self._lost, seconds)
+        return Report(claimed, self._written, self._dropped, failed, self._lost, seconds=seconds)

@@ -1,9 +1,9 @@
 """Columns of Arrow from encoded documents, without a Python object for each value.
 
-The documents of a queue are alike, so this finds the next field of all documents at once, with
-numpy. A field costs a few operations on arrays, however many documents there are. A document that
-is unusual is ``Unfit``: then the documents have to be decoded one by one. A value is read only if
-decoding it would give the same result.
+The documents of a queue are alike, so numpy finds the next field of all documents at once. A field
+costs a few array operations, however many documents there are. An unusual document raises
+``Unfit``; the caller then decodes the documents one by one. A value is read only if decoding it
+would give the same result.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-#: How many bytes may follow the last document, so that a name can be compared without a check.
+#: The bytes of padding after the last document. They let names be compared without a bounds check.
 _MARGIN: Final = 256
-#: How often a document may wait for documents with other fields, on average. If the documents are
-#: very different, decoding them is faster.
+#: How often a document may wait for documents with other fields, on average. Beyond this the
+#: documents differ so much that decoding them is faster.
 _MAX_WAITS: Final = 30
 #: The longest array that is read.
 _MAX_ITEMS: Final = 200
@@ -43,7 +43,7 @@ _MISSING: Final = 0
 _FIXED: Final[Mapping[int, int]] = {
     _DOUBLE: 8, _OBJECT_ID: 12, _BOOL: 1, _DATE: 8, _NULL: 0, _INT: 4, 17: 8, _LONG: 8, 19: 16,
 }  # fmt: skip
-#: What a length does not count, by type.
+#: The bytes of a value that its stored length does not count, by type.
 _UNCOUNTED: Final[Mapping[int, int]] = {_STRING: 4, _DOCUMENT: 0, _ARRAY: 0, _BINARY: 5}
 
 _EPOCH: Final = dt.datetime(1970, 1, 1)
@@ -74,7 +74,7 @@ class Field(NamedTuple):
         """Return which documents have a value of these types. The rest must be null or missing.
 
         Raises:
-            Unfit: Another one is of a different type.
+            Unfit: A value has a different type.
         """
         present = self.has(*types)
         if not (present | self.has(_NULL, _MISSING)).all():
@@ -85,7 +85,7 @@ class Field(NamedTuple):
         """Return this field if no value is null.
 
         Raises:
-            Unfit: One is.
+            Unfit: A value is null.
         """
         if self.has(_NULL).any():
             raise Unfit
@@ -95,7 +95,7 @@ class Field(NamedTuple):
         """Return this field if all documents have a value.
 
         Raises:
-            Unfit: One has none.
+            Unfit: A document has no value.
         """
         if self.has(_NULL, _MISSING).any():
             raise Unfit
@@ -123,7 +123,7 @@ class Documents:
         """Find fields of the documents.
 
         Raises:
-            Unfit: The documents differ much, or one has a field twice.
+            Unfit: The documents are too different, or a document has a field twice.
         """
         return self._fields(np.arange(len(self._starts)), self._starts, len(self._starts), names)
 
@@ -175,7 +175,7 @@ class Documents:
         return self.numbers(places, "<i4") + _UNCOUNTED[kind]
 
     def items(self, field: Field) -> tuple[Array, Field]:
-        """Return how many values the arrays have, and all values."""
+        """Return the number of values of each array, and all values in order."""
         counts = np.zeros(len(field.types), np.int64)
         rows = np.flatnonzero(field.types == _ARRAY)
         at = field.places[rows] + 4
@@ -213,7 +213,7 @@ class Documents:
         return numbers.astype(np.int64) if form == "<i4" else numbers
 
     def integers(self, field: Field) -> tuple[Array, Array]:
-        """Return whole numbers, 0 where there is none, and where there is none."""
+        """Return the integers, with 0 where there is none, and a mask of these places."""
         present = field.only(_INT, _LONG)
         values = np.zeros(len(present), np.int64)
         for type, form in ((_INT, "<i4"), (_LONG, "<i8")):
@@ -229,7 +229,7 @@ class Documents:
         sizes = self.numbers(places, "<i4")
         if type == _STRING:
             places, sizes = places + 4, sizes - 1
-        # These bounds divide the bytes into what is wanted and what lies between.
+        # The bounds divide the bytes into wanted pieces and gaps, by turns.
         bounds = np.empty(2 * len(places) + 1, np.int32)
         bounds[0:-1:2], bounds[1::2] = places, places + sizes
         bounds[-1] = bounds[-2] if len(places) else 0
@@ -279,7 +279,7 @@ class Documents:
         return pa.array(values * 1000, mask=~present).cast(type)
 
     def parts(self, field: Field) -> tuple[list[int], bytes]:
-        """Return the rows that have a document as their value, and these documents."""
+        """Return the rows whose value is a document, and these documents."""
         present = field.only(_DOCUMENT)
         found = self.slices(field, _DOCUMENT, pa.binary()).drop_null()
         return np.flatnonzero(present).tolist(), b"".join(found.to_pylist())
@@ -358,7 +358,7 @@ _CONVERTS: Final[Mapping[type[DataType], Convert]] = {
 
 
 def fits(spark: DataType) -> bool:
-    """Return whether ``column`` knows a type of Spark."""
+    """Return whether ``column`` supports a type of Spark."""
     if isinstance(spark, StructType):
         named = len(set(spark.names)) == len(spark.names) > 0
         return named and all(fits(each.dataType) for each in spark.fields)
@@ -373,7 +373,7 @@ def column(documents: Documents, field: Field, spark: DataType, arrow: pa.DataTy
     Args:
         documents: The documents.
         field: The field.
-        spark: The type of the column. ``fits`` knows it.
+        spark: The type of the column, one that ``fits`` accepts.
         arrow: The same type in Arrow.
 
     Raises:

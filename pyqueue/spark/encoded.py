@@ -1,4 +1,4 @@
-"""Rows of stored messages in BSON: read by columns if that gives the same rows, and faster."""
+"""Rows of stored messages in BSON: read by columns if that gives the same rows and is faster."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def decoded(found: Sequence[bytes]) -> list[Document]:
 def encoded_batch(found: Sequence[bytes], payload: DataType | None) -> pa.RecordBatch | None:
     """Return the rows of stored messages: the same as ``frames.batch`` makes of them, or None.
 
-    None means that something is unusual, such as a payload that does not fit the type, or that a
-    cluster lacks numpy. Decode the messages, and let ``frames.batch`` decide.
+    None means that a value is unusual, such as a payload that does not fit the type, or that numpy
+    is not installed. The caller then decodes the messages and calls ``frames.batch``.
     """
     try:
         return _batch(found, payload) if found else None
@@ -84,7 +84,7 @@ def _batch(found: Sequence[bytes], payload: DataType | None) -> pa.RecordBatch:
 
 
 def _groups(documents: Documents, fields: Mapping[str, Field]) -> pa.Array:
-    """Return the groups, without what stands before them where they are stored."""
+    """Return the groups without their stored prefix."""
     stored = pc.coalesce(*(documents.strings(fields[name]) for name in STORED_GROUP))
     return pc.replace_substring_regex(stored, f"^{GROUP_PREFIX.pattern}", "")
 

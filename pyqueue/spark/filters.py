@@ -1,4 +1,4 @@
-"""What a read leaves to the database: filters on messages, and the fields that it needs.
+"""The conditions and the projection of a read, which the database applies.
 
 The filters of Spark become conditions on stored documents. A condition may let more through than
 the filter, never less: Spark applies its filters, too. So a column that is missing in a document,
@@ -31,7 +31,7 @@ Condition = dict[str, Any]
 
 
 def fields_of(columns: Iterable[str]) -> dict[str, int]:
-    """Return the projection of what these columns need."""
+    """Return the projection of the fields that these columns need."""
     needed = {"_id": 1, "q": 1, "when": 1}
     return needed | {field: 1 for name in columns for field in _FIELDS.get(name, ())}
 
@@ -117,7 +117,7 @@ def _key(filter: datasource.Filter, value: Any) -> Condition | None:
 
 
 def _bounds(field: str, filter: datasource.Filter, floor: Any, ceiling: Any) -> Condition | None:
-    """Return what leaves out the values on the wrong side, and nothing of another type."""
+    """Return a condition that drops values on the wrong side, but no value of another type."""
     below, above = {"$not": {"$gt": floor}}, {"$not": {"$lt": ceiling}}
     match filter:
         case datasource.EqualTo():

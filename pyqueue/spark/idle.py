@@ -1,4 +1,4 @@
-"""How often an idle query looks at its queue."""
+"""The waits of an idle query between checks of its queue."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Final
 
 from signals import Listener
 
-#: An idle query looks at the queue at least so often, in seconds. Signals wake it earlier.
+#: The longest time between two checks of an idle query, in seconds. Signals wake it earlier.
 IDLE_LOOK_S: Final = 2.0
 
 
 class IdleWait:
-    """Says when an idle query looks at its queue, and waits for a signal before.
+    """Decides when an idle query checks its queue, and waits for a signal until then.
 
-    Spark asks for new data a hundred times a second, and each answer holds up all sources of the
-    query. So a wait ends ``max_wait_s`` after the answer before: the time between two answers
-    includes the waits of the other sources.
+    Spark asks for new data a hundred times a second, and a wait delays all sources of the query. So
+    a wait ends ``max_wait_s`` after the previous answer. The time between two answers includes the
+    waits of the other sources.
 
     Args:
-        max_wait_s: How long to wait, in seconds. With 0 it hears no signals.
-        listen: Begins to hear the signals of the queue. It is called before the first wait.
+        max_wait_s: How long to wait, in seconds. With 0, it does not listen for signals.
+        listen: Starts listening for signals of the queue. It is called before the first wait.
     """
 
     def __init__(self, max_wait_s: float, listen: Callable[[], Listener]) -> None:
@@ -32,7 +32,7 @@ class IdleWait:
         self._look_at = self._answered_at = -math.inf
 
     def look(self) -> bool:
-        """Return whether to look now. This may wait."""
+        """Return whether to check the queue now. This may wait."""
         now = time.monotonic()
         if now >= self._look_at:
             return True
@@ -40,12 +40,12 @@ class IdleWait:
             return False
         if self._listener is None:
             self._listener = self._listen()
-            return True  # a signal may have come before
+            return True  # a signal may have been missed
         end = min(self._look_at, self._answered_at + self._max_wait_s)
         return self._listener.wait(max(0.0, end - now)) or time.monotonic() >= self._look_at
 
     def rest(self, due_s: float) -> None:
-        """Look again when a message becomes ready, if no signal arrives before."""
+        """Check again when a message becomes ready, or earlier if a signal arrives."""
         self._look_at = time.monotonic() + min(due_s, IDLE_LOOK_S)
 
     def answered(self) -> None:

@@ -1,4 +1,4 @@
-"""Acknowledge the last batch of a stream, and count what the streams of a session do.
+"""Acknowledge the last batch of a stream, and count the work of a session's streams.
 
 Spark tells a source that a batch is committed only when it asks for the next batch. After the last
 batch of a query there is no next one, so a listener has to acknowledge it.
@@ -28,7 +28,7 @@ log = logging.getLogger("pyqueue")
 
 #: How long the query may acknowledge a batch itself before the listener does it, in seconds.
 HEAD_START_S: Final = 0.2
-#: The numbers of so many queries are kept.
+#: The most sources whose numbers are kept. The oldest source is dropped first.
 MAX_QUERIES: Final = 1000
 #: The name of the error in the text of an exception that ended a query.
 _FENCED: Final = f"{Fenced.__module__}.{Fenced.__qualname__}"
@@ -39,7 +39,7 @@ Source = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class SourceNumbers:
-    """What a query did with one of its queues.
+    """The numbers of a query on one of its queues.
 
     ``buried`` and ``lost`` count from the first run of the group. The other numbers begin with the
     session. ``buried`` and ``lost`` stay 0 if the listener may not know the server's address.
@@ -53,8 +53,8 @@ class SourceNumbers:
     rows: int = 0
     #: The number of the last claim that Spark has committed.
     claim: int = 0
-    #: The messages that were ready after the last batch, counted up to 100 000. The stream counts
-    #: at most every 10 seconds. None means that it did not count yet.
+    #: The messages that were ready after the last batch, counted up to 100 000. The stream waits 10
+    #: seconds or more between two counts. None: it has not counted yet.
     ready: int | None = None
     #: The age of the oldest of them, in seconds. None: no message is ready.
     oldest_age: float | None = None
@@ -70,9 +70,9 @@ class SourceNumbers:
 class QueueProgressListener(StreamingQueryListener):
     """Finish the messages of each batch of a stream from a queue once Spark has committed it.
 
-    ``register`` and ``spark_session`` add this listener, and ``register`` returns it. Without it
-    nothing is lost or delivered twice. But the last batch of a query that is stopped then stays
-    reserved until the query starts again.
+    ``register`` and ``spark_session`` add this listener, and ``register`` returns it. Without it,
+    no message is lost or delivered twice, but the last batch of a stopped query stays reserved
+    until the query starts again.
 
     The listener needs the server's address. It cannot act for a source whose ``uri`` contains a
     password: use ``uriEnv`` there.
@@ -88,7 +88,7 @@ class QueueProgressListener(StreamingQueryListener):
         #: The last token of each source, and the last one that was fenced.
         self._tokens: dict[Source, str] = {}
         self._fenced: dict[Source, str] = {}
-        #: What is to be acknowledged.
+        #: The offset of each source that is to be acknowledged.
         self._pending: dict[Source, Offset] = {}
         self._hurry = False
         self._thread: threading.Thread | None = None
@@ -130,7 +130,7 @@ class QueueProgressListener(StreamingQueryListener):
         """Do nothing."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Finish at once what the query has committed, because it will not do that itself."""
+        """Finish the committed batches at once, because the query will not do that itself."""
         with self._changed:
             if event.exception is not None and _FENCED in event.exception:
                 for key, token in self._tokens.items():
@@ -166,7 +166,7 @@ class QueueProgressListener(StreamingQueryListener):
     def _start(self) -> None:
         if self._thread is not None:
             return
-        # Not a daemon: the interpreter waits for it at exit, so it finishes what is pending.
+        # Not a daemon: the interpreter waits for it at exit, so it finishes pending work.
         self._thread = threading.Thread(target=self._run, name="pyqueue-listener")
         try:
             self._thread.start()

@@ -103,7 +103,17 @@ class Offset:
         address = NamespaceAddress.of(fields.get("uri"), fields.get("uriEnv"), fields["namespace"])
         after, lineage = fields.get("after", 0), lineage_of(fields)
         member, count = fields.get("member"), fields.get("count")
-        return cls(n, token, queue, group, address, member, after, lineage, count)
+        return cls(
+            n=n,
+            token=token,
+            queue=queue,
+            group=group,
+            address=address,
+            member=member,
+            after=after,
+            lineage=lineage,
+            count=count,
+        )
 
     def acknowledge(self) -> ClaimProgress:
         """Finish the messages of these claims, unless that is done. Return how far the group is.

@@ -1,6 +1,6 @@
 """The options of the data source "pyqueue", each in one place.
 
-A field says of its option: the name, the uses that have it, the check of its value and the default.
+Each field declares the option's name, its uses, the check of its value and its default.
 """
 
 from collections.abc import Callable, Mapping
@@ -70,7 +70,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """The options that only a read has."""
+    """The options of reads only."""
 
     payload_type: Annotated[str, Option("payloadType", Way.READS, value.payload_type, "json")]
     #: The import path of the model of the payloads.
@@ -112,7 +112,7 @@ class BatchOptions:
     min_messages: Annotated[
         int, Option("minMessagesPerBatch", Way.READ_STREAM, value.count(MAX_CLAIM), "1")
     ]
-    #: How long a batch waits for ``min_messages`` after the batch before, in seconds.
+    #: How long a batch waits for ``min_messages`` after the previous batch, in seconds.
     max_delay: Annotated[float, Option("maxTriggerDelay", Way.READ_STREAM, value.delay, "15m")]
     max_bytes: Annotated[
         int,
@@ -122,7 +122,7 @@ class BatchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """The options that only a write has."""
+    """The options of writes only."""
 
     id_column: Annotated[str | None, Option("idColumn", Way.WRITES)]
     #: Goes before the values of ``id_column``.
@@ -149,7 +149,7 @@ class WriteOptions:
 
 
 _POSITIONS: Final = "only a stream has positions: name it by the option stream, in place of queue"
-#: What some uses refuse in place of ignoring it: values other than the default.
+#: The options that some uses refuse, rather than ignore, if the value is not the default.
 REFUSED: Final = (
     (
         "queues",

@@ -1,4 +1,4 @@
-"""The values of single options: each function checks one text and returns what it means."""
+"""The values of single options: each function checks one text and returns its value."""
 
 from __future__ import annotations
 

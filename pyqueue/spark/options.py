@@ -69,7 +69,7 @@ class Options(ReadOptions):
         """Return the plans of a queue, of the kind that its record has; make the record if needed.
 
         Args:
-            queue: The name of the queue. None: that of the options.
+            queue: The name of the queue. None: the queue of the options.
         """
         queue = self.queue if queue is None else queue
         return self._plans(queue, self.run(_kind(queue, make=True)))
@@ -114,7 +114,7 @@ class Options(ReadOptions):
 
 
 def _kind(queue: str, *, make: bool) -> Plan[str]:
-    # No options are given: the record keeps those of the queue's consumers.
+    # No options are given: the record keeps the options of the queue's consumers.
     kind = yield from EnsureQueue(queue, GUESSED_KIND if make else None, guessed=make)
     if kind == STREAM:
         raise ConfigurationError(
@@ -228,7 +228,7 @@ def _check_ways(given: Mapping[str, str], ways: Way) -> None:
 
 
 def _address(source: Source) -> NamespaceAddress:
-    """Return the address. Spark keeps the value of ``url`` out of what it shows."""
+    """Return the address. Spark does not show the value of ``url``."""
     uri, uri_env = source.uri or source.url, source.uri_env
     given = [each for each in (source.uri, source.url, uri_env) if each is not None]
     if not given and os.environ.get(DEFAULT_ENV):

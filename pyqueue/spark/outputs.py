@@ -38,7 +38,7 @@ E = TypeVar("E")
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What happened to one batch."""
+    """The outcome of one batch."""
 
     #: The messages that were claimed, or taken over from an earlier claim.
     claimed: int
@@ -46,8 +46,8 @@ class Report:
     written: int
     #: With output "move", the messages whose ids the transform left out. They are finished.
     dropped: int
-    #: The messages on which the transform failed, which were rolled back or buried; and those that
-    #: were released untried, because the transform failed on too many.
+    #: The messages on which the transform failed, which were rolled back or buried. This includes
+    #: messages that were released untried, because the transform failed on too many.
     failed: int
     #: The messages whose lease ran out and that have another holder now. They were left alone.
     lost: int
@@ -56,7 +56,7 @@ class Report:
 
 @dataclass(slots=True)
 class Moved:
-    """What became of the messages of a part that were to be moved."""
+    """The outcome of moving the messages of a part."""
 
     moved: int
     dropped: int
@@ -104,7 +104,7 @@ class Output:
             )
         self._connection = connection
         self._source = route.source
-        #: The targets, by what the rows say.
+        #: The targets, by the queue that a row names. If rows name none, the key is None.
         self._targets = {each.queue if route.by_column else None: each for each in route.targets}
         self._transform: Callable[..., Any] = transform or (lambda df: df)
         self.moves = output == "move"
@@ -151,8 +151,8 @@ class Output:
         Args:
             held: The messages.
             rows: The rows.
-            payloads: The stored payloads, as far as they are known. One that a row repeats is not
-                written again.
+            payloads: The stored payloads, as far as they are known. A payload that the row does not
+                change is not written again.
         """
         by_id = {str(id): each for id, each in held.items()}
         pairs = {
@@ -202,7 +202,7 @@ class Output:
     def _changed(
         self, held: Reservation[Any], row: NewMessage, payloads: Mapping[Id, Any]
     ) -> NewMessage:
-        """Return the row with only what the transform changed.
+        """Return the row with only the changes of the transform.
 
         In a DataFrame all headers are strings. A header that was not changed keeps its stored type.
         """
@@ -244,7 +244,7 @@ class Output:
 
 
 def _by_queue(each: Iterable[E], row_of: Callable[[E], NewMessage]) -> dict[str | None, list[E]]:
-    """Return rows, or what has a row, by the queue that the row names."""
+    """Group items by the queues that their rows name."""
     groups: dict[str | None, list[E]] = {}
     for one in each:
         groups.setdefault(row_of(one).queue, []).append(one)

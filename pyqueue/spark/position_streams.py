@@ -54,14 +54,14 @@ class PositionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.batch.max_messages)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """End at what is there now."""
+        """End at the current end of the stream."""
         self._until = self._reader.bounds()[1]
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next batch ends.
 
         Raises:
-            ConfigurationError: The checkpoint is that of another stream.
+            ConfigurationError: The checkpoint belongs to another stream.
         """
         name, position = self._options.queue, int(start["position"])
         if start["stream"] != name:

@@ -1,6 +1,6 @@
 """The readers of streams by position: tables of a range, and streams that need no claims.
 
-An offset is a position. Messages of a stream never change, so a batch is what lies between two
+An offset is a position. Messages of a stream never change, so a batch is the range between two
 positions, and Spark may read it as often as it likes.
 """
 
@@ -36,7 +36,7 @@ class _PositionRange(InputPartition):
 
 
 class PositionReader:
-    """What a read of a table and a read of a stream share. It pickles.
+    """The shared part of reads of a table and of a stream. It pickles.
 
     Args:
         options: The options of the read.
@@ -59,7 +59,7 @@ class PositionReader:
         return self._options.run(stream_log.bounds(self._options.queue))
 
     def divided(self, start: int, end: int) -> list[InputPartition]:
-        """Divide what lies between two positions among tasks.
+        """Divide the range between two positions among tasks.
 
         Raises:
             QueueError: The retention has deleted some of it.
@@ -138,7 +138,7 @@ class LogReader(DataSourceReader):
         self._reader = PositionReader(options, payload)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Divide the range among tasks. What is appended from now on is not part of it."""
+        """Divide the range among tasks. Messages appended from now on are not part of it."""
         reader, options = self._reader, self._options
         start, end = reader.position(options.starting), reader.position(options.ending)
         return reader.divided(start, min(end, reader.bounds()[1]))

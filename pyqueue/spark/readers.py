@@ -34,7 +34,7 @@ from pyqueue.spark.runners import StreamRunner, members_of
 
 log = logging.getLogger("pyqueue")
 
-#: How often a stream counts what is ready, in seconds, and up to how many messages.
+#: How often a stream counts the ready messages, in seconds, and up to how many.
 BACKLOG_INTERVAL_S: Final = 10.0
 MAX_BACKLOG: Final = 100_000
 
@@ -48,13 +48,13 @@ class _ClaimPartition(InputPartition):
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Claims batches for a group. The offset is the number of a claim.
 
-    The process that plans the query runs the group and renews what is outstanding. Executors read
-    ranges of the claims. While another process runs the group, the query stands by: it has no new
-    messages.
+    The process that plans the query runs the group and renews the outstanding claims. Executors
+    read ranges of the claims. While another process runs the group, the query stands by: it has no
+    new messages.
 
-    A restart goes on with the lineage of its checkpoint, and so with its claims. If another query
-    ran the group in between, the claims of the checkpoint are no longer those of this query: what
-    is outstanding of them belongs to the next batch, and none of it counts as processed.
+    A restart continues the lineage of its checkpoint, and so its claims. If another query ran the
+    group in between, the claims of the checkpoint no longer belong to this query. Their outstanding
+    messages go into the next batch, and none of them counts as processed.
     """
 
     def __init__(self, options: Options, payload: DataType | None) -> None:
@@ -66,17 +66,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._payload = payload
         self._runner: StreamRunner | None = None
         self._since: datetime | None = None
-        #: The last claims that this runner knows to be acknowledged, and made.
+        #: The numbers of the last acknowledged claim and of the last claim that this runner knows.
         self._acknowledged = self._claimed = 0
         #: When it made the last claim, by the monotonic clock.
         self._claimed_at = -math.inf
-        #: The claims of the last batch, and what they held.
+        #: The claims of the last batch, and the ids of their messages.
         self._batch: tuple[int, int, list[Id]] = (0, 0, [])
         self._idle = IdleWait(options.max_wait_ms / 1000, self._listen)
         self._bus: buses.Bus | None = None
-        #: Whether the queue was there when it was last asked for.
+        #: Whether the queue exists, and whether a warning has said that it does not.
         self._is_there = self._warned = False
-        #: What is ready, the age of the oldest, and when to count again. None: nothing is ready.
+        #: The number of ready messages and the age of the oldest, and when to count again. None: do
+        #: not count, because no message is ready.
         self._backlog: tuple[int, float | None] = (0, None)
         self._count_at: float | None = -math.inf
 
@@ -115,15 +116,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _offset(self, runner: StreamRunner, n: int, after: int, count: int) -> dict[str, Any]:
         options, member = self._options, runner.claims.member
         return Offset(
-            n,
-            runner.token or "",
-            options.queue,
-            str(options.group),
-            options.address,
-            member,
-            after,
-            runner.lineage or "",
-            count,
+            n=n,
+            token=runner.token or "",
+            queue=options.queue,
+            group=str(options.group),
+            address=options.address,
+            member=member,
+            after=after,
+            lineage=runner.lineage or "",
+            count=count,
         ).to_json()
 
     def _recorded(self, runner: StreamRunner) -> NamedClaims:
@@ -132,10 +133,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return recorded_claims(options.address, options.queue, str(options.group), member)
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a query begins that has committed no batch.
+        """Return the first offset of a query that has committed no batch.
 
-        Spark also asks this before it repeats the first batch after a crash. Only the offset of
-        that batch, which comes next, shows the lineage. So this takes nothing over.
+        Spark also calls this before it repeats the first batch after a crash. Only the offset of
+        that batch, which comes next, shows the lineage. So this does not take the group over.
         """
         options = self._options
         self._exists()  # a server that does not answer ends the query here
@@ -146,11 +147,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.batch.max_messages)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Take only what is ready by now."""
+        """Take only the messages that are ready by now."""
         self._since = self._options.run(_server_time())
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Finish what is committed, and claim the next batch. An idle query waits for a signal."""
+        """Finish the committed batch, and claim the next. An idle query waits for a signal."""
         looks = self._since is not None or self._idle.look()
         end = self._next(start, limit) if looks else start
         self._idle.answered()
@@ -174,7 +175,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
 
     def _exists(self) -> bool:
-        """Return whether there is the queue. Until then the query has no kind to claim in."""
+        """Return whether the queue exists. Until it does, its kind is unknown: no claim is made."""
         if self._is_there:
             return True
         options = self._options
@@ -219,7 +220,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._offset(runner, self._claimed, after, count)
 
     def _until_claim(self) -> float:
-        """Return for how many seconds this query waits for messages, if no signal comes before."""
+        """Return the seconds to wait before the next claim, if no signal comes earlier."""
         options, run = self._options, self._options.run
         due_s = run(due_in(options.queue))
         if due_s > 0:
@@ -308,9 +309,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _acknowledge(
         self, runner: StreamRunner, token: str, n: int, claim: Plan[int | None] | None = None
     ) -> int | None:
-        """Finish the claims up to ``n``, and make the next one meanwhile.
+        """Finish the claims up to ``n``, and make the next claim at the same time.
 
-        A claim does not wait for the last acknowledgement: if that fails, the next runner adopts
+        The claim does not wait for the acknowledgement: if that fails, the next runner adopts
         both.
 
         Returns:
@@ -326,10 +327,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if claim is None else results[0]
 
     def stop(self) -> None:
-        """Renew nothing any more, and hear no signals.
+        """Stop renewing leases and listening for signals.
 
-        The runner's lease goes on for some seconds, in which the listener acknowledges the last
-        batch.
+        The runner's lease lasts some seconds longer. In this time the listener acknowledges the
+        last batch.
         """
         if self._runner is not None:
             self._runner.drop(fenced=False)

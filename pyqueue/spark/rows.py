@@ -1,4 +1,4 @@
-"""Rows of stored messages, and what becomes of payloads that do not fit their type."""
+"""Rows of stored messages, and the treatment of payloads that do not fit their type."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rows_of(
         options: The options of the read.
         found: The stored messages in BSON.
         payload: The type of the payloads. None means JSON, which every payload fits.
-        default: What to do with bad records if the options do not say it.
+        default: How to treat bad records if the options do not say it.
 
     Returns:
         The rows, and the reasons of the messages that are to be buried, by id.
@@ -75,7 +75,7 @@ def _with_corrupt(
 def _decoded_rows(
     options: Options, documents: Sequence[Document], payload: DataType | None, default: str
 ) -> tuple[pa.RecordBatch, list[str | None], dict[Id, str]]:
-    """Return the rows, the JSON of the payloads that do not fit, and what is to be buried."""
+    """Return the rows, the JSON of misfit payloads, and the reasons of the messages to bury."""
     action = options.on_bad_record or default
     reasons: dict[int, str] = {}
     bad: dict[Id, str] = {}

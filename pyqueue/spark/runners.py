@@ -95,10 +95,10 @@ class GroupRunner:
         return Candidate(owner, self._following(known), seen=self._looks)
 
     def _following(self, known: str | None) -> str | None:
-        """Return what makes this process take over at once.
+        """Return the owner or runner whose work this process continues without waiting, or None.
 
-        A runner that was fenced waits like any other. Else two runners of one process would take
-        the group from each other again and again.
+        A runner that was fenced waits like any other. Otherwise two runners of one process would
+        take the group from each other again and again.
         """
         return None if self._fenced else known
 
@@ -116,7 +116,7 @@ class GroupRunner:
             self.drop(fenced=True)
 
     def drop(self, *, fenced: bool) -> None:
-        """Hold the group no longer.
+        """Stop holding the group.
 
         Args:
             fenced: Whether another runner has taken it over.
@@ -144,7 +144,7 @@ class StreamRunner(GroupRunner):
         lease_s: The length of the lease of the messages, in seconds.
     """
 
-    #: A restart says nothing about the messages.
+    #: A restart of a query is no fault of its messages.
     counts = False
 
     def __init__(
@@ -154,8 +154,9 @@ class StreamRunner(GroupRunner):
         super().__init__(
             connection, members, lease_s, lambda: f"spark:{gethostname()}:{os.getppid()}"
         )
-        #: What offsets of this process carry: the first token of the runner and of those whose work
-        #: it goes on with. The last one counts. Each takeover that had to wait begins a new one.
+        #: The lineages of this process, which its offsets carry. A lineage is the first token of a
+        #: chain of runners that continue each other's work. The last lineage is the current one. A
+        #: takeover that continues no runner begins a new lineage.
         self.lineages: list[str] = []
         #: How far the group was at the takeover.
         self.progress = ClaimProgress(0, 0, "")
@@ -164,7 +165,7 @@ class StreamRunner(GroupRunner):
 
     @property
     def lineage(self) -> str | None:
-        """The lineage of the offsets that this query makes. Offsets of another one do not count."""
+        """The lineage of this query's offsets. Offsets of another lineage do not count."""
         return self.lineages[-1] if self.lineages else None
 
     def take_for(self, known: str | None, *, wait: bool) -> str | None:
@@ -172,7 +173,7 @@ class StreamRunner(GroupRunner):
 
         Args:
             known: The ``runner`` that the checkpoint remembers.
-            wait: Wait once for the end of the lease of another runner, and then raise an error.
+            wait: If another runner holds the lease, wait for its end once, and then raise an error.
 
         Raises:
             Occupied: Another process runs the group, and ``wait`` is true.
@@ -202,9 +203,10 @@ class StreamRunner(GroupRunner):
                 return token
 
     def _refuse_twice(self, other: Occupied) -> None:
-        """Refuse a second query of this application, which would wait for the first one for ever.
+        """Refuse a second query of this application, which would wait for the first one forever.
 
-        The runner's lease of a query that has ended is not renewed. So the second look tells.
+        A query that has ended does not renew the runner's lease. So if the lease was renewed
+        between two attempts, the other query is running.
         """
         renewed = self._seen not in (None, other.until)
         self._seen = other.until

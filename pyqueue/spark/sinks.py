@@ -1,8 +1,8 @@
 """A Spark stage without a target: a function writes the messages to a table, claim by claim.
 
 A claim keeps its number and its messages until the function has written all of them. So a function
-that overwrites what has the number writes each message once. Messages that make it fail are found
-in smaller claims: a claim that fails is released, and claimed again in parts with new numbers.
+that overwrites the rows of that number writes each message once. Smaller claims find the messages
+that make it fail: a failed claim is released, and claimed again in parts with new numbers.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ class TableSink:
     def run_once(
         self, claims: NamedClaims, token: str, session: Callable[[], SparkSession]
     ) -> Report:
-        """Have a claim written: what is outstanding, or else what is ready.
+        """Have the outstanding claim written, or, if there is none, claim and write ready messages.
 
         Raises:
-            Exception: The function's error, if it fails on one message after the other.
+            Exception: The function's error, if it fails on one message after another.
         """
         began, run = time.monotonic(), self._connection.run
         while True:
@@ -94,7 +94,7 @@ class TableSink:
             plan = claims.proceed(token, self._size, self.lease, max_bytes=MAX_BATCH_BYTES)
             number, ids = run(plan)
             if not ids:
-                return Report(0, 0, 0, 0, 0, time.monotonic() - began)
+                return Report(0, 0, 0, 0, 0, seconds=time.monotonic() - began)
             outstanding = number <= before.claimed
             if outstanding and before.adopted >= DEATHS and self._divided(claims, token, number):
                 continue
@@ -115,10 +115,10 @@ class TableSink:
                 self._failed += 1
                 if self._failed > 1:
                     raise
-                return Report(1, 0, 0, 1, 0, time.monotonic() - began)
+                return Report(1, 0, 0, 1, 0, seconds=time.monotonic() - began)
             done = run(claims.finish(token, number))
             self._size, self._failed = min(self._limit, 2 * self._size), 0
-            return Report(len(ids), done, 0, 0, len(ids) - done, time.monotonic() - began)
+            return Report(len(ids), done, 0, 0, len(ids) - done, seconds=time.monotonic() - began)
 
     def _held(self, claims: NamedClaims, token: str, number: int) -> Sequence[Reservation[Any]]:
         return self._connection.run(claims.reservations(token, 0, number))
@@ -130,7 +130,7 @@ class TableSink:
         """
         held, most = self._held(claims, token, number), self._source.options.max_tries
         if len(held) > 1:
-            # Which of them killed the process will show. The rest is not to blame.
+            # The parts will show which message killed the process. The rest is not to blame.
             self._connection.run(forget_tries(claims, token))
             self._release(claims, token, number)
             self._size = max(1, len(held) // PARTS)
@@ -178,7 +178,7 @@ class TableSink:
     def _give_back(
         self, claims: NamedClaims, token: str, number: int, error: BaseException
     ) -> None:
-        """Roll a message back that has failed alone; release what is to be claimed again."""
+        """Roll back a message that failed alone. Otherwise release the messages of the claim."""
         held = self._held(claims, token, number)
         alone = len(held) == 1 and isinstance(error, Exception)
         if alone and not isinstance(error, ConfigurationError):

@@ -49,13 +49,13 @@ class QueueDataSource(DataSource):
         payloadType: "json" (default), "variant" or a Spark type.
         payloadModel: In place of a type, a pydantic model as "module:Model". The driver imports it.
         columns: The columns of the read, separated by commas; all by default.
-        numPartitions: How many tasks read. By default as many as the cluster could run at once
-            when ``register`` was called, or 4 if Spark found the data source by itself.
-        onBadRecord: What to do with a payload that does not fit ``payloadType``. "fail" ends the
+        numPartitions: How many tasks read. By default the number of tasks that the cluster could
+            run at once when ``register`` was called, or 4 if Spark found the data source by itself.
+        onBadRecord: How to treat a payload that does not fit ``payloadType``. "fail" ends the
             query with an error that names the message; the default of batch reads, and of reads of
             a stream. "null" reads it as null. "bury", the default of streaming reads of a queue and
             for these only, moves the message to the dead-letter queue with the end of the batch.
-            One that was dead before is read as null.
+            A message that was dead before is read as null.
         columnNameOfCorruptRecord: With ``onBadRecord`` "null", the name of one more column of type
             string, which holds such a payload as JSON.
 
@@ -77,11 +77,11 @@ class QueueDataSource(DataSource):
         group: The durable name of this consumer. One query at a time runs it, the rest stand by.
         members: How many queries share the work of the group; 1 by default. Each needs its own
             checkpoint. Give all of them the same number.
-        minMessagesPerBatch: A batch waits until so many messages are ready; 1 by default.
-        maxTriggerDelay: But it waits no longer than this after the batch before: "15m" by default,
+        minMessagesPerBatch: A batch waits until this number of messages is ready; 1 by default.
+        maxTriggerDelay: But it waits no longer than this after the last batch: "15m" by default,
             or another number of ms, s, m or h. The first batch and ``availableNow`` do not wait.
-        maxBytesPerBatch: How many bytes of stored messages a batch has at most, and at least one
-            message; 67108864 by default, which is 64 MB.
+        maxBytesPerBatch: The largest size of a batch, in bytes of stored messages; 67108864 by
+            default, which is 64 MB. A batch has at least one message.
         leaseSeconds: How long a batch stays held if the query dies, in seconds; 600 by default.
 
     Options of reads of a stream:
@@ -101,19 +101,19 @@ class QueueDataSource(DataSource):
     Options of writes:
         queues: In place of ``queue``, the names of several queues, separated by commas. The column
             ``queue`` of each row names one of them; a null or another name fails the write. The
-            record of a stage belongs to the first one: add further ones behind it.
-        onDuplicate: What to do with a row whose ``key`` belongs to a live message of its queue, or
+            record of a stage belongs to the first one: add further queues behind it.
+        onDuplicate: How to treat a row whose ``key`` belongs to a live message of its queue, or
             with ``idColumn`` its id. "ignore" (default) leaves the row out. "replace" overwrites
             that message, unless it has finished or moved on. "error" fails the write. A write that
             appears once, of a stream or with ``epoch``, takes "ignore" only, and "replace" with
             ``idColumn`` needs ``staged`` "false". In other streams, "error" says nothing of ids.
-        onBadRow: What to do with a row whose payload, headers, key, instant, priority or group
+        onBadRow: How to treat a row whose payload, headers, key, instant, priority or group
             cannot be stored. "fail" (default) fails the write. "bury" writes all other rows, and
             the row becomes a message of the dead-letter queue, with the reason in ``error``.
         idColumn: The column whose values are the ids.
-        idPrefix: What the ids begin with, before these values; nothing by default. The queues of a
+        idPrefix: The prefix of the ids, before these values; nothing by default. The queues of a
             namespace share their ids, so the same orders in two queues need different prefixes.
-        stage: The name of what writes; without ``idColumn`` the ids are "STAGE~ID", made from the
+        stage: The name of the writer; without ``idColumn`` the ids are "STAGE~ID", made from the
             column id. A stream needs ``stage``, ``idColumn`` or both.
 
     Options of batch writes:
@@ -123,7 +123,7 @@ class QueueDataSource(DataSource):
             for each checkpoint.
         staged: With ``idColumn``, "true" (default), or "false": messages appear as they are
             written, which takes a third of the time. A job that fails leaves some behind, and a job
-            that is run again writes what is missing.
+            that is run again writes the missing rows.
 
     Options of streaming writes:
         delivery: "exactly-once" (default), or "at-least-once": the messages appear as they are
@@ -150,7 +150,7 @@ class QueueDataSource(DataSource):
 
     #: How many tasks read, unless an option says so. ``register`` knows the cluster and sets it.
     parallelism: ClassVar[int] = 4
-    #: What options are if they are not given. ``register`` takes them from the session.
+    #: The values of options that are not given. ``register`` takes them from the session.
     defaults: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -268,7 +268,7 @@ class QueueDataSource(DataSource):
 
 
 def _refuse_on_duplicate(writes: WriteOptions, remedy: str) -> None:
-    """Refuse what a write by epoch cannot hold: its messages are shown after it is decided."""
+    """Refuse "replace" and "error": the messages are published after the epoch is decided."""
     if writes.on_duplicate != "ignore":
         raise ConfigurationError(
             f'onDuplicate: a batch that is written once takes "ignore" only, because a key may be '

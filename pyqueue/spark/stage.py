@@ -23,7 +23,7 @@ from pyqueue.spark.outputs import Report, Route, Transform
 
 log = logging.getLogger("pyqueue")
 
-#: The time between two looks at an empty queue, in seconds.
+#: The time between two scans of an empty queue, in seconds.
 IDLE_DELAY_S: Final = 1.0
 
 
@@ -52,7 +52,7 @@ class SparkStage:
         transform: Takes a DataFrame with the columns of a read and returns a DataFrame. None
             passes everything on unchanged. Without ``to`` it returns nothing, and may take the
             number of its claim as a second argument. Claims with equal numbers have the same
-            messages: what overwrites, or leaves out, a number that is there writes them once.
+            messages: a function that overwrites or skips an existing number writes them once.
         output: With "move", the transform returns the columns ``id`` and ``payload``, and
             optionally ``headers`` and ``key``, with at most one row for each id. One atomic update
             moves each message; the messages whose ids are missing are finished. With
@@ -61,7 +61,7 @@ class SparkStage:
             ``delay`` says when a message becomes ready, as in a write.
         model: A pydantic model, whose fields make the payload a struct. With None the payload is a
             JSON string.
-        max_messages: The largest size of a batch. With "transaction" at most 10 000. A batch also
+        max_messages: The largest size of a batch; up to 10 000 with "transaction". A batch also
             ends at 64 MB of stored messages.
         lease: How many seconds a batch stays held if this process dies. The lease is renewed while
             the batch runs.
@@ -134,24 +134,24 @@ class SparkStage:
         return f"SparkStage({self._source!r}{to}, group={self._group!r})"
 
     def run_once(self, spark: Any) -> Report:
-        """Work on one batch: on what an earlier process left behind, or else on what is ready.
+        """Work on one batch: on messages that an earlier process left, or else on ready messages.
 
         If the transform fails, the batch is halved until the messages that make it fail are found.
-        These are rolled back with backoff, or buried after their last try; all other messages go
+        These are rolled back with backoff, or buried after their last try; all other messages move
         on. If the transform fails on every message, all are rolled back, and its error is raised.
 
         If a process that ran the group was killed, this waits for the end of its runner's lease, a
-        quarter of ``lease`` and at most 5 s. A process with the same owner does not wait.
+        quarter of ``lease``, but no more than 5 s. A process with the same owner does not wait.
 
         Args:
             spark: A session, classic or Connect.
 
         Returns:
-            What happened to the batch. ``claimed`` is 0 if nothing was ready.
+            The outcome of the batch. ``claimed`` is 0 if nothing was ready.
 
         Raises:
             Fenced: Another process runs the group; nothing was claimed. Or it took the group over
-                and goes on with the batch, and this process settles no more of it.
+                and continues the batch, and this process settles no more of it.
             ConfigurationError: The transform's result lacks a column, contains an id twice, or
                 contains an id that is not in the batch. Nothing was written, and the batch was
                 released.
@@ -178,7 +178,7 @@ class SparkStage:
 
         Returns:
             An iterator of the reports of all batches that had messages. Close it, or let the loop
-            end, to give back what was claimed ahead.
+            end, to give back the claim made ahead.
         """
         batches = self._connected()
         standing_by = False
@@ -187,7 +187,7 @@ class SparkStage:
                 try:
                     report = batches.run_once(lambda: spark, ahead=True)
                 except Occupied as other:
-                    # At the second look, the other process has renewed its lease: it lives.
+                    # At the second attempt, the other process has renewed its lease: it lives.
                     if standing_by and until_empty and not batches.has_ready():
                         return
                     if not standing_by:

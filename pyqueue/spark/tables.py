@@ -63,7 +63,7 @@ class FilteringReader(BatchReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Learn what Spark filters by. Return all filters: the database may let more through."""
+        """Use the filters that the database can apply. Return all: it may let more rows through."""
         known = [each for each in map(condition, filters) if each is not None]
         self._choice = replace(
             self._choice,

@@ -54,7 +54,7 @@ Chunks = Iterator[_Chunk]
 
 @dataclass
 class _Staged(WriterCommitMessage):
-    """What one task has staged: the number of messages in each of its staging places."""
+    """The result of one task: the number of messages in each of its staging places."""
 
     counts: dict[str, int]
 
@@ -78,7 +78,7 @@ class BatchWriter(DataSourceArrowWriter):
         return _Staged(counts)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Show what the tasks have staged."""
+        """Publish the rows that the tasks have staged."""
         counts = {
             place: count
             for each in messages
@@ -89,7 +89,7 @@ class BatchWriter(DataSourceArrowWriter):
             runner_of(client).run(self._staging.publish(counts))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Delete what the tasks have staged."""
+        """Delete the rows that the tasks have staged."""
         self._options.run(self._staging.discard())
 
 
@@ -109,7 +109,7 @@ class DirectBatchWriter(DataSourceArrowWriter):
         _notify(self._options)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Wake the consumers: what was appended stays."""
+        """Wake the consumers: appended rows stay."""
         _notify(self._options)
 
 
@@ -139,7 +139,7 @@ def _notify(options: Options) -> None:
 
 @dataclass
 class _Written(WriterCommitMessage):
-    """What one task has written of an epoch."""
+    """The rows of an epoch that one task has written."""
 
     epochs: EpochWrites
     job: str
@@ -202,7 +202,7 @@ class _EpochWriter:
             yield chunk
 
     def _commit(self, messages: list[WriterCommitMessage | None], epoch: int) -> None:
-        """Show what the tasks have written, unless that was done before."""
+        """Publish the rows that the tasks have written, unless that was done before."""
         written = [each for each in messages if isinstance(each, _Written)]
         if not written:
             return  # the epoch had no task
@@ -227,11 +227,11 @@ class EpochBatchWriter(_EpochWriter, DataSourceArrowWriter):
         return self._write(query, self._options.of_write.epoch or 0, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Show what the tasks have staged."""
+        """Publish the rows that the tasks have staged."""
         self._commit(messages, self._options.of_write.epoch or 0)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing: the epoch may be decided. The next attempt replaces what is not."""
+        """Do nothing: the epoch may be decided. The next attempt replaces undecided rows."""
 
 
 class StreamWriter(_EpochWriter, DataSourceStreamArrowWriter):
@@ -250,18 +250,18 @@ class StreamWriter(_EpochWriter, DataSourceStreamArrowWriter):
         return self._write(query, int(epoch), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Show what the tasks have staged. What was appended is visible: wake the consumers."""
+        """Publish the staged rows. Appended rows are already visible: wake the consumers."""
         if self._options.of_write.at_least_once:
             _notify(self._options)
         else:
             self._commit(messages, batchId)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: the epoch may be decided. The next attempt replaces what is not."""
+        """Do nothing: the epoch may be decided. The next attempt replaces undecided rows."""
 
 
 def _context() -> TaskContext:
-    """Return what Spark tells a task."""
+    """Return the context that Spark gives a task."""
     context = TaskContext.get()
     assert context is not None
     return context
@@ -275,7 +275,7 @@ def _local(name: str) -> str:
 def _run() -> str:
     """Return the id of the run of a streaming query; empty if Spark does not tell it.
 
-    Each start of a query is another run. Its id is the job group of what it runs, unless the user
+    Each start of a query is another run. Its id is the job group of its jobs, unless the user
     has chosen a group, whose name may stay the same.
     """
     group = _local("spark.jobGroup.id") if _local(_QUERY) else ""
@@ -290,7 +290,7 @@ def _reader(options: Options, schema: StructType, id: str | None) -> Reader:
 
 
 def _chunks(options: Options, reader: Reader, batches: Iterator[pa.RecordBatch]) -> Chunks:
-    """Read the rows of all batches, in lists of at most ``CHUNK``, each for one queue."""
+    """Read the rows of all batches, in lists of up to ``CHUNK``, each for one queue."""
     capabilities = options.backend().kind.capabilities
     for pieces in _at_once(batches):
         by_queue: dict[str | None, list[NewMessage]] = {}
@@ -310,7 +310,7 @@ def _chunks(options: Options, reader: Reader, batches: Iterator[pa.RecordBatch])
 def _at_once(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     """Divide and join batches into rows that are written at once.
 
-    What is complete does not wait for the next batch, which Spark may still have to compute.
+    A full list does not wait for the next batch, which Spark may still have to compute.
     """
     pieces: list[pa.RecordBatch] = []
     rows = size = 0

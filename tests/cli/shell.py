@@ -68,7 +68,7 @@ class Shell:
     def program(
         self, *arguments: str, new_session: bool = False
     ) -> AbstractContextManager[subprocess.Popen[str]]:
-        """Start a command as a program. It is killed at the end, with what it started."""
+        """Start a command as a program. It is killed at the end, with its children."""
         return program(
             "-m",
             "pyqueue.cli",

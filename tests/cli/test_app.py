@@ -110,7 +110,7 @@ def test_any_other_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(result.exception, RuntimeError)
 
 
-# ---- what only a process shows
+# ---- visible only in a real process
 
 
 def test_the_installed_script_prints_nothing_but_its_output(url: str, client: Client) -> None:

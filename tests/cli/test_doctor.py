@@ -1,4 +1,4 @@
-"""``pyqueue doctor``: what it finds, and that it changes next to nothing."""
+"""``pyqueue doctor``: its findings, and that it changes next to nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def levels(found: list[dict[str, str]]) -> dict[str, str]:
 def test_doctor_finds_a_healthy_server_healthy(
     shell: Shell, url: str, mongo: pymongo.MongoClient[dict[str, Any]]
 ) -> None:
-    """And it changes nothing: at most the collection of the default bus is there afterwards."""
+    """It changes nothing, except that it may create the collection of the default bus."""
     status, out, errors = shell.run("doctor", "--json")
     assert (status, errors) == (0, "")
     found = levels([json.loads(line) for line in out.splitlines()])

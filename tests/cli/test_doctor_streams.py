@@ -1,4 +1,4 @@
-"""``pyqueue doctor`` on streams: what is damaged by hand is named, with a remedy."""
+"""``pyqueue doctor`` on streams: it names damage done by hand, with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands on queues: what they do, what they print, and how they end."""
+"""The commands on queues: their effects, output and exit codes."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_an_unreachable_server_is_named_in_one_line(
     assert (status, out.count("\n"), errors.count("\n")) == expected
     assert "s3cret" not in out + errors
     assert "user" not in out + errors
-    assert limits[0] == 0.1  # those of inner calls follow
+    assert limits[0] == 0.1  # limits of inner calls follow
 
 
 # ---- pop, peek, ls

@@ -1,4 +1,4 @@
-"""The commands on stages of Spark: what they print, and what they refuse."""
+"""The commands on stages of Spark: their output and their refusals."""
 
 from __future__ import annotations
 

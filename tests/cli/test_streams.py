@@ -1,4 +1,4 @@
-"""The commands on streams: what they print, and what they refuse."""
+"""The commands on streams: their output and their refusals."""
 
 from __future__ import annotations
 

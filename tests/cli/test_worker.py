@@ -203,7 +203,7 @@ def test_worker_passes_its_options_to_the_pool(
 
 @contextmanager
 def signals_restored() -> Iterator[None]:
-    """A pool handles signals until its process ends. Here the process goes on."""
+    """A pool handles signals until its process ends. Here the process continues."""
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield

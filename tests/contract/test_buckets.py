@@ -187,7 +187,7 @@ def test_pack_moves_to_another_bucket(
 def test_packed_messages_move_into_ordered_groups(
     client: AnyClient, queue: AnyQueue, name: str
 ) -> None:
-    """They come one at a time, in the order of the calls, behind what the group has."""
+    """They come one at a time, in the order of the calls, behind the group's own messages."""
     ordered = client.queue(f"{name}-o", kind="ordered")
     ordered.push("first", group="g")
     queue.push_many(range(5))
@@ -322,7 +322,7 @@ def test_waiting_consumer_gets_a_pack(queue: AnyQueue) -> None:
 
 
 def test_rest_of_a_pack_goes_to_another_process(world: World, queue: AnyQueue) -> None:
-    """A process that holds nothing of a pack any more keeps it for a second at most."""
+    """A process that holds nothing of a pack any more keeps it no longer than a second."""
     queue.push_many(range(5))
     held = queue.reserve(0)
     queue.commit(held)

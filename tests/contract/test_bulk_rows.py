@@ -1,4 +1,4 @@
-"""Rows of bulk writes: when they become ready, which queue they enter, what a taken key does.
+"""Rows of bulk writes: when they become ready, which queue they enter, how a taken key fails.
 
 They run on a blocking client, as Spark's tasks do, over mongomock and a server.
 """
@@ -56,7 +56,7 @@ def run(client: Client, plan: Plan[Any]) -> Any:
 
 
 def meddled(client: Client, plan: Plan[Any], at: type[Request[Any]] | int, what: Any) -> list[Any]:
-    """Run a plan. Call ``what`` before one request: the first of a type, or that at a position.
+    """Run a plan. Call ``what`` before one request: the first of a type, or the one at a position.
 
     Return all requests.
     """
@@ -250,7 +250,7 @@ def test_row_enters_if_what_it_replaces_is_gone(
     assert hidden(client) == 0
 
 
-#: What stays of "a" with the key "j" and "b" with "k", after a row that replaces.
+#: A row that replaces, and the messages after it. Before, "a" has the key "j" and "b" has "k".
 REPLACED: dict[str, tuple[NewMessage, dict[str, tuple[str, str | None]]]] = {
     "id": (NewMessage("a", "new"), {"a": ("new", None), "b": ("b", "k")}),
     "id, free key": (NewMessage("a", "new", key="l"), {"a": ("new", "l"), "b": ("b", "k")}),
@@ -323,7 +323,7 @@ def test_key_of_several_rows_is_an_error_if_asked(client: Client, queue: Queue[A
 
 
 def test_key_taken_after_the_check_is_an_error(client: Client, queue: Queue[Any]) -> None:
-    """Then the other rows are shown, as those of a push."""
+    """Then the other rows are published, as after a push."""
     staging = staging_of(queue, "error")
     rows = [NewMessage(None, "new", None, "k"), NewMessage(None, "plain")]
     counts = {"x": run(client, staging.write("x", rows))}

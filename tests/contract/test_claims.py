@@ -532,7 +532,7 @@ def test_fenced_block_raises_fenced(queue: AnyQueue) -> None:
 def test_block_exception_is_raised_instead_of_fenced(
     queue: AnyQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log has what went wrong with the rollback."""
+    """The log has the error of the rollback."""
     queue.push_many(range(3))
 
     def taken_over(_: Any) -> None:

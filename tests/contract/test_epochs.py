@@ -101,7 +101,7 @@ class Scene:
 
 
 def run_of(writes: EpochWrites, job: str, epoch: int = 7, other: str | None = None) -> Plan[int]:
-    """Do what Spark does for an epoch: run the tasks, and then the commit.
+    """Run an epoch like Spark: the tasks, and then the commit.
 
     The second task may write to another queue.
     """
@@ -341,7 +341,7 @@ def test_sketch_of_many_tasks_knows_what_is_missing() -> None:
     assert IdSketch.stored(bson.decode(bson.encode(whole.to_document()))) == whole
     assert whole.missing(ids) == []
     others = [f"other-{number}" for number in range(3000)]
-    assert 900 < len(whole.missing(others)) < 1150  # about as many as the sketch has, 1024
+    assert 900 < len(whole.missing(others)) < 1150  # about the size of the sketch, 1024
     few = IdSketch.of(ids[:3])
     assert few.missing([*ids[:2], *others[:4]]) == others[:4]
 
@@ -353,7 +353,7 @@ def test_sketch_of_many_tasks_knows_what_is_missing() -> None:
 def test_replica_that_sleeps_before_it_decides_shows_nothing(
     client: Client, monkeypatch: pytest.MonkeyPatch, few: int | None
 ) -> None:
-    """Another query writes the same batch in between. A new run of the first may go on later."""
+    """Another query writes the same batch in between. A new run of the first may continue later."""
     monkeypatch.setattr(module, "FRESH", timedelta(0))
 
     def run(at: int) -> int:
@@ -366,7 +366,7 @@ def test_replica_that_sleeps_before_it_decides_shows_nothing(
         steps = scene.steps(run_of(first, "a"))
         advance(steps, at)
         if scene.record(first).get("epoch") == 7:
-            return at  # what is decided is shown, also by the other query
+            return at  # a decided epoch is published, also by the other query
         scene.run(run_of(scene.query("query-b", run="run-b"), "b"))
         scene.consume()
         goes_on = advance(steps, 1000)
@@ -387,7 +387,7 @@ def test_replica_that_sleeps_before_it_decides_shows_nothing(
 def test_of_two_runs_that_begin_at_once_one_is_out(
     client: Client, monkeypatch: pytest.MonkeyPatch, new: bool
 ) -> None:
-    """At most one goes on, wherever each of them stops in between. Both may have written before."""
+    """Only one may continue, wherever each of them stops. Both may have written before."""
     monkeypatch.setattr(module, "FRESH", timedelta(0))
     one_of_them = 0
     for first in range(1, 16):
@@ -456,7 +456,7 @@ def test_takeover_of_a_former_record_may_end_anywhere(
 
 
 def test_stages_end_with_their_queue(client: Client) -> None:
-    """What they have decided is shown first, and then belongs to the queue."""
+    """Their decided rows are published first, and then belong to the queue."""
     scene = Scene(client)
     run = scene.steps(run_of(scene.writes, "a"))
     while scene.record(scene.writes).get("epoch") != 7:
@@ -517,7 +517,7 @@ def test_former_run_cannot_join_again(client: Client) -> None:
 
 @some_or_all
 def test_two_processes_may_show_an_epoch(client: Client, few: int | None) -> None:
-    """Each stops after every command in turn, while the other one goes on."""
+    """Each stops after every command in turn, while the other one continues."""
 
     def run(at: int) -> int:
         if at == 0:

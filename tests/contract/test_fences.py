@@ -36,7 +36,7 @@ BATCHES: dict[str, Settle] = {
     "bury": lambda queue, _, held: queue.bury(*held, error="mine"),
 }
 
-#: What a pack refuses.
+#: Operations that a pack refuses.
 NOT_OF_PACKS = (BATCHES["commit payload"], BATCHES["move update"])
 
 SINGLES: dict[str, Settle] = {

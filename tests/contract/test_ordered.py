@@ -23,7 +23,7 @@ def payloads(messages: list[Any]) -> list[Any]:
 
 
 def take(queue: AnyQueue, limit: int = 100) -> list[Any]:
-    """Reserve what is free."""
+    """Reserve free messages."""
     return list(queue.reserve_many(limit, timeout=0))
 
 
@@ -80,7 +80,7 @@ def test_another_client_respects_the_locks(world: World, queue: AnyQueue) -> Non
 
 
 def test_look_that_expects_no_lock_meets_one(world: World, queue: AnyQueue) -> None:
-    """The unique index refuses its claim. It takes what is free."""
+    """The unique index refuses its claim. It takes the free messages."""
     queue.push_many([1, 2], groups=["a", "b"])
     assert sorted(all_of(queue)) == [1, 2]
     queue.push_many([3, 4, 5, 6], groups=["a", "a", "b", "c"])
@@ -302,7 +302,7 @@ def test_commit_in_a_transaction_frees_the_group(
     assert payloads(take(queue)) == [2]
 
 
-# ---- what is refused
+# ---- refusals
 
 
 def test_what_takes_no_turns_is_refused(world: World, queue: AnyQueue) -> None:

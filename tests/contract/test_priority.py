@@ -1,4 +1,4 @@
-"""The kind with priorities: the order of claims, what keeps a priority, and what is refused."""
+"""The kind with priorities: the order of claims, moves that keep a priority, and refusals."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_new_level_is_found_by_a_consumer_that_looked_before(
 def test_lower_priorities_are_reached_unless_it_is_strict(
     client: AnyClient, name: str, strict: bool
 ) -> None:
-    """One look in sixteen goes by age."""
+    """One scan in sixteen goes by age."""
     queue = client.queue(name, strict=strict)
     queue.push("low", priority=0)
     queue.push_many(range(2 * LOOKS_PER_AGE_LOOK), priorities=[9] * 2 * LOOKS_PER_AGE_LOOK)
@@ -134,7 +134,7 @@ def test_peek_shows_messages_without_a_priority_last(world: World, queue: AnyQue
     assert payloads(queue.peek()) == ["low", f"{queue.name}-none"]
 
 
-# ---- what keeps it
+# ---- moves that keep it
 
 
 def test_messages_keep_their_priority(world: World, client: AnyClient, queue: AnyQueue) -> None:
@@ -242,7 +242,7 @@ def test_reprioritize_of_no_live_message_is_false(client: AnyClient, name: str) 
     assert queue.history()[0].priority == 4
 
 
-# ---- what is refused
+# ---- refusals
 
 
 @pytest.mark.parametrize("value", [-1, 10, True, 4.0, "4", [4]])

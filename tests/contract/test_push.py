@@ -1,4 +1,4 @@
-"""push and push_many: what they store, and when they store nothing."""
+"""push and push_many: the documents they store, and when they store nothing."""
 
 from __future__ import annotations
 

@@ -238,7 +238,7 @@ def test_released_message_is_received_at_once(world: World, queue: AnyQueue) -> 
 
 
 def await_waiters(client: AnyClient, queue: AnyQueue, count: int = 1) -> None:
-    """Wait until so many consumers of a queue wait."""
+    """Wait until a queue has this number of waiting consumers."""
     eventually(lambda: waiters(client, queue.name) == count, f"{count} consumers wait")
 
 

@@ -1,5 +1,5 @@
-"""What a holder may do: commit, rollback, extend, release, progress, checkpoint, and the reserved()
-block.
+"""Operations of a holder: commit, rollback, extend, release, progress, checkpoint, and the
+reserved() block.
 """
 
 from __future__ import annotations

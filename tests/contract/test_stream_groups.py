@@ -1,4 +1,4 @@
-"""Consumer groups of streams: receive, settle, count, seek, and what they refuse."""
+"""Consumer groups of streams: receive, settle, count, seek, and their refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams: append, read, trim, and what they refuse."""
+"""Streams: append, read, trim, and their refusals."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Place:
 
     def runs(self, file: str) -> bool:
         """Return whether ``make test`` runs a test file here; ``make test-slow`` runs the rest."""
-        if self.kind.name == "newest":  # it stands for what another kind may change
+        if self.kind.name == "newest":  # it stands for the changes another kind may make
             return self.driver == "memory" or (self.driver == "pymongo" and file == "test_kinds")
         if self.kind.name != "standard":
             if self.driver == "asyncmongo":

@@ -34,7 +34,7 @@ ROWS = 300
 
 
 class Ended(NamedTuple):
-    """What a run of ``pyqueue demo`` left."""
+    """The results of a run of ``pyqueue demo``."""
 
     status: int
     out: str
@@ -59,7 +59,7 @@ def run(*arguments: str) -> Ended:
 
 @contextmanager
 def stderr_at_a_terminal() -> Iterator[bytearray]:
-    """Let stderr be a terminal; yield what arrives there."""
+    """Let stderr be a terminal; yield its output."""
     ours, theirs = pty.openpty()
     shown = bytearray()
 
@@ -197,7 +197,7 @@ def test_the_whole_sample_passes_the_check(by: str, mongod: Mongod) -> None:
     assert ended.result["rows"] == 21_049
 
 
-# ---- what is shown
+# ---- display
 
 
 def result(**check: Any) -> dict[str, Any]:

@@ -96,7 +96,7 @@ class Drained(NamedTuple):
     lines: list[dict[str, str]]
 
     def different(self) -> list[str]:
-        """Return the names of the figures that are not equal to those of the file."""
+        """Return the names of the figures that differ from the file."""
         pushed = len(self.lines) + rows.BROKEN
         found = figures.measured(self.client, self.results, pushed, [])
         compared, different = figures.compare(figures.expected(self.lines, 0), found)
@@ -143,7 +143,7 @@ def test_check_finds_each_error(drained: Drained) -> None:
     results = drained.results
 
     def seen(after: dict[str, Any]) -> set[str]:
-        """What the check finds if the flight 1 is stored like this, or not at all."""
+        """Return the findings of the check if the flight 1 is stored like this, or not at all."""
         [before] = results.find({"_id": 1})
         results.delete_one({"_id": 1})
         if after:

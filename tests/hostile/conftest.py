@@ -1,4 +1,4 @@
-"""Both kinds of client on one database, and a raw look at what they store."""
+"""Both kinds of client on one database, and raw access to their documents."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ ABANDONED = "ignore:unclosed <(socket|ssl):ResourceWarning"
 
 @pytest.fixture(scope="module")
 def collected() -> Iterator[None]:
-    """Collect what the tests of a module left, so that no other module meets it."""
+    """Collect the garbage of a module's tests, so that no other module meets it."""
     yield
     gc.collect()
 

@@ -255,7 +255,7 @@ def test_operators_are_values_in_every_argument(bystander: Place, value: Any) ->
 
 
 def as_stored(value: Any) -> Any:
-    """Return a value as BSON stores it; raise what bson raises."""
+    """Return a value as BSON stores it; raise the errors of bson."""
     return bson.decode(bson.encode({"a": value}, codec_options=OPTIONS), OPTIONS)["a"]
 
 

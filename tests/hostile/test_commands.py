@@ -21,7 +21,7 @@ fixed = [HealthCheck.function_scoped_fixture]
 bounded = settings(max_examples=12, suppress_health_check=fixed)
 long = settings(max_examples=1500, derandomize=False, suppress_health_check=fixed)
 
-#: What a shell can pass: no NUL. Bytes that are not UTF-8 arrive as surrogates.
+#: Arguments a shell can pass: no NUL. Bytes that are not UTF-8 arrive as surrogates.
 WORDS = st.one_of(
     st.sampled_from(
         [

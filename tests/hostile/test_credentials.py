@@ -359,7 +359,7 @@ def test_pipeline_commands_print_no_password(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYQUEUE_URL", "")  # what the command sets goes with the test
+    monkeypatch.setenv("PYQUEUE_URL", "")  # the command's setting goes with the test
     monkeypatch.setenv("PYQUEUE_NAMESPACE", "pyqueue")
     (tmp_path / "x.toml").write_text('[[stages]]\nqueue = "a"\nhandler = "builtins:print"\n')
     commands = (
@@ -402,7 +402,7 @@ def test_misplaced_url_is_not_printed(arguments: list[str]) -> None:
     clean(text)
 
 
-# ---- what the server shows
+# ---- output of the server
 
 
 def test_server_shows_the_user_but_no_password(secured: Secure, url: str, database: str) -> None:

@@ -19,7 +19,7 @@ long = settings(max_examples=10_000, derandomize=False, suppress_health_check=fi
 
 GOOD = '[[stages]]\nqueue = "a"\nhandler = "builtins:print"\n'
 
-#: What stands in a TOML file, as text.
+#: The contents of a TOML file, as text.
 NUMBERS = [
     "0",
     "-1",
@@ -168,7 +168,7 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 
 
 class Parsed:
-    """PyYAML as recipes use it; the test decides what a text is parsed to."""
+    """PyYAML as recipes use it; the test decides the result of parsing a text."""
 
     class YAMLError(Exception):
         pass

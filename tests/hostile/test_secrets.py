@@ -60,7 +60,7 @@ class Unstorable:
 
 Pet = Annotated[Cat | Dog, Field(discriminator="kind")]
 LOGIN = {"user": "ann", "password": SECRET}
-#: A model, a payload that does not fit it, and what the error says instead of the value.
+#: A model, a payload that does not fit it, and the text of the error in place of the value.
 MISFITS: dict[str, tuple[Any, Any, str]] = {
     "field": (Login, LOGIN, "password: Input should be a valid integer"),
     "two fields": (Login, {"password": SECRET}, "user: Field required\npassword: Input should be"),
@@ -170,7 +170,7 @@ def chains(payload: Any) -> object:
 
 
 def run(build: Callable[[Client], Worker | Pipeline], caplog: pytest.LogCaptureFixture) -> str:
-    """Run it on one message. Return what was logged and stored."""
+    """Run it on one message. Return the log and the stored error."""
     with Client("memory:") as client, caplog.at_level(logging.DEBUG, "pyqueue"):
         client.queue("in").push(LOGIN)
         build(client).run(until_empty=True, handle_signals=False)

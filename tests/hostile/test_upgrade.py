@@ -1,13 +1,13 @@
-"""This release works with what earlier releases stored, and leaves alone what later ones stored.
+"""This release works with earlier releases' documents, and leaves later documents alone.
 
-``stored/v1.json`` is what the first release wrote, and never changes. A release that stores
+``stored/v1.json`` was written by the first release, and never changes. A release that stores
 something in another way adds a file beside it, made by the operations themselves::
 
     python -m tests.hostile.test_upgrade tests/hostile/stored/v2.json
 
 If earlier releases would misread the new form, raise ``VERSION`` in ``pyqueue.backends.namespace``,
 so that they refuse its queues. The file has the name of that version. First add the new form to
-``write``, and to the tests what they expect of it.
+``write``, and to the tests its expected results.
 """
 
 from __future__ import annotations
@@ -324,7 +324,7 @@ def test_stored_dead_and_finished_messages_return(old: Place, path: Path) -> Non
         queue.commit(held)
 
 
-# ---- what a later release stored
+# ---- documents of a later release
 
 
 #: How a later release may have changed a record.
@@ -397,14 +397,14 @@ def test_record_of_a_later_version_is_left_alone(place: Place, change: dict[str,
     leaves_alone(place, change, ENTERING)
 
 
-# ---- what the first release does with the kinds of this one
+# ---- the first release and the kinds of this one
 
 
 @pytest.mark.parametrize("kind", ["stream", "priority"])
 def test_first_release_leaves_a_new_kind_alone(
     place: Place, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It knows records up to version 1, and refuses the rest. Its own queues go on."""
+    """It knows records up to version 1, and refuses the rest. Its own queues continue."""
     client = place.client
     log, urgent = client.stream("later"), client.queue("later", kind="priority")
     group = log.consumer("audit")

@@ -1,4 +1,4 @@
-"""This release settles what the first release left behind in every kind of queue.
+"""This release settles messages the first release left behind in every kind of queue.
 
 ``stored/kinds.json`` has the documents and the pickled reservations that the first release wrote
 by ``write``, and never changes::
@@ -152,7 +152,7 @@ def test_stored_groups_go_on_in_their_order(client: Client, mode: Any) -> None:
 
 
 def test_stored_packs_are_settled(client: Client, left: list[Any]) -> None:
-    """By pickled reservations. Ids stay, also of what left a pack before."""
+    """By pickled reservations. Ids stay, also of messages that left a pack before."""
     parcels, crates = (client.queue(name, kind="bucket") for name in ("parcels", "crates"))
     plain = client.queue("plain")
     parcels.extend(*left, lease=60)

@@ -1,4 +1,4 @@
-"""Wrong uses that a newcomer makes: each error names the argument and what to give instead."""
+"""Wrong uses that a newcomer makes: each error names the argument and a valid replacement."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Order(BaseModel):
 
 
 class Later:
-    """What a call returns that is not awaited; Python does not warn of this one."""
+    """The result of a call that is not awaited; Python does not warn of this one."""
 
     def __await__(self) -> Any:
         yield

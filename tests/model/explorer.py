@@ -79,7 +79,7 @@ class Act(NamedTuple):
 class Consumer(NamedTuple):
     """One consumer, between two commands."""
 
-    #: What it received last, former reservations included.
+    #: Its latest reservations, former ones included.
     held: tuple[Reservation[Any], ...] = ()
     act: Act | None = None
     #: All answers so far, with the dates that it received, errors, and its random numbers.
@@ -108,7 +108,7 @@ class Explorer:
     """All states that can be reached.
 
     Args:
-        acts: What consumers do: take, pop, move, commit, rollback, release.
+        acts: The operations of consumers: take, pop, move, commit, rollback, release.
         limits: The limits of receives; each limit is a separate act.
         memory: How many reservations a consumer remembers.
         failures: Whether answers are lost. Consumers crash in any case.
@@ -281,7 +281,7 @@ class Explorer:
     def _carry_out(
         self, state: State, which: int, consumer: Consumer, label: str
     ) -> tuple[State, Any, tuple[tuple[Any, str], ...]]:
-        """Carry out the request of a consumer, and check what it changes."""
+        """Carry out the request of a consumer, and check its changes."""
         act = consumer.act
         assert act is not None
         done: list[tuple[Any, str]] = []
@@ -318,7 +318,7 @@ class Explorer:
         after = state._replace(documents=self._store.documents, finished=frozenset(finished))
         return after, answer, tuple(done)
 
-    # ---- a consumer goes on
+    # ---- the next step of a consumer
 
     def _on(
         self, label: str, state: State, which: int, consumer: Consumer
@@ -403,7 +403,7 @@ class Explorer:
         return plans[act.name]()
 
     def _ended(self, which: int, consumer: Consumer, label: str, result: Any) -> Consumer:
-        """End an act, and check that its result agrees with what it did."""
+        """End an act, and check that its result agrees with its effect."""
         act, done = consumer.act, set(consumer.done)
         assert act is not None
         idle = Consumer(held=consumer.held, tokens=consumer.tokens + TOKENS)

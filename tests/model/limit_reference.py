@@ -1,7 +1,7 @@
 """The reference model of limits: which messages of one queue may start, and under which limit.
 
 It knows keys, slots and a bucket of permits for each key, and has no database. A reservation says
-which slot it has, so the model knows what a limit counts that was lowered, or has other keys now.
+which slot it has, so the model can count under a limit that was lowered, or has other keys now.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 from pyqueue import Limit, Reservation
 
-#: The queue that has the limit. What was moved out or buried is elsewhere.
+#: The queue that has the limit. Messages moved out or buried are elsewhere.
 QUEUE = "a"
 #: A message that was claimed so often is buried by the next claim.
 MAX_TRIES = 3
-#: How long a consumer may rely on what it was told about permits, in milliseconds.
+#: How long a consumer may rely on an answer about permits, in milliseconds.
 STALE_MS = 5000
 
 
@@ -41,7 +41,7 @@ class Item:
     tries: int = 0
     #: The token of the claim that may settle it, in time or too late.
     token: str | None = None
-    #: What the claim counts for: the key and the number of its slot.
+    #: The claim counts for this: the key and the number of its slot.
     slot: tuple[str, int] | None = None
     #: The number of the limit under which it was claimed.
     under: int = 0
@@ -76,7 +76,7 @@ def _whole(number: Fraction) -> int:
 
 
 def key_in(limit: Limit, headers: dict[str, Any]) -> str:
-    """Return what a message counts for."""
+    """Return the key that a message counts for."""
     if limit.per is None:
         return ""
     value = headers.get(limit.per.removeprefix("headers."))
@@ -102,18 +102,18 @@ class Limited:
     buckets: dict[str, Bucket] = field(default_factory=dict)
     #: Until when a key may wait, because a consumer died that had just ended a claim.
     left: dict[str, int] = field(default_factory=dict)
-    #: Until when each client relies on what it knows of permits.
+    #: Until when each client relies on its last answer about permits.
     stale: dict[int, int] = field(default_factory=dict)
     entered: int = 0
 
-    # ---- what is there
+    # ---- messages
 
     def of(self, queue: str) -> list[Item]:
         """Return the messages of a queue."""
         return [each for each in self.live.values() if each.queue == queue]
 
     def ready(self, now: int) -> list[Item]:
-        """Return what could start without a limit, in the order of the queue."""
+        """Return messages that could start without a limit, in the order of the queue."""
         live = self.of(QUEUE)
         if self.kind == "ordered":
             live = self._firsts(live)
@@ -125,7 +125,7 @@ class Limited:
 
     @staticmethod
     def _firsts(live: Iterable[Item]) -> list[Item]:
-        """Return of each group what is held, or else the first one; and what has no group."""
+        """Return each group's held message, or else its first; and messages without a group."""
         found: list[Item] = []
         firsts: dict[str, Item] = {}
         for each in live:
@@ -148,18 +148,18 @@ class Limited:
         if before is None or limit is None or _counted(before) != _counted(limit):
             self.same_keys = self.changes
         if limit is not None and limit.rate is not None:
-            for bucket in self.buckets.values():  # nobody knows what the other rate left
+            for bucket in self.buckets.values():  # nobody knows the rest of the other rate
                 bucket.most, bucket.least, bucket.at = Fraction(limit.capacity), Fraction(0), now
         self.had_keys |= limit is not None and limit.per is not None
         self.limit = limit
         self.stale.clear()
 
     def key(self, item: Item) -> str:
-        """Return what a message counts for under the limit."""
+        """Return the key that a message counts for under the limit."""
         return "" if self.limit is None else key_in(self.limit, item.headers)
 
     def room(self, key: str, now: int) -> tuple[int, int]:
-        """Return how many messages of a key may start at most, and how many for sure."""
+        """Return how many messages of a key may start, and how many start for sure."""
         most = least = len(self.live)
         limit = self.limit
         if limit is None:
@@ -167,7 +167,7 @@ class Limited:
         if limit.concurrency is not None:
             taken = {each.slot for each in self.of(QUEUE) if each.is_held(now)}
             usable = limit.concurrency
-            # What is held in slots above the limit, under a former one, counts too.
+            # Messages in slots above the limit, held under a former one, count too.
             while usable and usable + self._above(taken, key, usable) > limit.concurrency:
                 usable -= 1
             most = least = sum((key, each) not in taken for each in range(usable))
@@ -189,7 +189,7 @@ class Limited:
         return bucket
 
     def startable(self, client: int, now: int) -> tuple[list[Item], list[Item]]:
-        """Return what may start, and of what some starts for sure if it is asked for."""
+        """Return messages that may start, and those that start for sure in part if asked for."""
         if self.paused:
             return [], []
         rooms = {key: self.room(key, now) for key in map(self.key, self.ready(now))}
@@ -202,18 +202,18 @@ class Limited:
     def keeps_order(self, now: int) -> bool:
         """Return whether messages start in the order of the queue.
 
-        A look may choose a slot for one that turns out to be taken. That one comes later then. So
-        does what was deferred because of its key.
+        A scan may choose a slot that turns out to be taken. Its message comes later then. So do
+        messages deferred because of their key.
         """
         if self.kind == "ordered" or self.had_keys:
             return False
         counts = self.limit is not None and self.limit.concurrency is not None
         return not (counts and any(each.slot for each in self.of(QUEUE)))
 
-    # ---- what happens
+    # ---- events
 
     def started(self, client: int, wanted: int, received: list[Item], now: int) -> None:
-        """Check that so many may start, and count them."""
+        """Check that these messages may start, and count them."""
         for key, number in Counter(map(self.key, received)).items():
             assert number <= self.room(key, now)[0], f"{number} messages of {key!r} started"
         self.spend(received, now, started=True)

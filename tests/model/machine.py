@@ -42,7 +42,7 @@ RULES = {
 clients = st.integers(0, 2)
 queues = st.sampled_from(["a", "b", "a", "b", "a.dead", "c"])
 keys = st.sampled_from([None, "k1", "k2"])
-#: Positions in a list; the first entries are the most useful ones.
+#: Positions in a list; the first entries are the most useful.
 places = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 5, 8])
 many = st.lists(places, min_size=1, max_size=4)
 leases = st.sampled_from([None, None, 1, 30, 0.25])
@@ -113,7 +113,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 class Machine(RuleBasedStateMachine):
-    """Clients of one database, and the model of what they should see."""
+    """Clients of one database, and the model of their expected results."""
 
     #: Creates an empty database with clients of it.
     make: Callable[[], Cluster]
@@ -154,7 +154,7 @@ class Machine(RuleBasedStateMachine):
     ) -> tuple[list[Handle], list[Held], list[Reservation[Any]], Any]:
         """Return some reservations of one queue, and that queue.
 
-        Some are former ones. ``elsewhere``: they are pickled, as if another process had them.
+        Some have ended. ``elsewhere``: they are pickled, as if another process had them.
         """
         if which[0] == 0 and not any(self.model.holds(each.held) for each in self.handles):
             ready = [queue for queue in self.options if self.model.ready(queue)]

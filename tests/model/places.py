@@ -63,7 +63,7 @@ class Time:
 def virtual_time() -> Iterator[Time]:
     """Make the clocks of pyqueue read a virtual time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clock, "_numbers", clock._numbers)  # the old numbers go on afterwards
+        patch.setattr(clock, "_numbers", clock._numbers)  # the old numbers continue afterwards
         time = Time()
         patch.setattr("pyqueue.clock.time", time)
         patch.setattr("pyqueue.runtime.base_driver.time", time)

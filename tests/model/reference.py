@@ -133,7 +133,7 @@ class Model:
         return ready
 
     def _next(self, queue: str) -> list[Item]:
-        """Return what consumers get, in order; nothing if the queue is paused."""
+        """Return the messages consumers get, in order; nothing if the queue is paused."""
         if queue in self.paused:
             return []
         ready = self.ready(queue)
@@ -420,7 +420,7 @@ class Model:
         self._bare(item, *kept)
 
     def _level(self, queue: str, priority: int | None) -> int | None:
-        """Return the priority that a message has in a queue; elsewhere it keeps what it has."""
+        """Return the priority that a message has in a queue; elsewhere it keeps its own."""
         return 4 if priority is None and self._rules[queue].priorities else priority
 
     @staticmethod

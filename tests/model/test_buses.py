@@ -6,7 +6,7 @@ Real plans run in virtual time. Whatever happens to the signals:
 - no message is received while another consumer holds a live lease on it,
 - no message is received after it was finished, and none is lost.
 
-Consumers of several clients wait at three queues. Meanwhile messages become ready in every way:
+Consumers of several clients wait at three queues. Messages become ready in every way:
 pushes with delays and keys, rollbacks, releases, expired leases, moves, burials, redrives, replays
 and a pause.
 """

@@ -1,4 +1,4 @@
-"""A machine over an ordered queue: what a look hands out, compared with a model of its groups."""
+"""A machine over an ordered queue: the results of scans, compared with a model of its groups."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEASE_MS = 10_000
 clients = st.integers(0, 1)
 names = st.sampled_from(["g", "g", "g", "h", None])
 delays = st.sampled_from([0, 0, 0, 1, 4, 12])
-#: Positions in a list; the first entries are the most useful ones.
+#: Positions in a list; the first entries are the most useful.
 places = st.sampled_from([0, 0, 1, 2, 5])
 
 
@@ -52,7 +52,7 @@ class Item:
 
 @dataclass
 class Groups:
-    """What should be stored."""
+    """The documents that should be stored."""
 
     skips: bool
     live: dict[str, Item] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Groups:
         return when, self.entered
 
     def free(self, now: int) -> set[str]:
-        """Return the ids of the messages that a look may hand out."""
+        """Return the ids of the messages that a scan may hand out."""
         found: set[str] = set()
         firsts: dict[str, Item] = {}
         for item in self.live.values():
@@ -135,7 +135,7 @@ class OrderedMachine(RuleBasedStateMachine):
         free = self.model.free(now)
         assert len(ids) == len(set(ids))
         assert set(ids) <= free, "not its turn"
-        # A look whose page is full of what waits may leave some to the next one.
+        # A scan whose page is full of waiting messages may leave some to the next scan.
         assert bool(ids) == bool(free), f"{free} waits although it is free"
         for each in held:
             item = self.model.live[each.id]
@@ -189,7 +189,7 @@ class OrderedMachine(RuleBasedStateMachine):
     def advance(self, milliseconds: int) -> None:
         self.cluster.advance(milliseconds)
 
-    # ---- what holds at any time
+    # ---- invariants
 
     @invariant()
     def stored_is_as_expected(self) -> None:
@@ -267,8 +267,8 @@ def test_groups_follow_the_model_on_a_server_for_long(server: Place) -> None:
     play(server, LONG(max_examples=200, stateful_step_count=60))
 
 
-def _moves_nothing(*_: object) -> Plan[int]:
-    """Leave what is deferred."""
+def _moves_nothing(*_: object, **__: object) -> Plan[int]:
+    """Leave deferred messages."""
     yield from ()
     return 0
 

@@ -3,7 +3,7 @@
 The number of steps is limited, and there is no database. A step is one database command, the
 beginning of an operation, or the passing of a lease. ``explorer`` states the promises: no message
 is lost or in two places, none is claimed under a live lease, none is settled by a former holder,
-and a settle reports what it did. Without the fence, the same exploration must fail.
+and a settle reports its effect. Without the fence, the same exploration must fail.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A machine over a queue with a limit that changes, compared with a model of what may start."""
+"""A machine over a queue with a limit that changes, compared with a model of possible starts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ groups = st.sampled_from(["g", "g", "h", None])
 levels = st.sampled_from([0, 4, 4, 9])
 keys = st.sampled_from([None, None, None, "k", "l"])
 delays = st.sampled_from([0, 0, 0, 1, 4, 12])
-#: Positions in a list; the first entries are the most useful ones.
+#: Positions in a list; the first entries are the most useful.
 places = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 5])
 
 
@@ -156,7 +156,7 @@ class LimitMachine(RuleBasedStateMachine):
             self.queue(client, ASIDE).move(held, to=self.queue(client), headers=header)
             item = self.model.live[held.id]
             item.headers = item.headers | header
-            if held.priority is not None:  # a move takes what its reservation has
+            if held.priority is not None:  # a move takes the priority of its reservation
                 item.priority = held.priority
             self.model.enter(item, self.cluster.now)
 
@@ -200,7 +200,7 @@ class LimitMachine(RuleBasedStateMachine):
         return held
 
     def learn(self, may: Sequence[Item]) -> set[str]:
-        """Learn which lapsed claims a look has ended. Return what it has buried."""
+        """Learn which lapsed claims a scan has ended. Return the messages it buried."""
         now, buried = self.cluster.now, set()
         stored = self.cluster.stored()
         for item in self.model.of(QUEUE):
@@ -226,7 +226,7 @@ class LimitMachine(RuleBasedStateMachine):
         header=headers,
     )
     def settle(self, client: int, place: int, end: str, delay: int, header: dict[str, Any]) -> None:
-        """End a claim. What a former holder does is refused."""
+        """End a claim. A former holder is refused."""
         held = self.handles.pop(place % len(self.handles))
         item, now = self.model.live.get(str(held.id)), self.cluster.now
         given: dict[str, Any] = {}
@@ -261,7 +261,7 @@ class LimitMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.handles)
     @rule(client=clients, place=places)
     def die(self, client: int, place: int) -> None:
-        """End a claim, and die before the next message of its key goes on."""
+        """End a claim, and die before the next message of its key is released."""
         held = self.handles[place % len(self.handles)]
         item, now = self.model.live.get(str(held.id)), self.cluster.now
         if item is None or item.token != held.token or not item.is_held(now):
@@ -269,7 +269,7 @@ class LimitMachine(RuleBasedStateMachine):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(slots, "free", _nothing)
             self.queue(client).commit(held)
-        if item.slot is not None:  # what comes next comes when the lease would have ended
+        if item.slot is not None:  # the next message comes when the lease would have ended
             self.model.left[item.slot[0]] = max(self.model.left.get(item.slot[0], 0), item.when)
         del self.model.live[item.id]
 
@@ -334,7 +334,7 @@ class LimitMachine(RuleBasedStateMachine):
     def advance(self, milliseconds: int) -> None:
         self.cluster.advance(milliseconds)
 
-    # ---- what holds at any time
+    # ---- invariants
 
     @rule(client=clients)
     def counts(self, client: int) -> None:
@@ -345,7 +345,7 @@ class LimitMachine(RuleBasedStateMachine):
         ready = sum(each.when <= now for each in some)
         limit = self.model.limit
         if self.kind == "ordered" or (limit is not None and limit.per is not None):
-            assert found.ready <= ready  # what is deferred counts as scheduled
+            assert found.ready <= ready  # deferred messages count as scheduled
         else:
             assert found.ready == ready
 
@@ -436,7 +436,7 @@ def _nothing(*_: object, **__: object) -> Plan[None]:
 
 
 def _restores_nothing(*_: object, **__: object) -> Plan[waiting.Restored]:
-    """Leave what is deferred."""
+    """Leave deferred messages."""
     yield from ()
     return waiting.Restored([], 0)
 
@@ -462,7 +462,7 @@ def _follow_first(self: FollowedLimit, queue: str, shape: object) -> None:
 
 ANY_SLOTS, KEY_OF, FOLLOW = slots.any_slots, key_of, FollowedLimit.follow
 
-#: What is changed of the product, where, and to what.
+#: Changes of the product: the owners, the name, and the replacement.
 BROKEN: dict[str, tuple[Sequence[object], str, object]] = {
     "a slot more": ([slots], "any_slots", _one_more),
     "lapsed claims have slots": ([slots], "_has_lapsed", lambda document, now: False),
@@ -473,7 +473,7 @@ BROKEN: dict[str, tuple[Sequence[object], str, object]] = {
     "keys are mixed up": ([scan], "key_of", _text_of),
     "permits are not counted": ([rates.TakePermits], "read", _grants_all),
 }
-#: What shows only when a consumer dies, or when a limit for each key is removed.
+#: Changes that show only when a consumer dies, or when a limit for each key is removed.
 RARE = ("deferred ones are left", "a removed limit defers")
 
 

@@ -23,11 +23,11 @@ from tests.model.reference import Rules
 
 pytestmark = pytest.mark.xdist_group("hypothesis")
 
-#: Two queues with priorities. What leaves them for the other two keeps its priority there.
+#: Two queues with priorities. Messages that leave them for the other two keep their priority there.
 BY_LEVEL = {
     name: replace(rules, priorities=name in ("a", "b")) for name, rules in machine.RULES.items()
 }
-#: The same, if every look goes by age.
+#: The same, if every scan goes by age.
 BY_AGE = {name: replace(rules, by_age=rules.priorities) for name, rules in BY_LEVEL.items()}
 
 priorities = st.sampled_from([0, 4, 4, 9, None])

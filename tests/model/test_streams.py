@@ -1,6 +1,6 @@
 """A stateful model of streams: any sequence of operations, compared with a plain list.
 
-Two processes share a group. What the model knows of each position is where it is: before the group,
+Two processes share a group. The model tracks where each position is: before the group,
 held under a token, waiting for its next try, finished or dead.
 """
 
@@ -53,7 +53,7 @@ class Streams(RuleBasedStateMachine):
         self.waiting = Waiters("log~g")
         #: The log.
         self.log: list[int] = []
-        #: What each position is held by, and until when.
+        #: The holder of each position, and the end of its lease.
         self.held: dict[int, tuple[str, float]] = {}
         #: Reservations whose holders may settle them, in time or too late.
         self.taken: list[Held] = []
@@ -78,7 +78,7 @@ class Streams(RuleBasedStateMachine):
         assert positions == sorted(set(positions))
         assert len(found) <= limit
         now = self.steps.seconds
-        # What is left of a range whose lease lapsed is no longer held, either.
+        # The rest of a range whose lease lapsed is no longer held, either.
         ended = {self.held[at][0] for at in positions if at in self.held}
         for each in found:
             assert each.payload == each.position
@@ -113,7 +113,7 @@ class Streams(RuleBasedStateMachine):
             id(each) for each in owned
         }
         if how == "extend":
-            for each in members:  # also if it has ended: the lease is that of the rest, too
+            for each in members:  # also if it has ended: the rest has the same lease
                 self._extended(each.token)
             return
         for each in owned:
@@ -194,9 +194,9 @@ def test_streams_follow_the_model_in_the_long_run(
     run_state_machine_as_test(Streams, settings=LONG(max_examples=100, stateful_step_count=50))
 
 
-def _endless(group: Group, now: Any, until: Any, *rest: Any) -> Any:
-    """Claim what is still held."""
-    return claim_step(group, now + timedelta(seconds=45), until, *rest)
+def _endless(group: Group, now: Any, until: Any, *rest: Any, **more: Any) -> Any:
+    """Claim positions that are still held."""
+    return claim_step(group, now + timedelta(seconds=45), until, *rest, **more)
 
 
 @pytest.mark.parametrize("rule", ["lost ones are named", "held ones are kept"])

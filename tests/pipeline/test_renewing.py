@@ -107,7 +107,7 @@ def test_renewer_thread_sleeps_while_messages_pass() -> None:
             renewer.add(held, calls)
             renewer.discard(held)
         short = reservation(0.15)
-        renewer.add(short, calls)  # due before what it sleeps for
+        renewer.add(short, calls)  # due before the renewer wakes
         eventually(lambda: calls.times >= 2)
         assert renewer.discard(short) == "renewed"
     finally:

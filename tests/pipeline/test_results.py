@@ -1,4 +1,4 @@
-"""What a handler returns or raises, and what becomes of the message."""
+"""Results and errors of handlers, and the fate of the message."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_to_and_drop_are_answers_of_every_kind(memory: Place, kind: str, to: Any
     assert sorted(map(str, memory.payloads("a"))) == ["1", "keep"]
 
 
-# ---- what goes wrong
+# ---- failures
 
 
 def dead(place: Place) -> dict[str, Any]:
@@ -472,7 +472,7 @@ def test_invalid_payload_never_reaches_the_handler(place: Place) -> None:
     assert dead(place)["reason"] == "invalid"
 
 
-# ---- what handlers take and do
+# ---- arguments and actions of handlers
 
 
 def test_progress_and_checkpoint_are_stored(place: Place) -> None:
@@ -547,7 +547,7 @@ def committing(
     before: Callable[[Delivery[Any]], object] = lambda delivery: None,
     after: Callable[[Delivery[Any]], object] = lambda delivery: None,
 ) -> Build:
-    """Return what builds a worker whose handler commits each message itself."""
+    """Return a builder of a worker whose handler commits each message itself."""
 
     def build(client: Any) -> Worker:
         def blocking(payload: Any, delivery: Delivery[Any]) -> None:

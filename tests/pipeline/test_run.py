@@ -1,4 +1,4 @@
-"""How a run goes: what is in flight, leases, stopping, ending."""
+"""How a run goes: messages in flight, leases, stopping, ending."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def full_worker(server: Place, gate: Gate) -> Running:
 def test_message_that_waits_for_half_its_lease_is_released(server: Place, gate: Gate) -> None:
     """No handler starts under a lease that is about to lapse, and no message waits for long.
 
-    A worker that is idle could handle the message meanwhile.
+    A worker that is idle could handle the message instead.
     """
     running = full_worker(server, gate)
     running.counted("b", "released")

@@ -24,7 +24,7 @@ Push = Callable[[random.Random, int], Plan[list[Any]]]
 def compete(
     world: World, seed: int, queue: QueuePlans, push: Push, pushed: list[Any], *, mortal: bool
 ) -> None:
-    """Start three consumers, and two producers that note in ``pushed`` what they push."""
+    """Start three consumers, and two producers that record their pushes in ``pushed``."""
     processes = [Process(world, queue.queue) for _ in range(5)]
     for number, process in enumerate(processes[:3]):
         world.spawn(_consume(process, queue, random.Random(seed * 10 + number), mortal), 300)

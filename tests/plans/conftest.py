@@ -1,4 +1,4 @@
-"""What all tests of plans share.
+"""Settings shared by all tests of plans.
 
 Property tests have no deadline: a slow machine must not fail them. And in no test does a handover
 find less to show than it decided on.

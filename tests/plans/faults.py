@@ -1,4 +1,4 @@
-"""Faults at each command of a consumer: it dies, loses a message, or sleeps while others go on."""
+"""Faults at each command of a consumer: it dies, loses a message, or sleeps while others work."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ C = TypeVar("C", bound=Works)
 
 @dataclass(frozen=True)
 class Faults(Generic[C]):
-    """What a test needs to disturb consumers of one kind.
+    """A set of faults for the consumers of one kind.
 
     Args:
         stored: Returns the documents with which each run begins.
         consumer: Makes a process.
         audit: Checks where each message is, at the end.
-        most_commands: More than ``work`` has.
-        check: Checks what holds after each command.
+        most_commands: An upper bound on the commands of ``work``.
+        check: Checks the invariants after each command.
         store: Makes a store with these documents.
     """
 
@@ -97,8 +97,8 @@ class Faults(Generic[C]):
         """Let a process sleep before each command, while something else happens.
 
         Args:
-            every: Stop at every so many commands.
-            meanwhile: What happens, to the store and with another process.
+            every: Stop at every n-th command.
+            meanwhile: Acts on the store and with another process while the first one sleeps.
             undone: Whether it has a fail-over.
             gives_up: Whether it may find that it slept for too long.
             audited: Further arguments of ``audit``.
@@ -133,7 +133,7 @@ class Faults(Generic[C]):
         self.sleeps(every, meanwhile)
 
     def fails_over(self, every: int) -> None:
-        """Undo what no majority has while one process sleeps, and let another one work."""
+        """Undo writes without a majority while one process sleeps, and let another one work."""
 
         def meanwhile(steps: Steps, quick: C) -> None:
             steps.fail_over()

@@ -30,7 +30,7 @@ class Meddler(Runner):
         self.store, self.place, self.meddle = store, place, meddle
         self.answers = [self.carried] * 1000
         self.listening = False
-        #: What a fail-over leaves: writes at w:1 count once a write at majority follows them.
+        #: State after a fail-over: writes at w:1 count once a write at majority follows them.
         self.safe = deepcopy(store.documents)
 
     def carried(self, request: Command[Any]) -> Any:

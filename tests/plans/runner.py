@@ -46,7 +46,7 @@ def standard(queue: str = "a", **options: Any) -> QueuePlans:
 
 
 def giving(backend: QueuePlans) -> tuple[str, Kind, float | None]:
-    """Return what the plans that give messages back need from a queue."""
+    """Return the queue state needed by the plans that give messages back."""
     return backend.queue, backend.kind, backend.options.history
 
 
@@ -96,7 +96,7 @@ class Runner:
         #: Called when a plan waits; it may advance ``now``.
         self.on_wait: Callable[[Wait], bool] | None = None
         self.listening = True
-        #: The items of calls that come while a batch runs, and what they receive.
+        #: The items of calls that come while a batch runs, and their results.
         self.latecomers: list[Any] = []
         self.results: list[Any] = []
 

@@ -152,7 +152,7 @@ class Steps:
         self.commands: list[Command[Any]] = []
         if before:
             self.collection.insert_many(deepcopy(before))
-        #: What a fail-over leaves, if the test needs it.
+        #: State after a fail-over, if the test needs it.
         self.safe: list[Document] | None = None
 
     @property

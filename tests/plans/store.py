@@ -181,7 +181,7 @@ def updated(document: Document, update: Mapping[str, Any], *, inserting: bool = 
 
 
 def _first_batch(found: list[Document]) -> list[Document]:
-    """Return what a server sends as its first batch."""
+    """Return the first batch of a server's reply."""
     sizes = itertools.accumulate(len(bson.encode(each)) for each in found)
     fits = sum(size <= BATCH_BYTES for size in sizes)
     return found[: max(1, fits)]
@@ -232,7 +232,7 @@ class Store:
             case FirstOfEach():
                 return self._first_of_each(request)
             case CreateIndex():
-                return request.name  # ``_put`` keeps what is unique
+                return request.name  # ``_put`` keeps unique keys
             case Distinct():
                 return list({each[request.field] for each in self.documents.values()})
             case Update():
@@ -391,7 +391,7 @@ class Store:
 
 
 class Pause:
-    """What a task yields to wait: it ends at an instant, or when ``end`` is called."""
+    """A wait that a task yields: it ends at an instant, or when ``end`` is called."""
 
     __slots__ = ("_world", "over", "task", "until")
 
@@ -450,7 +450,7 @@ class World:
         self.time = max(self.time, until)
 
     def finish(self, running: Generator[Pause, None, T]) -> T:
-        """Run what a process does to its end. Return its result, or raise its error."""
+        """Run a process to its end. Return its result, or raise its error."""
         results: list[Any] = []
 
         def task() -> Task:

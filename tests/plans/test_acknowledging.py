@@ -270,7 +270,7 @@ def test_note_of_unknown_outcome_fails_its_task() -> None:
         runner.run(NamedClaims(standard(), "g").note_bad("t", 1, {"m0": REASON}))
 
 
-# ---- looks of an idle runner
+# ---- scans of an idle runner
 
 
 def test_idle_look_is_one_read() -> None:

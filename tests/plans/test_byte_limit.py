@@ -1,4 +1,4 @@
-"""A receive takes no more bytes than it may, and gives back what does not fit.
+"""A receive stays within its byte limit, and gives back messages that do not fit.
 
 There is no database: the time is virtual.
 """
@@ -39,7 +39,7 @@ class FailingProcess(Process):
         self.carried_out = False
         self.error: type[QueueError] = Unavailable
         self.failed: Any = None
-        #: What the callers of a batch want, and what they got.
+        #: The limits of the callers of a batch, and their results.
         self.callers: list[Limits] = []
         self.shares: list[list[str]] = []
 
@@ -149,7 +149,7 @@ def test_last_message_of_a_call_must_fit_too(pop: bool) -> None:
 
 def test_small_messages_cost_no_further_command() -> None:
     bench = Bench([KB] * 203)
-    bench.receive(100)  # the first claim of many looks at the sizes
+    bench.receive(100)  # the first claim of many reads the sizes
     bench.process.commands.clear()
     assert len(bench.receive(100)) == 100
     scan, _, _ = bench.process.commands
@@ -182,7 +182,7 @@ def test_rest_is_found_at_once_if_giving_it_back_is_unsure() -> None:
 
 
 def test_large_messages_are_not_claimed_again_and_again() -> None:
-    """Once a claim has met large messages, the next ones look at the sizes first."""
+    """Once a claim has met large messages, later claims read the sizes first."""
     bench = Bench([100 * KB] * 40, seen=SMALL)
     assert bench.drain(40, 350 * KB) == bench.names
     assert sum(isinstance(each, UpdateEach) for each in bench.process.commands) == 1
@@ -258,7 +258,7 @@ MB = 2**20
 
 
 def fitting(sizes: Sequence[int], max_bytes: int) -> tuple[int, list[int]]:
-    """Return how many of the first messages fit, and how many sizes each look has read."""
+    """Return how many of the first messages fit, and how many sizes each scan has read."""
     stored = [{"_id": number, "bytes": size} for number, size in enumerate(sizes)]
     plan, looks = find_fitting(Find({"q": "a"}, limit=10_000), max_bytes), []
     answer: Any = None

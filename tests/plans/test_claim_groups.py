@@ -1,8 +1,8 @@
 """Who runs a group of named claims: leases of runners, standby and members. There is no database.
 
 Replicas of one stage start, renew, stall and die at any command. A replica takes the group over
-only when no live replica renews its lease. So the number of takeovers is bounded by what happened
-to the replicas, and no message is lost.
+only when no live replica renews its lease. So the events that befall the replicas bound the
+number of takeovers, and no message is lost.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ONE, TWO, THREE = (Candidate(name) for name in ("one", "two", "three"))
 
 
 def following(known: str, owner: str = "restarted") -> Candidate:
-    """Return a process that goes on with the work of a runner."""
+    """Return a process that continues the work of a runner."""
     return Candidate(owner, known)
 
 
@@ -109,7 +109,7 @@ def test_lease_that_ended_in_an_outage_is_looked_at_twice() -> None:
     assert refused(bench, two).wait_s == COMEBACK_S
     bench.run(hold(bench.claims(), token, LEASE))
     wait(bench, refused(bench, two).wait_s)
-    adopted(bench, two)  # the lease was not renewed since the last look
+    adopted(bench, two)  # the lease was not renewed since the last check
 
 
 def test_lease_that_ended_long_ago_is_looked_at_once() -> None:
@@ -132,7 +132,7 @@ def test_released_group_is_taken_over_at_once(next_one: Candidate) -> None:
 
 
 def test_restart_that_follows_the_runner_does_not_wait() -> None:
-    """It brings the owner, or the first token of those whose work it goes on with."""
+    """It brings the owner, or the first token of the runners whose work it continues."""
     bench = Bench(3)
     first = adopted(bench, ONE)
     bench.run(bench.claims().claim(first, 2, LEASE))
@@ -148,7 +148,7 @@ def test_restart_that_follows_the_runner_does_not_wait() -> None:
 
 
 def test_takeover_after_a_wait_begins_a_new_lineage() -> None:
-    """What a checkpoint remembers from before counts no longer, also for its own query."""
+    """Tokens in an older checkpoint no longer count, also for its own query."""
     bench = Bench(1)
     first = adopted(bench, ONE)
     wait(bench, RUNNER_S)
@@ -274,7 +274,7 @@ def test_member_with_outstanding_messages_is_taken_first() -> None:
 
 
 def test_members_taken_at_once_are_different() -> None:
-    """Each command of one takeover may come before or after those of the other."""
+    """The commands of the two takeovers may interleave in any order."""
     for steps in range(1, 20):
         bench = Bench()
         found: list[int | None] = []
@@ -295,7 +295,7 @@ def test_members_taken_at_once_are_different() -> None:
 
 @dataclass
 class Group:
-    """What happens to the replicas of a stage."""
+    """Events that befall the replicas of a stage."""
 
     bench: Bench
     lease: float

@@ -44,7 +44,7 @@ class FakeDriver:
         #: The batches in flight, oldest first. Set a result to end one, or an exception to make it
         #: fail.
         self.open: list[asyncio.Future[Any]] = []
-        #: If set, batches end by themselves after so many turns of the loop.
+        #: If set, batches end by themselves after this number of turns of the loop.
         self.turns: int | None = None
 
     async def drive(self, plan: Generator[Any, Any, Any]) -> Any:
@@ -586,7 +586,7 @@ def test_settled_waits_for_every_batch_after_a_failure() -> None:
 def test_no_caller_starves() -> None:
     """Sixty-four callers call repeatedly and are served in turn.
 
-    Between two calls of one caller, each other caller is served at most twice.
+    Between two calls of one caller, no other caller is served more than twice.
     """
 
     async def test(fake: FakeDriver) -> None:

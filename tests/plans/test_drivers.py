@@ -41,7 +41,7 @@ STEP_S = 3600.0
 
 
 class World:
-    """A primary, the machine of one client, a message, and what happens at which time."""
+    """A primary, the machine of one client, a message, and a schedule of events."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.monotonic, self.wall, self.primary = 1000.0, 1.3e9, 1.3e9 + 7
@@ -92,7 +92,7 @@ class World:
             self._heard.append(now)
 
     def listen(self, seconds: float) -> bool:
-        """Let the time pass until an event is heard, or for so many seconds."""
+        """Let the time pass until an event is heard or ``seconds`` have passed."""
         assert self.monotonic < 100_000, "the consumer hears nothing"
         end = self.monotonic + seconds
         while not self._heard and self.events and self.events[0][0] <= end:
@@ -246,7 +246,7 @@ def test_waiting_consumer_follows_the_primary_clock(
     """The next push after the client has asked for the time arrives as ever."""
     world.bus = bus
     world.at(40, lambda: world.set_primary_clock(step))
-    world.at(56, world.push)  # it asks after 15 s at most
+    world.at(56, world.push)  # it asks within 15 s
     (held,) = client.receive(poll=poll)
     assert held.id == "m1"
     assert world.monotonic - world.pushed_at <= poll + 1
@@ -392,7 +392,7 @@ def held_driver(world: World, kind: str, monkeypatch: pytest.MonkeyPatch) -> Any
 
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return what makes a driver of a kind, in real time."""
+    """Return a factory of drivers of a kind, in real time."""
     world = World(monkeypatch)
     monkeypatch.undo()
     return lambda kind: held_driver(world, kind, monkeypatch)

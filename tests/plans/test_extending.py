@@ -1,4 +1,4 @@
-"""Extending leases: how many commands it takes, and what a locked message costs the rest."""
+"""Extending leases: how many commands it takes, and how a locked message delays the rest."""
 
 from __future__ import annotations
 

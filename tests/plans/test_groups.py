@@ -114,7 +114,7 @@ Doing = Callable[[Meddler], object]
 
 
 class Scene:
-    """A store with two groups, a message that one consumer holds, and what it does next."""
+    """A store with two groups, a message that one consumer holds, and its next operation."""
 
     def __init__(self, shape: str = "block", *, depth: int = 4, deferred: bool = True) -> None:
         self.store = World(0).store
@@ -126,7 +126,7 @@ class Scene:
         queue = plans(**self.shape)
         runner.run(queue.push(ids, groups=names, ids=ids, keys=keys))
         del self.store.documents["~locks"]  # it is large, and copies of the store are many
-        #: The first message of group "g". Unless ``deferred`` is False, another look defers the
+        #: The first message of group "g". Unless ``deferred`` is False, another scan defers the
         #: rest.
         self.held = runner.run(self.receive(1, Waiters("a")))
         assert [each.id for each in self.held] == ["g0"]
@@ -193,7 +193,7 @@ def drain(store: Store, *, walks: bool = True, now: datetime = NOW) -> list[str]
         ]
         if not left:
             return done
-        until = waiters.scan.limit.blocked_until  # set if what is ready waits for a slot
+        until = waiters.scan.limit.blocked_until  # set if a ready message waits for a slot
         upcoming = until or min(each["when"] for each in left)
         runner.now = max(runner.now, upcoming) + timedelta(milliseconds=1)
         assert runner.now <= now + timedelta(seconds=2 * LEASE), f"forgotten: {left}"
@@ -216,7 +216,7 @@ def live(store: Store) -> set[str]:
 
 
 def undoing(store: Store) -> Callable[[], None]:
-    """Record what is not stored by a majority. Return what undoes it, as a fail-over does."""
+    """Record writes without a majority. Return a function that undoes them, like a fail-over."""
     undo: list[tuple[Any, dict[str, Any] | None]] = []
     answer = store.answer
     put = store._put
@@ -227,7 +227,7 @@ def undoing(store: Store) -> Callable[[], None]:
 
     def answered(process: Any, request: Any) -> Any:
         if isinstance(request, (Delete, Insert, UpdateEach)):
-            del undo[:]  # it waits for the majority, and so for what was written before
+            del undo[:]  # it waits for the majority, and so for earlier writes
         found = answer(process, request)
         if not getattr(request, "w1", True):
             del undo[:]
@@ -257,7 +257,7 @@ def commands(name: str, shape: str) -> int:
 @each_shape
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operation_cut_at_any_command_forgets_no_group(name: str, shape: str) -> None:
-    """Without the walk, what waits comes when the lease ends at the latest."""
+    """Without the walk, waiting messages come when the lease ends at the latest."""
     for cut in range(commands(name, shape)):
         for walks in (True, False):
             if not walks and name in DELETING:
@@ -272,7 +272,7 @@ def test_operation_cut_at_any_command_forgets_no_group(name: str, shape: str) ->
 @each_shape
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operation_undone_at_any_command_forgets_no_group(name: str, shape: str) -> None:
-    """A fail-over undoes what no majority has, between two commands."""
+    """A fail-over undoes writes without a majority, between two commands."""
     for place in range(commands(name, shape)):
         scene = Scene(shape)
         lose = undoing(scene.store)
@@ -292,7 +292,7 @@ def test_operation_undone_at_any_command_forgets_no_group(name: str, shape: str)
 def test_operations_beside_each_other_keep_the_order(
     shape: str, first: str, second: str, few: bool
 ) -> None:
-    """The first one stalls before one of its commands, and goes on once the second one is done.
+    """The first one stalls before one of its commands, and resumes once the second one is done.
 
     A group may not wait for the lease of a message that is no longer held.
     """
@@ -350,7 +350,7 @@ def test_recovery_beside_an_operation_changes_nothing(name: str) -> None:
         assert set(drain(scene.store)) == set(map(str, there))
 
 
-# ---- what is deferred, and by whom it is brought forward
+# ---- deferred messages, and who brings them forward
 
 
 def test_heir_comes_when_the_lease_ends_if_the_holder_dies() -> None:
@@ -373,7 +373,7 @@ def test_heir_comes_when_the_lease_ends_if_the_holder_dies() -> None:
 
 
 def test_deferral_beside_a_commit_is_corrected() -> None:
-    """A look defers what waits. Before it does, the holder frees the group."""
+    """A scan defers waiting messages. Before it does, the holder frees the group."""
     found = 0
     for place in range(12):
         scene = Scene(deferred=False)
@@ -443,7 +443,7 @@ def test_message_rolled_back_meanwhile_is_not_brought_forward() -> None:
     assert store.documents["g1"]["when"] == store.documents["g1"]["due"] == after(20)
 
 
-# ---- looks
+# ---- scans
 
 
 def test_message_behind_an_earlier_one_is_given_back() -> None:
@@ -530,7 +530,7 @@ def test_settle_tells_no_group_of_other_kinds_to_go_on() -> None:
 
 @pytest.mark.parametrize("last", range(8))
 def test_group_goes_on_behind_a_handover(last: int) -> None:
-    """The process dies before a command. What has ended does not hold the lock of its group."""
+    """The process dies before a command. An ended message does not hold the lock of its group."""
     steps = Steps()
     steps.run(plans().push([1, 2], groups=["g", "g"]))
     (held,) = steps.run(plans().receive(Waiters("a"), 10, timeout=0))
@@ -552,7 +552,7 @@ def test_group_goes_on_behind_a_handover(last: int) -> None:
 
 
 class Ledger:
-    """Checks a world: what is held, and in which order the messages of a group are finished."""
+    """Checks a world: held messages, and the order in which a group's messages are finished."""
 
     def __init__(self, world: World, limit: int | None) -> None:
         self.world, self.limit = world, limit
@@ -560,7 +560,7 @@ class Ledger:
         world.store.on_change = self.changed
 
     def changed(self, before: Mapping[str, Any], then: Mapping[str, Any] | None) -> None:
-        """Note what is finished, and check how many are held."""
+        """Note finished messages, and check how many are held."""
         if self.limit is not None and then is not None and "token" in then:
             now = instant(self.world.time)
             rest = [each for each in self.world.store.documents.values() if each is not before]
@@ -585,7 +585,7 @@ def push(choose: random.Random, producer: int) -> Plan[list[Any]]:
     "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 60))]
 )
 def test_competing_processes_keep_the_order(seed: int, mortal: bool, limit: int | None) -> None:
-    """All messages are finished once, those of a group in their order."""
+    """All messages are finished once, and each group in its order."""
     world = World(seed, lost=0.2, late=0.1)
     ledger = Ledger(world, limit)
     shape: dict[str, Any] = {} if limit is None else {"limit": {"concurrency": limit}}

@@ -2,7 +2,7 @@
 
 There are two kinds of sources. A message ends, and three new ones begin, with new ids. A pack
 stays, and its places leave it in twos and threes, with ids that are made from the pack, so that
-every attempt makes the same ones. Whatever happens, nothing is lost and nothing is shown twice.
+every attempt makes the same ids. Whatever happens, nothing is lost and nothing is shown twice.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ some_or_every = pytest.mark.parametrize(
     "every", [pytest.param(3, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 )
 DAY = 86400
-#: mongomock deletes what has expired by the real time.
+#: mongomock deletes expired documents by the real time.
 HISTORY = 99 * 365.0 * DAY
 INPUTS = 2
 #: The places of the pack, as they leave it.
@@ -96,7 +96,7 @@ class Message:
 
     @staticmethod
     def rest(steps: Steps) -> Counter[Any]:
-        """Return what must still be made, as the source shows it."""
+        """Return the messages still to be made, as the source shows them."""
         left = steps.collection.find({"q": "in", "record": {"$exists": False}})
         live = [each for each in left if "processed" not in each]
         return Counter((each["payload"], i) for each in live for i in range(3))
@@ -187,7 +187,7 @@ def made(kind: type[Process]) -> Steps:
 
 
 def consume(steps: Steps) -> Counter[Any]:
-    """Take what is shown, as consumers that commit at once."""
+    """Take published messages, as consumers that commit at once."""
     shown = {"q": {"$in": ["a", "b", "out"]}, "record": {"$exists": False}}
     found = list(steps.collection.find(shown))
     steps.collection.delete_many({"_id": {"$in": [each["_id"] for each in found]}})
@@ -223,7 +223,7 @@ def at_each_command(
     *,
     undone: bool = False,
 ) -> None:
-    """Stall a process before each of its commands, do something else, and let it go on."""
+    """Stall a process before each of its commands, do something else, and let it resume."""
     for at in range(0, number_of_commands(kind), every):
         steps = made(kind)
         steps.safe = stored(kind) if undone else None
@@ -326,7 +326,7 @@ def test_recovery_dies_anywhere(kind: type[Process], every: int) -> None:
 
 @some_or_every
 def test_two_holders_meet_a_fail_over_anywhere(every: int) -> None:
-    """It may undo the claim of the second one, which goes on first, or last."""
+    """It may undo the claim of the second one, which resumes first, or last."""
     commands = number_of_commands(Pack)
     for at, then in itertools.product(range(0, commands, every), range(0, commands, every)):
         for first in (0, 1):
@@ -588,7 +588,7 @@ def test_copy_that_is_scheduled_keeps_its_instant() -> None:
 
 
 def test_copies_of_a_dead_holder_stay_for_a_day() -> None:
-    """A majority may have another token already, and read what is older."""
+    """A majority may have another token already, and read older state."""
     steps, process = Steps(), Message()
     steps.run(process.plans.push(["n"]))
     held = held_message(steps, process)
@@ -602,7 +602,7 @@ def test_copies_of_a_dead_holder_stay_for_a_day() -> None:
 
 
 def test_late_show_leaves_the_copies_of_another_holder_hidden() -> None:
-    """A copy of the same id and of a holder that decided nothing came meanwhile."""
+    """In between, a copy of the same id came from a holder that decided nothing."""
     steps = made(Pack)
     latest = stalled(steps, Pack().work(), 1)
     steps.seconds += 61

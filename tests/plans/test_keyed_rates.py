@@ -68,14 +68,14 @@ def headers_of(number: int) -> dict[str, Any]:
 
 
 class Consumer:
-    """A process that consumes, and what it has started and finished."""
+    """A consuming process, and the messages it has started and finished."""
 
     def __init__(self) -> None:
         self.plans = plans()
         self.waiting = Waiters("a")
         self.started: list[Any] = []
         self.ended: set[int] = set()
-        #: What it began to end. The outcome is unknown if that did not end.
+        #: The messages it began to end. The outcome is unknown if that did not end.
         self.begun: set[int] = set()
 
     def receive(self, limit: int, **how: Any) -> Plan[list[Any]]:
@@ -124,7 +124,7 @@ def stored(limit: Limit) -> list[Any]:
 
 
 def drain(steps: Steps, consumer: Consumer) -> list[int]:
-    """Consume what is left. Nothing waits for much longer than a lease, or the next permit."""
+    """Consume the rest. Nothing waits for much longer than a lease, or the next permit."""
     delivered: list[int] = []
     for _ in range(12):
         steps.seconds += LEASE + 1
@@ -207,7 +207,7 @@ def test_fail_over_anywhere_undoes_no_permits(limit: Limit, every: int) -> None:
 @each_limit
 @some_or_every
 def test_walk_beside_a_consumer_changes_nothing(limit: Limit, every: int) -> None:
-    """Another process corrects what is deferred before each command."""
+    """Another process corrects deferred messages before each command."""
 
     def walk(steps: Steps, quick: Consumer) -> None:
         steps.run(limit_waiting.restore("a", FollowedLimit(limit), None))
@@ -215,7 +215,7 @@ def test_walk_beside_a_consumer_changes_nothing(limit: Limit, every: int) -> Non
     faults(limit).sleeps(every, walk)
 
 
-# ---- one look
+# ---- one scan
 
 
 class Scene:
@@ -230,7 +230,7 @@ class Scene:
         self.consumer = Consumer()
 
     def receive(self, limit: int, consumer: Consumer | None = None, **how: Any) -> list[str]:
-        """Receive what may start now. Return the ids."""
+        """Receive all messages that may start now. Return the ids."""
         receive = (consumer or self.consumer).receive(limit, **how)
         return sorted(each.id for each in self.steps.run(receive))
 
@@ -239,7 +239,7 @@ class Scene:
         return [each for each in self.steps.commands if isinstance(each, kind)]
 
     def whens(self) -> dict[str, Any]:
-        """Return the ``when`` of what is deferred."""
+        """Return the ``when`` of deferred messages."""
         return {each["_id"]: each["when"] for each in self.steps.all() if "limited" in each}
 
 
@@ -284,7 +284,7 @@ def test_waiting_consumer_looks_when_a_key_may_start() -> None:
 
 
 def test_waiting_consumer_knows_when_each_key_may_start() -> None:
-    """It does not read from the server what comes next more often than once a second."""
+    """It reads the next ``when`` from the server no more than once a second."""
     scene = Scene("xxyy", Limit(rate=10, per="headers.t"))
     assert scene.receive(1) == ["x0"]
     scene.steps.seconds = 0.05
@@ -296,7 +296,7 @@ def test_waiting_consumer_knows_when_each_key_may_start() -> None:
 
 
 def test_several_permits_are_used_by_one_look() -> None:
-    """A message comes first. The look that claims it brings more."""
+    """A message comes first. The scan that claims it brings more."""
     scene = Scene("x" * 12, Limit(rate=1, burst=5, per="headers.t"))
     assert len(scene.receive(9)) == 5
     assert scene.receive(9) == []
@@ -307,16 +307,16 @@ def test_several_permits_are_used_by_one_look() -> None:
 
 
 def test_receive_returns_what_it_has_while_permits_come() -> None:
-    """Otherwise the first leases end before it has so many."""
+    """Otherwise the first leases end before it has enough."""
     scene = Scene("x" * 90, Limit(rate=20, per="headers.t"))
     for _ in scene.steps.steps(scene.consumer.receive(90)):
-        scene.steps.seconds += 0.05  # each command takes so long, as many permits come
+        scene.steps.seconds += 0.05  # a command takes this long; one permit comes
     assert scene.steps.seconds < 3
     assert 0 < len(scene.consumer.started) < 40
 
 
 def test_many_keys_start_though_each_question_takes_long() -> None:
-    """A look asks for half a second, and uses what it got by then. So each call starts some."""
+    """A scan asks for half a second, and uses its permits by then. So each call starts some."""
     scene = Scene("".join(map(chr, range(0x4E00, 0x4E00 + 100))), Limit(rate=1, per="headers.t"))
     for calls in range(1, 11):
         began = scene.steps.seconds
@@ -350,7 +350,7 @@ def test_another_waiting_consumer_hears_when_a_key_may_start() -> None:
 
 
 def test_key_that_fills_a_page_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A look reads past it, and defers one page of it at most."""
+    """A scan reads past it, and defers no more than one page of it."""
     monkeypatch.setattr(scan, "LEAST_PAGE", 8)
     scene = Scene("x" * 60 + "yyy")
     assert scene.receive(2) == ["x0", "x1"]
@@ -404,7 +404,7 @@ def lift(scene: Scene) -> None:
 
 
 def test_permits_that_are_given_back_are_used() -> None:
-    """Another consumer deferred the messages meanwhile, because it got none."""
+    """Another consumer has deferred the messages, because it got no permits."""
     scene, other = Scene("xxxx"), Consumer()
     running = scene.steps.steps(scene.consumer.receive(2))
     while not scene.sent(rates.TakePermits):
@@ -454,7 +454,7 @@ def test_blocked_consumer_sends_few_commands() -> None:
 def test_transaction_on_what_waits_makes_no_consumer_poll(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What cannot be deferred stays where it is, and the consumer waits for the next permit."""
+    """A locked message is not deferred, and the consumer waits for the next permit."""
     scene = Scene("xxx", Limit(rate=1, period=20, per="headers.t"))
     scene.receive(1)
 
@@ -496,7 +496,7 @@ def test_pops_obey_a_rate_per_key(wanted: int) -> None:
     ],
 )
 def test_changed_limit_lets_everything_go_on(limit: Any) -> None:
-    """Also what a process deferred that did not know of the change yet."""
+    """Also messages deferred by a process that did not know of the change yet."""
     scene = Scene("xxxxxx", Limit(rate=1, period=3600, burst=2, per="headers.t"))
     scene.receive(10)
     assert scene.receive(10) == []
@@ -515,7 +515,7 @@ def test_changed_limit_lets_everything_go_on(limit: Any) -> None:
     "limit", [RATE, BOTH, Limit(concurrency=1, per="headers.t"), Limit(rate=1, period=9, burst=2)]
 )
 def test_limit_that_is_removed_during_a_look_defers_nothing(limit: Limit) -> None:
-    """Another thread reads of it, and lifts what is deferred, before the look defers more."""
+    """Another thread reads of it, and lifts deferred messages, before the scan defers more."""
     for at in range(40):
         scene = Scene("xxxx", limit)
         running = scene.steps.steps(scene.consumer.receive(9))
@@ -642,7 +642,8 @@ def test_competing_processes_start_no_more_of_a_key(
 def check_windows(starts: list[tuple[float, str]]) -> None:
     """Check that in no window too many messages of a key started.
 
-    A claim follows its permits by some commands, so a window may have those of a little before.
+    A claim follows its permits by some commands, so a window may include claims
+    whose permits are slightly older.
     """
     for key in {key for _, key in starts}:
         times = sorted(time for time, each in starts if each == key)

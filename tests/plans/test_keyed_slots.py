@@ -74,13 +74,13 @@ def same_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Consumer:
-    """A process that consumes, and what it has finished."""
+    """A consuming process, and the messages it has finished."""
 
     def __init__(self) -> None:
         self.plans = plans()
         self.waiting = Waiters("a")
         self.ended: set[int] = set()
-        #: What it began to end. The outcome is unknown if that did not end.
+        #: The messages it began to end. The outcome is unknown if that did not end.
         self.begun: set[int] = set()
 
     def receive(self, limit: int) -> Plan[list[Any]]:
@@ -123,7 +123,7 @@ def stored() -> list[Any]:
 
 
 def drain(steps: Steps) -> list[int]:
-    """Consume what is left. Nothing waits much longer than a lease."""
+    """Consume the rest. Nothing waits much longer than a lease."""
     delivered: list[int] = []
     last = Consumer()
     for _ in range(3):
@@ -140,7 +140,7 @@ def drain(steps: Steps) -> list[int]:
 
 
 def check(steps: Steps) -> None:
-    """Check what holds at any time."""
+    """Check the invariants."""
     found = list(steps.collection.find({"q": "a", "token": {"$exists": True}}))
     assert all("slot" in each for each in found)
     assert max(held_in(found, steps.now).values(), default=0) <= LIMIT
@@ -191,7 +191,7 @@ def test_fail_over_anywhere_undoes_only_claims(every: int) -> None:
 
 @some_or_every
 def test_walk_beside_a_consumer_changes_nothing(every: int) -> None:
-    """Another process corrects what is deferred before each command."""
+    """Another process corrects deferred messages before each command."""
     FAULTS.sleeps(every, lambda steps, quick: steps.run(walk()))
 
 
@@ -199,7 +199,7 @@ def walk() -> Plan[None]:
     yield from limit_waiting.restore("a", FollowedLimit(PER), None)
 
 
-# ---- one look
+# ---- one scan
 
 
 class Scene:
@@ -216,13 +216,13 @@ class Scene:
         self.plans = plans(None)
 
     def receive(self, limit: int, waiting: Waiters | None = None) -> list[Any]:
-        """Receive what may start now. Return it."""
+        """Receive all messages that may start now. Return them."""
         self.runner.answers = [self.runner.carried] * 1000
         del self.runner.commands[:]
         return self.runner.run(self.plans.receive(waiting or self.waiting, limit, timeout=0))
 
     def whens(self) -> dict[str, Any]:
-        """Return the ``when`` of what waits for a slot."""
+        """Return the ``when`` of messages that wait for a slot."""
         documents = self.store.documents.values()
         return {each["_id"]: each["when"] for each in documents if "limited" in each}
 
@@ -238,7 +238,7 @@ def test_key_with_many_messages_holds_up_no_other() -> None:
 
 
 def test_key_that_fills_a_page_holds_up_no_other() -> None:
-    """A look reads past it, and defers one page of it at most."""
+    """A scan reads past it, and defers no more than one page of it."""
     scene = Scene("x" * 400 + "y")
     held = scene.receive(5)
     assert sorted(each.id for each in held) == ["x0", "x1", "y400"]
@@ -246,7 +246,7 @@ def test_key_that_fills_a_page_holds_up_no_other() -> None:
 
 
 def test_looks_past_a_key_pause_if_there_is_nothing_else() -> None:
-    """The server reads all messages of the key for such a look."""
+    """The server reads all messages of the key for such a scan."""
     scene = Scene("x" * 400)
 
     def looks_past() -> int:
@@ -291,7 +291,7 @@ def test_end_of_a_claim_lets_the_next_of_its_key_go_on() -> None:
 
 
 def test_several_free_slots_are_used_by_one_look() -> None:
-    """The ends of two claims bring one message forward. The look that claims it brings more."""
+    """The ends of two claims bring one message forward. The scan that claims it brings more."""
     scene = Scene("xxxxxx")
     held = scene.receive(10)
     scene.runner.run(scene.plans.commit(held))
@@ -313,7 +313,7 @@ def test_rescan_brings_forward_what_killed_processes_left() -> None:
     "limit", [False, {"concurrency": 9}, {"concurrency": 9, "per": "headers.u"}]
 )
 def test_changed_limit_lets_everything_go_on(limit: Any) -> None:
-    """Also what a process deferred that did not know of the change yet."""
+    """Also messages deferred by a process that did not know of the change yet."""
     scene = Scene("xxxxxx")
     scene.receive(10)
     deferred = {id: dict(scene.store.documents[id]) for id in scene.whens()}
@@ -395,6 +395,6 @@ def test_competing_processes_hold_no_more_of_a_key(seed: int, mortal: bool) -> N
 
 
 def test_reads_of_what_waits_name_their_index() -> None:
-    """So that its absence is noticed, and the first look makes it."""
+    """So that its absence is noticed, and the first scan makes it."""
     assert FirstOfEach("a", limit_indexes.LIMITED).hint in limit_indexes.LIMIT_INDEXES
     assert FirstOfEach("a", GROUPED).hint not in limit_indexes.LIMIT_INDEXES

@@ -1,4 +1,4 @@
-"""What the plans owe a kind that does not claim in scan order."""
+"""Duties of the plans towards a kind that does not claim in scan order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Levels of priority: what a look by level finds, and that no failure and no race loses a message.
+"""Levels of priority: a scan by level finds the highest; no failure or race loses a message.
 
 There is no database. The last tests run real plans in virtual time.
 """
@@ -183,7 +183,7 @@ def test_receive_outlives_a_sentinel_that_does_not_move(pop: bool) -> None:
 @pytest.mark.parametrize("second", OPERATIONS)
 @pytest.mark.parametrize("first", OPERATIONS)
 def test_operations_beside_each_other_lose_nothing(first: str, second: str) -> None:
-    """The first one stalls before one of its commands, and goes on once the second one is done."""
+    """The first one stalls before one of its commands, and resumes once the second one is done."""
     whole = Meddler(stored())
     whole.run(OPERATIONS[first]())
     for stall in spread(len(whole.commands), 8):
@@ -226,7 +226,7 @@ UNDONE = OPERATIONS | {how: receive_and_settle(how) for how in ("release", "roll
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("name", UNDONE)
 def test_fail_over_at_any_command_loses_no_priority(name: str, strict: bool) -> None:
-    """The operation goes on after it. A claim that was undone may be made again by another."""
+    """The operation continues after it. A claim that was undone may be made again by another."""
     whole = Meddler(stored(strict=strict))
     whole.run(UNDONE[name]())
     for stall in range(len(whole.commands) + 1):
@@ -352,9 +352,9 @@ def test_shape_of_another_kind_is_refused() -> None:
 
 
 class Observer:
-    """Checks each look by level of a world: it finds the highest messages that are ready."""
+    """Checks each scan by level of a world: it finds the highest messages that are ready."""
 
-    #: So long a message may go unseen by a look that runs beside its push, in milliseconds.
+    #: How long a scan that runs beside a push may miss its message, in milliseconds.
     TOLERANCE = 60.0
 
     def __init__(self, world: World) -> None:
@@ -370,7 +370,7 @@ class Observer:
             self.moved[then["_id"]] = self.world.time
 
     def scanned(self, process: Process, request: Any, found: list[dict[str, Any]]) -> None:
-        """Check a look."""
+        """Check a scan."""
         if len(request.sort) != 3:
             return
         self.looks += 1
@@ -428,7 +428,7 @@ def produce(process: Process, seed: int, pushed: list[Any]) -> Task:
     "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 40))]
 )
 def test_competing_processes_keep_the_order(seed: int) -> None:
-    """Every look by level takes the highest first, and all messages are consumed once."""
+    """Every scan by level takes the highest first, and all messages are consumed once."""
     world = World(seed)
     observer = Observer(world)
     pushed: list[Any] = []
@@ -448,7 +448,7 @@ def test_competing_processes_keep_the_order(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_lost_signals_hide_no_level_for_long(seed: int) -> None:
-    """Without signals, a rescan and the record tell of new levels and of what came back."""
+    """Without signals, a rescan and the record tell of new levels and of returned messages."""
     world = World(seed, lost=0.5, late=0.3)
     pushed: list[Any] = []
     done: list[Any] = []

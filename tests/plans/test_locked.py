@@ -1,7 +1,7 @@
 """Claims get past messages that a transaction holds. There is no database: the time is virtual.
 
 A locked message makes a write wait. A write with a limit fails at its limit; a write without one
-fails after 29 s, or goes on once the message is free.
+fails after 29 s, or continues once the message is free.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LockingProcess(Process):
         self.locked: set[str] = set()
         #: How long each write takes, in milliseconds.
         self.slow = 0.0
-        #: After so many requests the process is killed.
+        #: The process is killed after this number of requests.
         self.requests_left = 1_000_000
         #: Requests that are done although the server reports a time-out.
         self.late_replies = 0
@@ -195,7 +195,7 @@ def test_slow_server_marks_nothing_locked(how: str, slow: float) -> None:
 
 @pytest.mark.parametrize("how", ["reserve", "reserve_many"])
 def test_lock_after_a_slow_moment_holds_up_no_claim(how: str) -> None:
-    """After a fail-over the server is slow for a moment, and a program may die meanwhile."""
+    """After a fail-over the server is slow for a moment, and a program may die during it."""
     bench = Bench(30)
     bench.process.slow = SLOW
     received = receiving(bench, how)
@@ -222,7 +222,7 @@ def test_long_row_of_locked_messages_skips_the_page() -> None:
     first = bench.receive()
     assert first == [bench.names[20]]  # behind the page
     assert len(bench.process.timeouts) == 4
-    for _ in range(10):  # of the rest, one is tried while the consumer goes on
+    for _ in range(10):  # one of the rest is tried while the consumer continues
         bench.receive()
     assert len(bench.process.timeouts) == 5
     assert len(bench.drain()) == 34
@@ -328,7 +328,7 @@ def test_time_limit_after_the_write_keeps_the_claim(limit: int) -> None:
 
 @pytest.mark.parametrize(("limit", "locked"), [(1, 2), (5, 2), (1, 6), (5, 30)])
 def test_interrupted_claim_loses_nothing(limit: int, locked: int) -> None:
-    """It is killed before each of its requests in turn. A lease ends what it held."""
+    """It is killed before each of its requests in turn. Its messages return when leases end."""
     requests = 0
     killed = True
     while killed:

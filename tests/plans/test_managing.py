@@ -17,7 +17,7 @@ from tests.plans.store import Store, World
 
 
 def stored(number: int, **fields: Any) -> Store:
-    """Return a store with so many messages in queue "a"."""
+    """Return a store with this number of messages in queue "a"."""
     store = World(0).store
     for n in range(number):
         when = NOW - timedelta(milliseconds=number // 3 - n // 3)  # three of each instant

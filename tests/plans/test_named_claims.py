@@ -254,7 +254,7 @@ def test_claim_size_is_limited_by_one_acknowledgement() -> None:
 
 
 def test_commands_of_a_claim_wait_for_the_clients_durability() -> None:
-    """A fail-over must not roll back what a restarted process reads."""
+    """A fail-over must not roll back a state that a restarted process reads."""
     bench = Bench(3)
     claims = bench.claims()
     token = bench.run(claims.adopt(LEASE))
@@ -401,9 +401,9 @@ class Died(Exception):
 def test_finished_claim_is_never_seen_in_part(deleted: int) -> None:
     """The process dies at any command. The server has deleted some messages by then.
 
-    Work that overwrites what has the number of its claim must not see a part of the claim.
+    Work that overwrites the output under its claim number must not see a part of the claim.
     """
-    # It notes that the work is done, reads the progress and the time, deletes, and goes on by one.
+    # It notes that the work is done, reads the progress and the time, deletes, and advances by one.
     assert [finish_and_die(place, deleted) for place in range(5)] == [True] + [False] * 4
 
 
@@ -436,7 +436,7 @@ def finish_and_die(place: int, deleted: int) -> bool:
 
 
 def test_takeover_within_a_claim_gives_back_later_stamps() -> None:
-    """The former runner gives back what it marks after the takeover, and no try is counted."""
+    """The former runner gives back messages it marks after the takeover, and no try is counted."""
     bench = Bench(2)
     claims = bench.claims()
     first = bench.run(claims.adopt(LEASE))
@@ -457,7 +457,7 @@ def test_claim_and_acknowledgement_may_run_at_once() -> None:
 
 
 def at_once(place: int, *, claims_first: bool) -> bool:
-    """Run one plan before request number ``place`` of the other. Return whether it has so many."""
+    """Run one plan before request number ``place`` of the other. Return whether it exists."""
     bench = Bench(5)
     claims = bench.claims()
     token = bench.run(claims.adopt(LEASE))
@@ -506,7 +506,7 @@ def test_interrupted_takeover_is_finished_by_the_next() -> None:
 
 
 def cut(task: Generator[Pause, None, Any], steps: int) -> Task:
-    """End a process after so many steps."""
+    """End a process after this number of steps."""
     yield from islice(task, steps)
 
 

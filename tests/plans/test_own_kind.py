@@ -1,7 +1,7 @@
 """A kind of queue with records and claims that only its module knows: the core needs no change.
 
 A queue of the kind ``credited`` hands out messages as long as its credit lasts. The credit is a
-document of the queue. A claim takes from it what it hands out, and the end of a claim puts it back.
+document of the queue. A claim takes one credit for each message, and its end puts it back.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def credit_id(queue: str) -> str:
 
 
 class Credited(Standard):
-    """Hands out as many messages as it has credit."""
+    """Hands out one message for each unit of credit."""
 
     name = "credited"
     capabilities = Standard.capabilities - {"pop", "claim", "concurrency", "rate", "per"}
     bare_pop = False
 
     def claim(self, scan: Scan) -> Plan[tuple[list[Document], bool]]:
-        """Claim the first messages, as many as the credit allows."""
+        """Claim the first messages, up to the credit."""
         return claim(scan, _take)
 
     def ended(
@@ -49,7 +49,7 @@ class Credited(Standard):
 
 
 def _take(scan: Scan) -> Plan[Taken | None]:
-    """Claim as many messages as there is credit for."""
+    """Claim messages up to the credit."""
     account = {"_id": credit_id(scan.terms.queue)}
     if not (yield from Find(account, limit=1)):
         yield from Insert([{**account, "left": CREDIT}])

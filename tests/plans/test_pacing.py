@@ -71,7 +71,7 @@ def made(kind: str, limit: Limit | None = LIMIT) -> Steps:
 
 
 def started(steps: Steps, *consumers: Consumer) -> int:
-    """Return how many messages have started, those of a process that died included."""
+    """Return how many messages have started, including messages of a process that died."""
     received = sum(len(each.received) for each in consumers)
     if consumers[0].plans.kind.name == "bucket":
         return received
@@ -145,7 +145,7 @@ def test_pops_count_as_starts(kind: str, wanted: int) -> None:
 
 @each_kind
 def test_slow_network_starts_what_has_permits(kind: str) -> None:
-    """Only the first look does not know how slow it is. After one by level comes one by age."""
+    """Only the first scan does not know how slow it is. After one by level comes one by age."""
     steps, consumer = made(kind), Consumer(kind)
     received = []
     for _ in range(3):
@@ -227,7 +227,7 @@ def test_fault_at_any_command_starts_no_more(kind: str, fault: str, every: int) 
 @some_or_every
 @pytest.mark.parametrize("fails_over", [False, True])
 def test_sleep_at_any_command_starts_no_more(kind: str, fails_over: bool, every: int) -> None:
-    """Another process works meanwhile, and what no majority has may be undone before."""
+    """Another process works during it, and writes without a majority may be undone before."""
     for at in range(0, number_of_commands(kind), every):
         steps, consumer, other = made(kind), Consumer(kind), Consumer(kind)
         steps.safe = steps.all() if fails_over else None

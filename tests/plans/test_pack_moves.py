@@ -46,7 +46,7 @@ class Mover:
         self.plans = {name: plans(name) for name in "acd"}
         self.waiting = {name: Waiters(name) for name in "acd"}
         self.committed: set[int] = set()
-        #: What it began to commit. The outcome is unknown if that did not end.
+        #: The messages it began to commit. The outcome is unknown if that did not end.
         self.begun: set[int] = set()
 
     def receive(self, queue: str, limit: int) -> Plan[list[Any]]:
@@ -112,18 +112,18 @@ def ids() -> dict[int, str]:
 
 
 def check(steps: Steps) -> None:
-    """Check what holds at any time: ``n`` is the number of clear bits."""
+    """Check the invariant: ``n`` is the number of clear bits."""
     for pack in steps.collection.find({"n": {"$exists": True}}):
         assert pack["n"] == packs.alive_of(pack).bit_count()
 
 
 def drain(steps: Steps) -> list[Any]:
-    """Consume what is left, as a process that begins after all leases have ended."""
+    """Consume the rest, as a process that begins after all leases have ended."""
     steps.seconds += 1000
     last = Mover()
     steps.listeners += last.waiting.values()
     delivered: list[Any] = []
-    for _ in range(3):  # what was handed over appears after a while
+    for _ in range(3):  # handed-over messages appear after a while
         for queue in "acd":
             while held := steps.run(last.receive(queue, 100)):
                 delivered += held
@@ -201,7 +201,7 @@ def test_mover_dies_after_another_one_died(every: int) -> None:
     FAULTS.dies_twice(3 * every, (1, 7, 12))
 
 
-# ---- what a move stores
+# ---- documents stored by a move
 
 
 def test_whole_pack_moves_by_one_update() -> None:

@@ -85,7 +85,7 @@ def test_bucket_expires_when_it_is_full() -> None:
     found = stored(steps)
     assert found["expires"] == after(1.5)
     assert "q" not in found
-    assert "processed" in found  # the index of what expires has only such documents
+    assert "processed" in found  # the index of expiring documents has only such documents
     steps.seconds = 1.4
     take(steps, 0)
     assert stored(steps)["tokens"] == pytest.approx(4.8)
@@ -179,4 +179,4 @@ def test_no_window_has_too_many_starts(seed: int) -> None:
             assert more <= burst + (end - begin) / token_s + 1e-3
     granted = steps.run(taking(1, limit=limit))
     steps.seconds = (granted.next_at - NOW).total_seconds()
-    assert granted.permits or take(steps, 1, limit) == 1  # and a look at that time is not in vain
+    assert granted.permits or take(steps, 1, limit) == 1  # and a scan at that time is not in vain

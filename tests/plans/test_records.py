@@ -1,4 +1,4 @@
-"""The record of a queue: what all users must agree on, and what it shows to people."""
+"""The record of a queue: options all users must agree on, and fields shown to people."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_consumer_that_waits_keeps_its_queue() -> None:
 
 
 def test_name_of_a_deleted_stream_stays_taken() -> None:
-    """Its positions go on if it is used again."""
+    """Its positions continue if it is used again."""
     steps = made("stream")
     steps.run(namespace.bury_record("a"))
     steps.seconds = 120
@@ -266,7 +266,7 @@ def consume(kind: str, **shape: object) -> Plan[list[Any]]:
 def test_first_program_names_the_kind(
     name: str, shape: Mapping[str, object], priority: int | None
 ) -> None:
-    """It receives what was moved there before; a message keeps a priority from elsewhere."""
+    """It receives messages moved there before; a message keeps a priority from elsewhere."""
     steps = moved_in(**({} if priority is None else {"priority": priority}))
     assert (stored(steps)["kind"], stored(steps)["open"]) == ("standard", True)
     found = steps.run(namespace.target("a", [7]))
@@ -403,7 +403,7 @@ def test_default_options_are_not_stored(client: Client) -> None:
 
 
 def test_index_may_be_added_while_others_are_made(client: Client) -> None:
-    """After a fail-over a client makes its indexes, and other calls go on."""
+    """After a fail-over a client makes its indexes, and other calls continue."""
     making = runner_of(client).open().known.make_indexes()
     next(making)
     client.queue("a", kind="priority").push(1)

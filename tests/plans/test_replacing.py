@@ -121,7 +121,7 @@ def test_row_competes_with_other_processes(what: str, history: float | None) -> 
         seen += left
         finished = {f"{each[0]}2" for each in seen if history and each in ("a1", "b1")}
         new = [each for each in seen if each in NEW]
-        if what != "consumes":  # two jobs agree on no order, and may write again what is consumed
+        if what != "consumes":  # two jobs agree on no order, and may rewrite a consumed row
             new = sorted(set(new))
         assert new == [each for each in NEW if each not in finished], (at, seen)
     else:

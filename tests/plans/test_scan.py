@@ -39,9 +39,8 @@ POLL, BACKLOG, LIVELY = 15_000.0, 5_000.0, 1_000.0
 #: How much the commands, the work and the steps of the checks add to a limit.
 TOLERANCE = 300.0
 STEP = 100.0
-#: A message is on time if it is stored so soon after its ``when``. The clocks of processes differ
-#: by
-#: this much at most.
+#: A message is on time if it is stored within this time after its ``when``. The clocks of
+#: processes differ by no more than this.
 RACE, SKEW = 400.0, 40.0
 
 
@@ -143,7 +142,7 @@ class Model:
     def _skew(self, processes: int) -> float:
         return self.random.uniform(-SKEW, SKEW) if processes > 1 else 0
 
-    # ---- what happens
+    # ---- events
 
     def _run(self, process: Process, plan: Callable[[], Any]) -> Task:
         yield from process.run(plan())
@@ -220,7 +219,7 @@ class Model:
             if how == "commit":
                 self.finished.add(each.id)
 
-    # ---- what must hold
+    # ---- invariants
 
     def _changed(self, before: dict[str, Any], now: dict[str, Any] | None) -> None:
         """Check that no claim takes a message under a live lease."""
@@ -525,11 +524,11 @@ def test_client_that_was_away_rescans() -> None:
         (True, 0, 0, False, True, 1),
         (True, None, 0.1, True, False, 5.1),
         (True, None, 1, True, False, 6),  # one slow rescan may be a stall
-        (True, 4, 0, False, True, 4),  # another scan was a rescan meanwhile
+        (True, 4, 0, False, True, 4),  # another scan was a rescan in between
         (False, 9, 0, False, True, 1),  # the queue becomes quiet
         (False, 0.5, 0, False, True, 0.5),
         (False, 9, 0, True, True, 9),
-        (False, None, 0, False, True, None),  # a signal was missed meanwhile: rescan at once
+        (False, None, 0, False, True, None),  # a signal was missed in between: rescan at once
     ],
 )
 def test_time_of_the_next_rescan(
@@ -595,11 +594,11 @@ def test_rest_after_rescans_is_measured_and_bounded(
     assert scan.rescan_at == after(at + rest)
 
 
-# ---- what is forgotten
+# ---- forgetting
 
 
 def learnt() -> ScanState:
-    """Return what a process knows that has just looked at an empty queue."""
+    """Return the state of a process that has just scanned an empty queue."""
     scan = ScanState()
     scan.observe(NOW)
     scan.flag_read = NOW

@@ -248,7 +248,7 @@ def test_value_of_a_newer_release_is_passed_over(programs: Programs) -> None:
 
 # ---- two programs at once
 
-#: What two programs do, and the options that they give.
+#: The operations of two programs, and the options that they give.
 DEEDS: dict[str, dict[str, Any]] = {
     "both": {"pack": 5, "limit": {"rate": 5}},
     "one": {"pack": 7},

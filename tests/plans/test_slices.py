@@ -63,7 +63,7 @@ def read(runner: Runner, parts: Sequence[Slice], limit: int) -> list[list[Any]]:
 
 
 def in_order(store: Store) -> list[Any]:
-    """Return the ids of what is ready, in scan order."""
+    """Return the ids of ready messages, in scan order."""
     found = [
         each for each in store.documents.values() if each["when"] <= NOW and "record" not in each
     ]
@@ -91,7 +91,7 @@ def test_slices_are_disjoint_complete_and_even(
 def test_messages_that_come_and_go_spoil_no_slice(
     seconds_of: dict[Any, float], parts: int, data: st.DataObject
 ) -> None:
-    """What is ready all the time is in exactly one slice, whatever happens between commands."""
+    """A message that stays ready is in exactly one slice, whatever happens between commands."""
     store = stored(seconds_of)
     moves = data.draw(st.lists(st.tuples(st.integers(1, 20), ids, st.booleans()), max_size=8))
     there = set(in_order(store))
@@ -117,7 +117,7 @@ def test_messages_that_come_and_go_spoil_no_slice(
 @pytest.mark.parametrize("instants", [1, 7, 240])
 @pytest.mark.parametrize("text", [True, False])
 def test_division_walks_over_the_index_once(instants: int, text: bool) -> None:
-    """Not once for each part. Each look skips from the last bound; some are counted first."""
+    """Not once for each part. Each read skips from the last bound; some are counted first."""
     count, parts = 240, 40
     store = stored(
         {

@@ -1,8 +1,8 @@
 """Limits on concurrency: no failure and no race holds more messages, and no slot is lost.
 
 Each operation is cut, stalled and undone at each of its commands. There is no server. The last
-tests run real plans in virtual time, with processes that die; ``test_groups`` has those of ordered
-queues.
+tests run real plans in virtual time, with processes that die; ``test_groups`` has the tests of
+ordered queues.
 """
 
 from __future__ import annotations
@@ -76,18 +76,18 @@ def same_slots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Consumer:
-    """A process that consumes, and what it has finished."""
+    """A consuming process, and the messages it has finished."""
 
-    #: Counts what all consumers begin.
+    #: Counts the operations that all consumers begin.
     counter = count()
 
     def __init__(self, kind: str = "standard") -> None:
         self.kind = kind
         self.plans = plans(kind=kind)
         self.waiting = Waiters("a")
-        #: What it ended, and when it began to.
+        #: The messages it ended, and when it began to.
         self.ended: dict[int, int] = {}
-        #: What it began to end. The outcome is unknown if that did not end.
+        #: The messages it began to end. The outcome is unknown if that did not end.
         self.begun: set[int] = set()
 
     def receive(self, limit: int) -> Plan[list[Any]]:
@@ -151,7 +151,7 @@ class LockingSteps(Steps):
 
 
 def drain(steps: Steps, kind: str) -> list[int]:
-    """Consume what is left, as a process that begins after all leases have ended."""
+    """Consume the rest, as a process that begins after all leases have ended."""
     steps.seconds += 1000
     last = Consumer(kind)
     delivered: list[int] = []
@@ -167,7 +167,7 @@ def drain(steps: Steps, kind: str) -> list[int]:
 
 
 def check(steps: Steps) -> None:
-    """Check what holds at any time."""
+    """Check the invariants."""
     found = steps.collection.find({"q": "a", "token": {"$exists": True}})
     documents = [{**each, "when": each["when"].replace(tzinfo=NOW.tzinfo)} for each in found]
     assert all("slot" in each for each in documents)
@@ -180,7 +180,7 @@ def check(steps: Steps) -> None:
 
 
 def audit(steps: Steps, *consumers: Consumer) -> None:
-    """Check that each message is delivered, or was finished once, those of a group in order."""
+    """Check that each message is delivered, or was finished once, and each group in order."""
     check(steps)
     kind = consumers[0].kind
     left = drain(steps, kind)
@@ -238,7 +238,7 @@ def test_fail_over_anywhere_undoes_only_claims(faults: Faults[Consumer], every: 
     faults.fails_over(every)
 
 
-# ---- one look
+# ---- one scan
 
 
 class Scene:
@@ -265,7 +265,7 @@ class Scene:
         self.runner.run(self.plans.push(list(range(messages)), ids=ids, keys=ids, groups=groups))
 
     def receive(self, limit: int, waiting: Waiters | None = None) -> list[Any]:
-        """Receive what may start now."""
+        """Receive all messages that may start now."""
         self.runner.answers = [self.runner.carried] * 1000
         del self.runner.commands[:]
         return self.runner.run(self.plans.receive(waiting or self.waiting, limit, timeout=0))
@@ -281,7 +281,7 @@ class Scene:
         self.store._put({**record, "shape": {"limit": {"concurrency": concurrency}}})
 
     def waiting_for(self) -> dict[str, Any]:
-        """Return the ``when`` of what is not held."""
+        """Return the ``when`` of messages that are not held."""
         found = self.store.documents.values()
         return {
             each["_id"]: each["when"] for each in found if "due" in each and "token" not in each
@@ -326,7 +326,7 @@ def test_blocked_look_keeps_the_levels() -> None:
 
 @pytest.mark.usefixtures("same_slots")
 def test_look_that_chose_a_taken_slot_looks_again() -> None:
-    """Also by level alone, after a rescan. Only a look without a message in reach is the last."""
+    """Also by level alone, after a rescan. Only a scan without a message in reach is the last."""
     scene = Scene(6, 6, kind="priority")
     record = scene.store.documents["~queue:a"]
     scene.store._put({**record, "shape": {**record["shape"], "strict": True}})
@@ -337,7 +337,7 @@ def test_look_that_chose_a_taken_slot_looks_again() -> None:
 
 @each_kind
 def test_blocked_consumer_waits_for_the_end_of_a_lease(kind: str) -> None:
-    """It does not look again for what is ready, and reads the limit again in time."""
+    """It does not scan again for ready messages, and reads the limit again in time."""
     scene = Scene(kind=kind)
     (first, *_) = scene.receive(3)
     scene.runner.run(scene.plans.extend([first], lease=2))
@@ -378,7 +378,7 @@ def test_slot_of_a_lapsed_lease_is_taken_for_good(kind: str) -> None:
 
 @each_kind
 def test_lease_that_is_extended_meanwhile_keeps_its_slot(kind: str) -> None:
-    """A look saw that it had ended. Then its holder extended it."""
+    """A scan saw that it had ended. Then its holder extended it."""
     for place in range(9):
         scene = Scene(6, 1, kind=kind)
         (former,) = scene.receive(1)
@@ -601,7 +601,7 @@ def test_message_that_a_transaction_holds_is_passed_over(kind: str) -> None:
 
 
 def test_full_limit_defers_no_message_of_a_free_group() -> None:
-    """A look that is blocked writes nothing, and the consumer does not look again and again."""
+    """A blocked scan writes nothing, and the consumer does not scan again and again."""
     scene = Scene(9, 2, groups="abcdefgab", kind="ordered")
     assert len(scene.receive(10)) == 2
     before = scene.waiting_for()
@@ -624,7 +624,7 @@ def test_full_limit_defers_no_message_of_a_free_group() -> None:
 
 
 def test_look_uses_free_slots_for_free_groups() -> None:
-    """What waits behind a held message is deferred if it is in the way, as without a limit."""
+    """Messages behind a held message are deferred if they are in the way, as without a limit."""
     scene = Scene(60, 5, groups=["a"] * 58 + ["b", "c"], kind="ordered")
     held = scene.receive(3)
     held += scene.receive(3)
@@ -674,7 +674,7 @@ def test_look_that_met_a_lock_expects_locks() -> None:
     assert not scan.groups.meets_locks
     other = Meddler(scene.store)
     assert len(other.run(scene.plans.receive(Waiters("a"), 1, timeout=0))) == 1
-    scene.store.documents["m0"]["slot"] = slot_of("", 99)  # the look meets the lock only
+    scene.store.documents["m0"]["slot"] = slot_of("", 99)  # the scan meets the lock only
     assert [each.payload for each in scene.receive(10)] == [2]
     assert not any(isinstance(each, FindAndModify) for each in scene.runner.commands)
 

@@ -1,7 +1,7 @@
 """Rows of a bulk write whose ids are taken when they are written, and free a moment later.
 
 A consumer finishes the messages in between. In a queue without history, nothing remembers them.
-Then the rows are messages again, as those of a push would be.
+Then the rows are messages again, as after a push.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Scene:
 
     def __init__(self) -> None:
         self.steps = Steps()
-        # The store deletes what has expired by the clock of this machine.
+        # The store deletes expired documents by the clock of this machine.
         self.steps.seconds = (datetime.now(UTC) - NOW).total_seconds()
         self.queue = plans_of("q", Options(), owner="me")
         self.push(["a", "b"])
@@ -57,7 +57,7 @@ class Scene:
         self.aside(self.queue.push(ids, ids=ids))
 
     def finish(self) -> None:
-        """Receive and commit what the queue has."""
+        """Receive and commit all messages of the queue."""
         held = self.aside(self.queue.receive(Waiters("q"), 10, timeout=0))
         if held:
             self.aside(self.queue.commit(held))

@@ -38,7 +38,7 @@ some_or_every = pytest.mark.parametrize(
 
 
 class Consumer:
-    """A process that consumes, and what it knows of the ends of its messages."""
+    """A consuming process, and its knowledge of the ends of its messages."""
 
     def __init__(self, **options: Any) -> None:
         given = {"max_tries": 5, "dead_letter": "log.g.dead", "backoff": Backoff(jitter=0)}
@@ -48,7 +48,7 @@ class Consumer:
         self.waiting = Waiters("log~g")
         self.committed: set[int] = set()
         self.buried: set[int] = set()
-        #: What it began to commit or to bury. The outcome is unknown if it did not end.
+        #: The messages it began to commit or to bury. The outcome is unknown if that did not end.
         self.begun: set[int] = set()
 
     def receive(self, limit: int) -> Plan[list[Any]]:
@@ -119,7 +119,7 @@ def answered(request: Any) -> Plan[Any]:
 
 
 def drain(steps: Steps) -> list[int]:
-    """Consume what is left, as a process that begins after all leases have ended."""
+    """Consume the rest, as a process that begins after all leases have ended."""
     steps.seconds += 1000
     last = Consumer(max_tries=None)
     delivered: list[int] = []
@@ -134,7 +134,7 @@ def drain(steps: Steps) -> list[int]:
 
 
 def dead_letters(steps: Steps) -> list[Any]:
-    """Return what is in the dead-letter queue."""
+    """Return the contents of the dead-letter queue."""
     return list(steps.collection.find({"q": "log.g.dead", "dead": {"$exists": True}}))
 
 
@@ -281,7 +281,7 @@ def test_old_view_of_a_divided_range_claims_nothing_twice(ends: str) -> None:
 
 @pytest.mark.parametrize("ends", ["commit", "rollback", "release", "bury"])
 def test_old_view_settles_what_another_process_received(ends: str) -> None:
-    """A pickled reservation, for example: what is missing in the old view is held."""
+    """A pickled reservation, for example: positions missing in the old view are held."""
     steps, holder, settler = made(), Consumer(), Consumer()
     assert steps.run(settler.receive(1))
     held = steps.run(holder.receive(2))
@@ -308,7 +308,7 @@ def test_group_is_not_forgotten_for_a_late_answer(late: str) -> None:
 
 
 def test_consumer_looks_again_if_the_group_is_unknown() -> None:
-    """Another call of the process has found meanwhile that what it knew was old."""
+    """Another call of the process has found that its view was old."""
     steps, consumer = made(), Consumer()
     held = steps.run(consumer.receive(MESSAGES))
     steps.run(consumer.plans.rollback(held[:1], delay=30))

@@ -1,4 +1,4 @@
-"""Messages of a stream that are given back one by one: what the group's document becomes.
+"""Messages of a stream that are given back one by one: how the group's document grows.
 
 However many wait for their next try, new messages are claimed, and one more costs the same.
 """
@@ -155,7 +155,7 @@ def test_most_entries_fit_however_they_are(span: int) -> None:
 
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_group_stops_before_its_document_is_too_large(beyond: int) -> None:
-    """Entries over so many positions could need more bytes than a server stores."""
+    """Entries over a long range of positions could need more bytes than a server stores."""
     back = [Range(str(at), at, at + 1, 0, after(60), 1) for at in range(MAX_BACK)]
     group = Group(MAX_BACK_SPAN - 1 + beyond, [], back, [], 0, False, 1)
     claimed = claim_step(group, NOW, after(60), MAX_BACK_SPAN + 1, [1])

@@ -1,4 +1,4 @@
-"""The rate of a stream: each group starts as many messages as its permits allow, with faults."""
+"""The rate of a stream: the permits of a group cap the messages it starts, with faults."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_group_starts_what_its_permits_allow() -> None:
     assert len(steps.run(first.receive(9))) == 1
     assert len(steps.run(second.receive(9))) == 5
     steps.seconds = 100
-    assert len(steps.run(second.receive(9))) == 5  # what lapsed starts again
+    assert len(steps.run(second.receive(9))) == 5  # lapsed messages start again
     assert steps.run(second.receive(9)) == []
 
 
@@ -140,7 +140,7 @@ def test_fault_at_any_command_starts_no_more(kind: str) -> None:
 
 @pytest.mark.parametrize("fails_over", [False, True])
 def test_sleep_at_any_command_starts_no_more(fails_over: bool) -> None:
-    """Another process works meanwhile, before or after what no majority has is undone."""
+    """Another process works during it, before or after writes without a majority are undone."""
     for at in range(number_of_commands()):
         steps = made()
         steps.safe = steps.all() if fails_over else None

@@ -1,4 +1,4 @@
-"""Consumers that are suspended at any command: what they start late, they start with new permits.
+"""Consumers that are suspended at any command: a late start takes new permits.
 
 A process may be stopped between any two commands, or while a reply travels, and another one uses
 the permits that came since.
@@ -61,7 +61,7 @@ def in_queue(steps: Steps, consumers: list[Any]) -> int:
 
 
 def in_hand(steps: Steps, consumers: list[Any]) -> int:
-    """Return how many messages were handed out: that of a pack is not stored."""
+    """Return how many messages were handed out: a pack does not store this."""
     return sum(len(each.received) for each in consumers)
 
 
@@ -70,7 +70,7 @@ def anywhere(steps: Steps, consumers: list[Any]) -> int:
 
 
 class User(NamedTuple):
-    """A user of permits: its store, its processes, and what counts its starts."""
+    """A user of permits: its store, its processes, and the counter of its starts."""
 
     made: Callable[[], Steps]
     slow: Callable[[], Works]
@@ -138,9 +138,9 @@ def test_suspended_consumer_starts_no_more(user: str, reply: bool, every: int) -
 
 
 def popped_around_a_sleep(kind: str, sizes: list[int], at: int, reply: bool) -> list[int]:
-    """Return what a pop that sleeps and another process get in all.
+    """Return all messages that a sleeping pop and another process get.
 
-    ``sizes``: how many messages each pop of the other process takes meanwhile.
+    ``sizes``: how many messages each pop of the other process takes during the sleep.
     """
     steps, slow, other = pacing.made(kind, None), Popper(kind), Popper(kind)
 

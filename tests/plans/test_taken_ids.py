@@ -31,7 +31,7 @@ from tests.plans.faults import Faults
 from tests.plans.runner import NOW
 from tests.plans.steps import Steps, lost_reply
 
-#: What has the ids. A source that has ended lies in a hidden queue, too, under its own id.
+#: Documents that have the ids. An ended source lies in a hidden queue, too, under its own id.
 TAKERS: dict[str, Document] = {
     "message": {"q": "results", "when": NOW, "payload": "result"},
     "finished": {"q": "results", "when": BAND, "processed": NOW, "payload": "result"},

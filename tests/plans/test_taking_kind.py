@@ -57,7 +57,7 @@ def move() -> Plan[Any]:
     yield from plans("b").move([(each, each.payload) for each in held], to=plans())
 
 
-# ---- what enters
+# ---- messages that enter
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -97,13 +97,13 @@ def test_stale_producer_is_received(name: str, monkeypatch: pytest.MonkeyPatch) 
         consumer = second.queue("a", kind=name)
         assert [each.id for each in consumer.reserve_many(9, timeout=0)] == pushed
         more = [producer.push(2), *producer.push_many([3, 4])]
-        # A look by level misses messages without a priority; one in 16 goes by age.
+        # A scan by level misses messages without a priority; one in 16 goes by age.
         looks = [consumer.reserve_many(9, timeout=0) for _ in range(16)]
         assert [each.id for held in looks for each in held] == more
         for held in filter(None, looks):
             consumer.commit(*held)
         assert runner_of(first).open().known._records["a"][0].open, "it was stale"
-        # What needs the kind finds out at once that it has changed.
+        # Code that needs the kind finds out at once that it has changed.
         assert producer.purge() == 0
         assert producer.push_many([5, 6])
         assert len(second.queue("a").reserve_many(9, timeout=0)) == 2
@@ -119,7 +119,7 @@ def test_target_that_is_a_stream_is_refused() -> None:
         steps.run(plans().push([1]))
 
 
-# ---- what makes no record
+# ---- operations that make no record
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_object_without_a_kind_takes_that_of_the_record(name: str) -> None:
 
 @pytest.mark.parametrize("receives", [False, True])
 def test_receive_races_with_the_first_name(receives: bool) -> None:
-    """Whichever names the kind first, both go on in it or are refused."""
+    """Whichever names the kind first, both continue in it or are refused."""
     for at in range(20):
         steps = made()
         steps.run(plans().push([1]))

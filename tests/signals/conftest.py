@@ -74,7 +74,7 @@ class Kind:
         Args:
             place: the prefix or database. Buses of different places do not hear each other.
             down: whether no server listens at the address.
-            window: seconds in which events of a topic are merged, from the second one on. None:
+            window: seconds in which events of a topic are merged, from the second event on. None:
                 the default, with a burst.
             url: the address of a server that the test started.
             together: whether the bus is in the same process as all others made so.
@@ -164,7 +164,7 @@ OpenKind = Callable[[str], AbstractContextManager[Kind]]
 
 @pytest.fixture
 def opened(request: pytest.FixtureRequest) -> OpenKind:
-    """Opens several kinds in one test, to share what is expensive."""
+    """Opens several kinds in one test, to share expensive parts."""
     return lambda name: open_kind(name, request)
 
 

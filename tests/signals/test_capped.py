@@ -1,4 +1,4 @@
-"""What only the buses on capped collections of MongoDB can get wrong."""
+"""Faults that only the buses on capped collections of MongoDB can have."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ from tests.support.shared import Mongod
 
 CAPPED = ["capped-blocking", "capped-async", "capped-motor"]
 every = pytest.mark.parametrize("kind", CAPPED, indirect=True)
-SECONDS = 20.0  # for what happens at once; a slow machine needs longer
+SECONDS = 20.0  # for immediate effects; a slow machine needs longer
 Client = MongoClient[dict[str, Any]]
 
 
@@ -388,7 +388,7 @@ def test_mongod_killed_and_started_again(
                     assert listener.when == NOW
             with EmbeddedServer(own.path) as again:
                 if again.port != own.port:
-                    continue  # another program took the port meanwhile
+                    continue  # another program took the port
                 for (_, producer), listener in zip(pairs, listeners, strict=True):
                     assert listener.wait(SECONDS)
                     assert listener.when is None

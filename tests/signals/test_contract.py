@@ -1,4 +1,4 @@
-"""What every bus does, blocking or asyncio, whatever carries it."""
+"""Behaviour of every bus, blocking or asyncio, whatever carries it."""
 
 import logging
 import string
@@ -18,7 +18,7 @@ from tests.support.eventually import eventually
 
 LATER = NOW + timedelta(minutes=1)
 LONG_WINDOW = 60.0  # closes only when the bus is closed
-SECONDS = 20.0  # for what happens at once; a slow machine needs longer
+SECONDS = 20.0  # for immediate effects; a slow machine needs longer
 
 
 def stats(**counts: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What only the buses on Redis can get wrong."""
+"""Faults that only the buses on Redis can have."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ from tests.signals.portal import NOW, closing
 from tests.support.eventually import eventually
 from tests.support.servers import RedisServer
 
-SECONDS = 20.0  # for what happens at once; a slow machine needs longer
+SECONDS = 20.0  # for immediate effects; a slow machine needs longer
 both = pytest.mark.parametrize("kind", ["redis-blocking", "redis-async"], indirect=True)
 
 

@@ -1,4 +1,4 @@
-"""What happens to a runner without any fault of a server.
+"""Failures of a runner without any fault of a server.
 
 Threads that cannot start, event loops that are thrown away, and the growing delays of retries.
 """

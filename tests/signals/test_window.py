@@ -20,7 +20,7 @@ Event = tuple[float, str, datetime | None]
 def play(
     events: Sequence[tuple[float, str, datetime | None]], burst: int = 8
 ) -> tuple[list[Event], list[Event]]:
-    """Drive a window on time. Return what was offered and what was sent, with times."""
+    """Drive a window on time. Return the events offered and sent, with times."""
     window = Window(LENGTH, burst)
     offered: list[Event] = []
     sent: list[Event] = []
@@ -87,7 +87,7 @@ def test_window_bursts_again_only_after_a_window_without_merging(
     offered, sent = play(events, burst=3)
     for topic in "abc":
         offers, all_sent = times(offered, topic), times(sent, topic)
-        # What was not sent when it was offered was merged until then. Windows touch at their ends.
+        # An event not sent when offered was merged until then. Windows touch at their ends.
         merged = [each for each in offers if each not in all_sent]
         for each in merged:
             trailing = next(time for time in all_sent if time > each)

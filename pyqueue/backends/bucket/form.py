@@ -1,4 +1,4 @@
-"""The form of messages that share documents: how they are settled, and what they cannot store."""
+"""The form of packed messages: how to settle them, and which arguments they refuse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyqueue.errors import ConfigurationError
 from pyqueue.messages import PackedReservation
 from pyqueue.requests import Document, Plan
 
-#: What a message of a pack cannot do, and what to do instead, by argument.
+#: Why a packed message refuses an argument, and the remedy, by argument.
 _REFUSED = {
     "payload": ", and its queue keeps no history: leave it out",
     "update": ": move it with payload=",
@@ -30,7 +30,7 @@ class Packed(Form[PackedReservation[Any]]):
     """The form of a message that shares its document with more messages."""
 
     def refuse(self, held: Held, argument: str) -> None:
-        """Refuse what needs a document for each message."""
+        """Refuse an argument that needs a document for each message."""
         remedy = _REFUSED[argument]
         raise ConfigurationError(
             f"{argument}: message {held[0].id} shares a document with more messages{remedy}"
@@ -41,7 +41,7 @@ class Packed(Form[PackedReservation[Any]]):
         return settling.commit(terms.queue, terms.kind, held, session)
 
     def roll_back(self, terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
-        """Give messages back for another try, and bury those that had their last try."""
+        """Give messages back for another try. Bury those that had their last try."""
         return leaving.rollback(terms, held, failure)
 
     def release(self, terms: QueueTerms, held: Held) -> Plan[None]:
@@ -65,7 +65,7 @@ class Packed(Form[PackedReservation[Any]]):
     def hand_over(
         self, terms: QueueTerms, held: PackedReservation[Any], copies: Sequence[Document]
     ) -> Plan[tuple[Handover, Result]]:
-        """Finish a message, and let documents begin in its place. Return how it went, too."""
+        """Finish a message and start documents in its place. Return the handover and its result."""
         [(group, _)] = by_pack(terms.queue, terms.kind, [held])
         handover = Handover(terms.queue, held.pack, held.token, copies)
         result = yield from leaving.hand_over_shared(group, handover)

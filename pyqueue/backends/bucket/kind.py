@@ -1,6 +1,7 @@
 """The kind "bucket": messages that are pushed together share a document, a pack; see ``packs``.
 
-What cannot be packed is an ordinary message of the same queue, and claims take both in one order.
+A message that cannot be packed is an ordinary message of the same queue. Claims take both in one
+order.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from pyqueue.backends.standard import Standard
 from pyqueue.messages import Id
 from pyqueue.requests import Plan
 
-#: How many messages a pack has at most, unless the queue says otherwise.
+#: The most messages in a pack, unless the queue sets another number.
 DEFAULT_PACK: Final = 500
-#: The index that counts what the packs have.
+#: The index that counts the messages of packs.
 PACKS: Final = "packs"
 _INDEXES: Final[Mapping[str, IndexTerms]] = {
     PACKS: (
@@ -29,7 +30,7 @@ _INDEXES: Final[Mapping[str, IndexTerms]] = {
 
 @register
 class Bucket(Standard):
-    """Many messages in one document, each of them claimed and settled alone. Without history."""
+    """Many messages in one document, each claimed and settled alone. There is no history."""
 
     name = "bucket"
     capabilities = frozenset({"dead_letter", "keys", "move", "packs", "pop", "rate"})
@@ -49,5 +50,5 @@ class Bucket(Standard):
     def packed_ids(
         self, queue: str, ids: Sequence[Id], session: object = None
     ) -> Plan[tuple[frozenset[Id], list[Id]]]:
-        """Find those ids that name messages of stored packs, and keep all other packs out."""
+        """Find the ids that name messages of stored packs. Keep other named packs out."""
         return in_stored_packs(queue, ids, session)

@@ -1,6 +1,6 @@
-"""Packs: which chosen ids name messages of stored packs.
+"""Packs: find the chosen ids that name messages of stored packs.
 
-A unique index keeps out an id that a document has. It does not know the ids inside of packs.
+The unique index rejects the id of a stored document. It does not cover the ids inside packs.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pyqueue.requests import Document, Plan, Update
 def in_stored_packs(
     queue: str, ids: Sequence[Id], session: object
 ) -> Plan[tuple[frozenset[Id], list[Id]]]:
-    """Find those ids that name messages of stored packs, and keep all other packs out.
+    """Find the ids that name messages of stored packs. Keep other named packs out.
 
-    A push that was not acknowledged is repeated with its ids, and its insert may still arrive. So
-    for a pack that is not stored, a document with its _id is. Ids without padding need none: only
-    earlier releases made them, and callers make them from ids of their own messages.
+    A caller repeats an unacknowledged push with its ids, and its insert may still arrive. So if a
+    pack is not stored, a document with its _id is stored. Ids without padding need none: only
+    earlier releases made such packs, and callers make such ids from ids of their own messages.
 
     Returns:
-        The ids of messages of packs that are or were in this queue, and those of other packs.
+        The ids in packs that are or were in this queue, and the ids in packs of other queues.
     """
     named: dict[ObjectId, list[tuple[Id, packs.Place]]] = {}
     for id in ids:
@@ -47,7 +47,7 @@ def in_stored_packs(
 
 
 def _is_durable(document: Document, session: object) -> Plan[bool]:
-    """Wait until no fail-over can undo what was read. Return False if one just did."""
+    """Wait until no fail-over can undo the read. Return False if one just did."""
     if session is not None:
         return True
     return bool((yield from Update({"_id": document["_id"]}, NOTHING, majority=True)).matched)

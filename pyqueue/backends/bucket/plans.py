@@ -1,4 +1,4 @@
-"""The plans of a bucket: which operations know of messages that share documents."""
+"""The plans of a bucket: the operations that differ because messages share documents."""
 
 from __future__ import annotations
 

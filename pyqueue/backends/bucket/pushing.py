@@ -1,7 +1,7 @@
 """Packs: how messages enter.
 
-The messages of one call share packs, and so do concurrent single pushes. What has a key, an id or a
-later time, or is too large, is an ordinary message, and so is one that came alone.
+The messages of one call share packs, and so do concurrent single pushes. A message with a key, a
+chosen id or a later time becomes an ordinary message. So does one that is too large or came alone.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _fill(ids: list[Id | None], places: Sequence[int], found: Iterable[Id | None
 
 
 def _packable(given: Checked, entries: Sequence[RawBSONDocument]) -> list[int]:
-    """Return the places of the messages that packs can have: small, without key and chosen id."""
+    """Return the places of messages that fit in packs: small, without key or chosen id."""
     return [
         place
         for place, entry in enumerate(entries)
@@ -87,7 +87,7 @@ def _packable(given: Checked, entries: Sequence[RawBSONDocument]) -> list[int]:
 
 
 def _push_one(queue: str, kind: Kind, type_name: str | None, entry: RawBSONDocument) -> Plan[Id]:
-    """Push one message, in a pack with those of concurrent callers."""
+    """Push one message, in a pack shared with concurrent callers."""
     batch = partial(_insert_each, queue, kind, type_name)
     key = ("insert packs", queue, type_name)
     answer = yield from Coalesce(key, entry, batch, size=len(entry.raw), threads=True)
@@ -110,7 +110,7 @@ def _enter(
     own: Set[Id],
     how: PushOptions,
 ) -> Plan[list[Id | None]]:
-    """Write ordinary messages. An id that belongs to a stored pack names a message of it.
+    """Write ordinary messages, except those whose ids name messages of stored packs.
 
     ``own``: the ids that the caller chose.
     """
@@ -147,7 +147,7 @@ def _packed(
     now: datetime,
     entries: Sequence[RawBSONDocument],
 ) -> Plan[_Packed]:
-    """Return messages as packs. One alone is an ordinary document."""
+    """Return messages as packs. A single message becomes an ordinary document."""
     packed = _Packed([], [])
     if not entries:
         return packed
@@ -165,7 +165,7 @@ def _packed(
             continue
         entering = kind.entering(queue, now)
         packed.documents.append(packs.new_pack(id, entering, now, type_name, some))
-        name = packs.naming({"_id": id, "w": packs.DIGITS})  # to read it would decode its messages
+        name = packs.naming({"_id": id, "w": packs.DIGITS})  # reading it would decode its messages
         packed.ids.append(list(map(name, range(len(some)))))
     return packed
 

@@ -1,8 +1,8 @@
 """Packs: how their messages are received.
 
-A claim takes a document: a pack, or an ordinary message. The messages of a pack are handed out to
-the callers that wait, and to the next ones. So a claim is needed only if the process has no message
-left. See ``stock``.
+A claim takes documents: packs and ordinary messages. The process hands out the messages of a pack
+to waiting callers, and then to later callers. It claims again only when it has no message left. See
+``stock``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from pyqueue.messages import MAX_RECEIVED_BYTES, Message, PackedReservation
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import Delete, Document, Plan, ServerTime, Signal, Update
 
-#: A lease may be so much shorter than the caller asked for: a tenth, and this at most, in seconds.
+#: A lease may be shorter than requested by a tenth, or by this many seconds if that is less.
 _SLACK_S: Final = 1.0
 #: The field that stands for the document of a message of a pack.
 _DRAWN: Final = "drawn"
@@ -53,7 +53,7 @@ Make = Callable[[int, Any], Message[Any]]
 
 
 def claims_of(stock: Stock) -> Claims:
-    """Return how a queue with packs is claimed. ``stock``: what the process holds of it."""
+    """Return how to claim from a queue with packs. ``stock``: the packs the process holds."""
     return Claims(partial(_claim_for_callers, stock), partial(_undo, stock), threads=True)
 
 
@@ -61,11 +61,11 @@ def claims_of(stock: Stock) -> Claims:
 
 
 def _makes(drawn: Drawn, tries: int, lease: tuple[datetime, float] | None) -> Make:
-    """Return what makes a message of a pack, from its place and its payload.
+    """Return the function that makes a message of a pack from its place and its payload.
 
     Args:
         drawn: the pack.
-        tries: the tries of its messages.
+        tries: how many tries its messages have had.
         lease: the end of the lease and its length, for reservations; None: they are popped.
     """
     document, hold = drawn.document, drawn.hold
@@ -92,7 +92,7 @@ def _makes(drawn: Drawn, tries: int, lease: tuple[datetime, float] | None) -> Ma
 
 @dataclass(slots=True)
 class _Haul:
-    """What one claim gathers for its callers."""
+    """The messages that one claim gathers for its callers."""
 
     how: Reception
     stock: Stock
@@ -103,7 +103,7 @@ class _Haul:
     sizes: list[int] = field(default_factory=list)
     #: Whether the queue has no more.
     ended: bool = False
-    #: Until when it goes on after it has found something.
+    #: When to stop claiming, once a message was found.
     until: datetime | None = None
 
     def goes_on(self, permits: Permits) -> Plan[bool]:
@@ -111,7 +111,7 @@ class _Haul:
         if self.claimed:
             now = yield from ServerTime()
             self.until = self.until or now + timedelta(seconds=self.how.terms.lease_s / 4)
-            # Small packs may take many commands, and the leases of the first ones would end.
+            # Small packs may take many commands. Stop before the first leases end.
             if now > self.until or sum(self.sizes) >= sum(each.bytes for each in self.limits):
                 return False
             if (yield from permits.spent()):
@@ -142,7 +142,7 @@ class _Haul:
 def _claim_for_callers(
     stock: Stock, how: Reception, state: ScanState, limits: list[Limits]
 ) -> Plan[list[list[Claimed]]]:
-    """Claim once for several callers, and for those that come meanwhile; split the result."""
+    """Claim once for several callers and any that arrive during the claim; split the result."""
     room = ByteLimit(state, limits)
     permits = Permits(how.terms.queue, state.limit)
     number = yield from _number(permits, state, limits, room)
@@ -156,7 +156,7 @@ def _claim_for_callers(
     if state.limit.limit is not None:
         yield from permits.give_back({"": len(haul.claimed) - len(rest)})
         state.limit.blocked_until = state.limit.next_start
-    if (yield from permits.late()):  # no command follows that a reserve could be stopped at
+    if (yield from permits.late()):  # no later command would stop a late reserve
         yield from _put_back(stock, how, [each for share in shares for each in share])
         yield from permits.give_back({})
         state.limit.blocked_until = yield from ServerTime()
@@ -174,13 +174,13 @@ def _wanted(limits: Sequence[Limits]) -> int:
 def _number(
     permits: Permits, state: ScanState, limits: Sequence[Limits], room: ByteLimit
 ) -> Plan[int]:
-    """Return how many messages may be handed out, of those that are wanted.
+    """Return how many messages may be handed out.
 
-    Whether there are so many is known only when they are claimed, because a pack has many.
+    The queue may have fewer. Only a claim shows that, because a pack has many messages.
     """
     if state.limit.limit is None:
         return sys.maxsize
-    room.closed = True  # calls that come meanwhile have no permits
+    room.closed = True  # calls that arrive later have no permits
     return (yield from permits.number(_wanted(limits), (yield from ServerTime())))
 
 
@@ -228,7 +228,7 @@ def _extend(hold: HeldPack, until: datetime, *, rests: bool, counts: bool) -> Pl
     if counts and not counted:
         change["$inc"] = {"tries": 1}
     mine: dict[str, Any] = {"_id": hold.id, "token": hold.token}
-    if not hold.is_changing:  # else some of what it would hand out may have been removed
+    if not hold.is_changing:  # then a smaller ``n`` means that messages were removed
         mine["n"] = hold.alive.bit_count()
     try:
         held = (yield from Update(mine, change, w1=True)).matched
@@ -243,7 +243,7 @@ def _extend(hold: HeldPack, until: datetime, *, rests: bool, counts: bool) -> Pl
 
 
 def _messages(how: Reception, drawn: Drawn, now: datetime, until: datetime) -> Plan[list[Claimed]]:
-    """Return the messages that were drawn. Those that do not fit the model are buried."""
+    """Return the drawn messages. Bury those whose payload does not fit the model."""
     terms, load, entries = how.terms, how.codec.load, drawn.document["b"]
     tries = drawn.hold.before + terms.counts_try
     make = _makes(drawn, tries, None if how.pop else (until, terms.lease_s))
@@ -280,24 +280,24 @@ def _bury(
         error = invalid.error_record(misfit, now)
         leavers.append((place, burial(terms.queue, target, "invalid", tries, error)))
         id, text = hold.message_id(place), str(error["message"])
-        how.misfits.add(terms.queue, how.codec.name, terms.dead_letter, id, text, now)
+        how.misfits.add(terms.queue, how.codec.name, terms.dead_letter, id, text, now=now)
     bits = packs.bits_set([place for place, _ in leavers])
     yield from leave(_group(terms, hold, bits), leavers)
 
 
 def _group(terms: ClaimTerms, hold: HeldPack, bits: int) -> Group:
-    return Group(terms.queue, terms.kind, hold.id, hold.token, bits, hold)
+    return Group(terms.queue, terms.kind, hold.id, hold.token, bits, hold=hold)
 
 
 def _claim(
     how: Reception, stock: Stock, state: ScanState, need: int
 ) -> Plan[tuple[list[Claimed], bool]]:
-    """Claim documents. Return the ordinary messages, and whether the queue has no more."""
+    """Claim documents. Return the ordinary messages, and whether the queue has none left."""
     terms = how.terms
     now = yield from ServerTime()
     wanted = stock.wanted(need)
     room = ByteLimit(state, [Limits(wanted, MAX_RECEIVED_BYTES)])
-    scan = Scan(terms, state, ByAge(state), room, now, wanted)
+    scan = Scan(terms, state, ByAge(state), room, now, wanted=wanted)
     documents, ended = yield from claim(scan)
     if room.excess:
         yield from give_back_excess(terms, room.take_excess())
@@ -347,7 +347,7 @@ def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
     if not alive:
         yield from Delete(emptied(hold.id, hold.token))
         return
-    # A part of one message is like an ordinary message: a claim finds that its tries are used up.
+    # A part of one message is like an ordinary message: bury it once its tries are used up.
     exhausted = how.max_tries is not None and not how.pop and hold.before >= how.max_tries
     if hold.size == 1 and exhausted:
         error = document.get("error")
@@ -358,7 +358,7 @@ def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
         yield from leave(_group(terms, hold, alive), [(0, make)])
         return
     if packs.window(hold.size, alive, hold.level) is None:
-        # Its holder died while it held nothing else of this pack.
+        # A holder died while this was its only message of the pack.
         guilty = packs.first_place(alive)
 
         def alone(stored: Document, now: datetime) -> Document:
@@ -375,12 +375,12 @@ def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
 
 
 def _sizes(claimed: Sequence[Claimed], least: int) -> list[int]:
-    """Return the sizes of messages in bytes: ordinary ones, or all of one pack."""
+    """Return sizes in bytes. The messages are all ordinary, or all from one pack."""
     drawn: Drawn | None = claimed[0][0].get(_DRAWN) if claimed else None
     if drawn is None:
         return [size_of(document) for document, _ in claimed]
     entries, size = drawn.document["b"], int(drawn.document.get("z", least))
-    if size * 10 <= least:  # they surely fit, so the mean does
+    if size * 10 <= least:  # they surely fit, so the mean is good enough
         return [-(-size // len(entries))] * len(claimed)
     drawn_places = [document["place"] for document, _ in claimed]
     return [len(bson.encode(entries[place], codec_options=OPTIONS)) for place in drawn_places]
@@ -389,7 +389,7 @@ def _sizes(claimed: Sequence[Claimed], least: int) -> list[int]:
 def _shares(
     claimed: list[Claimed], sizes: Sequence[int], limits: Sequence[Limits]
 ) -> tuple[list[list[Claimed]], list[Claimed]]:
-    """Return the share of each caller, in order, and what does not fit into any of them."""
+    """Return the share of each caller, in order, and the messages that fit into no share."""
     ends = [0, *accumulate(sizes)]
     shares: list[list[Claimed]] = []
     place = 0
@@ -409,7 +409,7 @@ def _shares(
 
 
 def _by_pack(claimed: Sequence[Claimed]) -> tuple[dict[HeldPack, Drawn], list[Claimed]]:
-    """Divide what was claimed into messages of packs and ordinary ones."""
+    """Separate the messages of packs from ordinary messages."""
     parts: dict[HeldPack, Drawn] = {}
     rest: list[Claimed] = []
     for each in claimed:
@@ -424,7 +424,7 @@ def _by_pack(claimed: Sequence[Claimed]) -> tuple[dict[HeldPack, Drawn], list[Cl
 
 
 def _put_back(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
-    """Take back what no caller has seen."""
+    """Take back messages that no caller has seen."""
     parts, rest = _by_pack(claimed)
     for drawn in parts.values():
         stock.put_back(drawn)
@@ -436,9 +436,9 @@ def _put_back(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[
 
 
 def _undo(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
-    """Give back what was received for a cancelled caller.
+    """Give back messages that were received for a cancelled caller.
 
-    What was popped has left its pack. It comes back as ordinary messages.
+    Popped messages have left their pack. They come back as ordinary messages.
     """
     if not how.pop:
         yield from _put_back(stock, how, claimed)
@@ -466,9 +466,9 @@ def _undo(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None
 
 
 def _finish_popped(how: Reception, claimed: Sequence[Claimed]) -> Plan[set[tuple[Hashable, str]]]:
-    """Finish what a pop claimed, before a caller gets any of it.
+    """Finish popped messages before a caller gets any of them.
 
-    The result is the ids and tokens of those messages that this call did not finish.
+    The result has the ids and tokens of the messages that this call did not finish.
     """
     parts, rest = _by_pack(claimed)
     lost: set[tuple[Hashable, str]] = set()

@@ -1,9 +1,9 @@
-"""What a process knows of the packs that it holds.
+"""The packs that a process holds.
 
-A claim takes a whole pack, and its messages are handed out one after the other. So a process holds
-at most one pack more than its callers asked for, besides packs with a command on its way. Once it
-holds none of the messages that it handed out, the rest goes back, or *rests*: the process keeps it
-for a second, without counting the claim, in case the next call comes soon.
+A claim takes a whole pack, and the process hands out its messages one after the other. So a process
+never holds more than one pack beyond the need of its callers, besides packs with a command in
+flight. Once no message that was handed out is held, the rest of the pack goes back, or *rests*: the
+process keeps it for a second, in case the next call comes soon. The claim then counts no try.
 
 Threads of a process share a pack. Each method is one step under its lock.
 """
@@ -23,8 +23,8 @@ from pyqueue.requests import Document
 #: How a settlement ends the claim of a pack. "delete": nothing is left of it. "rest" and "return":
 #: see above.
 End = Literal["delete", "rest", "return"]
-#: "busy": a command that ends or extends the claim is on its way. "gone": the process does not
-#: hold it any more.
+#: "busy": a command that ends or extends the claim is in flight. "gone": the process no longer
+#: holds it.
 State = Literal["held", "resting", "busy", "gone"]
 
 
@@ -74,15 +74,15 @@ class HeldPack:
         self.until: datetime = document["when"]
         self.counted = counted
         self.level = packs.level_of(document)
-        #: The bits of what has left the pack.
+        #: The bits of the messages that have left the pack.
         self.done = packs.done_of(document)
         #: The first place of the window.
         self.first = packs.first_place(self.alive) if self.alive else 0
         self.state: State = "held"
-        #: What it may hand out, and what it handed out and is not settled.
+        #: The bits of messages to hand out, and of messages handed out and not settled.
         self._free = packs.window(self.size, self.alive, self.level) or 0
         self._out = 0
-        #: How many settlements are on their way.
+        #: How many settlements are in flight.
         self._busy = 0
         self._document: Document | None = document
         self._lock = RLock()
@@ -113,7 +113,7 @@ class HeldPack:
             return taken, document
 
     def put_back(self, bits: int, document: Document) -> None:
-        """Take back what no caller has seen."""
+        """Take back messages that no caller has seen."""
         with self._lock:
             if self.state != "gone":
                 self._out &= ~bits
@@ -122,18 +122,18 @@ class HeldPack:
 
     @property
     def is_changing(self) -> bool:
-        """Whether settlements are on their way."""
+        """Whether settlements are in flight."""
         return self._busy > 0
 
     @property
     def available(self) -> int:
-        """How many messages there are to hand out, now or after a command that is on its way."""
+        """How many messages there are to hand out, now or after a command in flight."""
         return self._free.bit_count()
 
     # ---- the lease
 
     def begin_extending(self) -> bool:
-        """Note that an extension begins. Return False if another command is on its way."""
+        """Note that an extension begins. Return False if another command is in flight."""
         with self._lock:
             if self.state not in ("held", "resting"):
                 return False
@@ -152,8 +152,8 @@ class HeldPack:
 
         Args:
             bits: the messages.
-            alone: whether these have to be all messages of the pack. Otherwise the rest must not be
-                handed out.
+            alone: whether these must be all messages left in the pack. If not, none of the rest may
+                be handed out.
         """
         with self._lock:
             others = (self.alive if alone else self._out) & ~bits
@@ -166,7 +166,7 @@ class HeldPack:
     def begin(self, bits: int | None) -> End | None:
         """Note that a settlement begins. Return how it ends the claim of the pack, if it does.
 
-        ``bits``: the messages; None: some leave the pack, and the claim goes on.
+        ``bits``: the messages; None: some leave the pack, and the claim continues.
         """
         with self._lock:
             end: End | None = None
@@ -181,7 +181,7 @@ class HeldPack:
             return end
 
     def settled(self, bits: int, end: End | None, *, matched: bool) -> None:
-        """Note how a settlement went. ``bits``: what has left the pack, by it or before it."""
+        """Note how a settlement went. ``bits``: the messages that left, by it or before it."""
         with self._lock:
             self._busy -= 1
             self.done |= bits
@@ -196,7 +196,7 @@ class HeldPack:
                 self.lose()
 
     def lose(self) -> None:
-        """Note that the pack is not held any more, or may not be."""
+        """Note that the pack is no longer held, or may not be."""
         with self._lock:
             self.state = "gone"
             self._free, self._out, self._document = 0, 0, None
@@ -217,22 +217,22 @@ class Drawn(NamedTuple):
 
 
 class Stock(Memory):
-    """The packs of one queue of which a process has messages to hand out."""
+    """The packs of one queue from which a process can hand out messages."""
 
     def __init__(self) -> None:
         self._packs: list[HeldPack] = []
         self._lock = Lock()
-        #: How many documents the next claim takes at most, and how many messages one of them has.
+        #: The most documents that the next claim takes, and how many messages one of them has.
         self._step, self._size = 1, 1
 
     def wanted(self, need: int) -> int:
-        """Return how many documents to claim for callers who need so many messages."""
+        """Return how many documents to claim for callers who need ``need`` messages."""
         return max(1, min(need // self._size, self._step))
 
     def learn(self, size: int, found: bool) -> None:
-        """Learn how many messages the documents of a claim had at most; 1: they were no packs.
+        """Learn the size of the largest document of a claim, in messages; 1: none was a pack.
 
-        A claim takes more documents as long as the next ones are likely to be alike.
+        Claims grow as long as the next documents are likely to be of the same kind.
         """
         alike = found and (size > 1) == (self._size > 1)
         self._step = min(2 * self._step, _MAX_DOCUMENTS) if alike else 1
@@ -255,14 +255,14 @@ class Stock(Memory):
         return None
 
     def put_back(self, drawn: Drawn) -> None:
-        """Take back what no caller has seen."""
+        """Take back messages that no caller has seen."""
         with self._lock:
             drawn.hold.put_back(drawn.bits, drawn.document)
             if drawn.hold not in self._packs:
                 self._packs.append(drawn.hold)
 
     def surplus(self, need: int) -> Sequence[HeldPack]:
-        """Take out the packs that callers who need so many messages do not need."""
+        """Take out the idle packs that callers who need ``need`` messages do not need."""
         with self._lock:
             kept: list[HeldPack] = []
             for hold in self._packs:

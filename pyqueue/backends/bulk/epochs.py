@@ -1,21 +1,21 @@
-"""Writes by epoch: what a batch of a stream writes appears once, however often the batch is run.
+"""Writes by epoch: the messages of a batch appear once, however often the batch is run.
 
-Spark runs a batch, an *epoch*, again after a crash. Its messages may have been shown, received and
-finished by then, so their ids no longer tell that they were written. Therefore a record tells:
+Spark runs a batch, an *epoch*, again after a crash. By then its messages may have been published,
+received and finished, so their ids no longer prove that they were written. A record proves it:
 
 1. Tasks write messages where no consumer sees them, under the attempt that they belong to. A task
-   first reads the record, and writes nothing for an epoch that is decided.
-2. The driver counts what the tasks have written, and decides the epoch by one compare-and-set on
-   the record. It stores the places of the messages that count.
-3. It shows the messages at these places, and removes each place from the record. A driver that runs
-   the epoch again finds it decided, and only goes on with this step.
+   first reads the record, and writes nothing for a committed epoch.
+2. The driver counts the rows that the tasks wrote, and commits the epoch by one compare-and-set on
+   the record. The record then lists the places of these rows.
+3. The driver publishes the messages at these places, and removes each place from the record. If it
+   runs the epoch again, it finds the epoch committed and only resumes this step.
 
-A new attempt takes the record over, so a former one cannot decide any more. A row of a smaller
-attempt is replaced, a row of a larger one never is.
+A new attempt takes the record over, so an earlier attempt can no longer commit. Rows of a smaller
+attempt are replaced. Rows of a larger attempt never are.
 
-Each query has a separate record, because each counts its epochs from 0. Each start of a query is
-another *run*. A run that begins puts the runs of all other queries of the stage
-*out*: they can decide nothing any more, however long they were suspended.
+Each query has its own record, because each counts its epochs from 0. Each start of a query is a new
+*run*. A run that begins puts the runs of all other queries of the stage *out*: they can no longer
+commit, however long they were suspended.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ from pyqueue.requests import (
 
 #: How long a record is kept after its last epoch.
 LIFETIME: Final = timedelta(days=90)
-#: A query may take over the name of a stage that no other query has written for this long.
+#: A query may take over a stage once no other query has written it for this long.
 FRESH: Final = timedelta(seconds=20)
-#: How many former jobs, and runs, a record remembers. Only those that still run matter.
+#: How many former jobs, and runs, a record remembers. Only jobs that still run matter.
 FORMER: Final = 100
 #: Hidden rows without a record are deleted at this age.
 ABANDONED: Final = timedelta(days=1)
-#: How often a compare-and-set, or the writing of rows, is tried against concurrent ones.
+#: How often a compare-and-set is tried against concurrent changes.
 TRIES: Final = 20
 #: The number of a task is below this.
 _TASKS: Final = 1 << 32
@@ -75,10 +75,10 @@ class EpochWrites:
     """The plans of one query that writes to a queue. Plain data: it pickles.
 
     Args:
-        target: the queue of the places that name none. The record belongs to it.
+        target: the queue for places that name no queue. The record belongs to it.
         stage: the name of the stage; empty if the query has none.
         query: the id of the query; empty if it is not known.
-        run: the id of its run, which is another one after each start; empty if it is not known.
+        run: the id of its run, which changes at each start; empty if it is not known.
     """
 
     __slots__ = ("_query", "_run", "_stage", "_stage_name", "name", "target")
@@ -110,13 +110,13 @@ class EpochWrites:
             epoch: the number of the epoch.
 
         Returns:
-            The number of the attempt, or None if the epoch is decided: there is nothing to write.
-            ``check_repeated`` tells whether the rows are those that were decided.
+            The number of the attempt, or None if the epoch is committed: nothing is left to write.
+            ``check_repeated`` then checks for rows that the commit did not have.
 
         Raises:
-            ConfigurationError: a later epoch is decided: the query counts from another beginning.
+            ConfigurationError: a later epoch is committed: the query counts from another start.
             Fenced: a later run has taken over.
-            Occupied: another query has written this stage a moment ago. It may write again.
+            Occupied: another query wrote this stage a moment ago, and may write again.
         """
         for _ in range(TRIES):
             state = yield from self.record()
@@ -132,7 +132,7 @@ class EpochWrites:
                 continue
             if state["epoch"] == epoch:
                 return None
-            if state["places"]:  # the caller goes on without having run that epoch again
+            if state["places"]:  # the caller does not run that epoch again
                 yield from self.show_left(state)
             attempt: int = state["attempt"]
             if job in state["former"]:
@@ -152,7 +152,7 @@ class EpochWrites:
 
     @property
     def _not_out(self) -> Filter:
-        """The filter of a record whose query this run may go on with."""
+        """The filter that the record matches as long as this run is not out."""
         if self._run:
             return {"out": {"$ne": self._run}}
         return {} if self._query else {"heir": None}
@@ -182,12 +182,12 @@ class EpochWrites:
         return f"queue {self.target.queue!r}" + (f", stage {stage!r}" if stage else "")
 
     def check_repeated(self, epoch: int, ids: Iterable[Id]) -> Plan[None]:
-        """Check that an epoch which is decided has these rows.
+        """Check that a committed epoch has these rows.
 
-        Fewer rows are no error: the source may have lost what was finished.
+        Fewer rows are no error: the source may have lost rows that were finished.
 
         Raises:
-            ConfigurationError: it surely did not have one of them.
+            ConfigurationError: one of the rows was certainly not in the epoch.
         """
         state = yield from self.record()
         decided = IdSketch.stored(state.get("ids")) if state and state["epoch"] == epoch else None
@@ -201,7 +201,7 @@ class EpochWrites:
     # ---- one run at a time
 
     def _create(self) -> Plan[None]:
-        """Create the record. It goes on where a former release wrote without the query's id."""
+        """Create the record. It continues a record that a former release wrote without a query."""
         target, now = self.target, (yield from ServerTime())
         yield from namespace.ensure(target.queue, target.kind, target.options)
         self._check_rest((yield from self._others()), now)
@@ -215,7 +215,7 @@ class EpochWrites:
         """Take over the record of writes that did not name their query.
 
         Returns:
-            Its epoch and the ids of that, or -1 and None.
+            Its last epoch and the ids of that epoch, or -1 and None.
         """
         if not self._query or not self._stage_name:
             return -1, None
@@ -233,9 +233,9 @@ class EpochWrites:
     def _enter(self, state: Document) -> Plan[None]:
         """Make this the run that writes the stage.
 
-        This first names the run in the record. Then it reads the records of the other queries, and
-        puts their runs out. So if two runs enter at once, at least one of them is out. A run that
-        wrote since this one began to enter stays in.
+        First name the run in the record. Then read the records of the other queries and put their
+        runs out. If two runs enter at once, at least one of them is therefore out. A run that
+        wrote after this one began to enter stays in.
         """
         now = yield from ServerTime()
         self._check_rest((yield from self._others()), now)
@@ -254,7 +254,7 @@ class EpochWrites:
                 there = {"_id": each["_id"], "run": run, "processed": each["processed"]}
                 if not (yield from Update(there, {"$push": _out([run])})).matched:
                     return
-            # The source may not read again what they have decided.
+            # The source may not read the rows of their committed epochs again.
             writes = _named(self.target, each["_id"].removeprefix(RECORD))
             if (left := (yield from writes.record())) is not None:
                 yield from writes.show_left(left)
@@ -301,8 +301,8 @@ class EpochWrites:
     ) -> Plan[int]:
         """Write messages where no consumer sees them.
 
-        What a smaller attempt or task has written with the same id is replaced. What is in the
-        queue already is the same message.
+        Rows that a smaller attempt or task wrote with the same id are replaced. A message
+        whose id is already in the queue is the same message.
 
         Args:
             epoch: the number of the epoch.
@@ -316,7 +316,7 @@ class EpochWrites:
 
         Raises:
             DuplicateKey: an id belongs to a message that was never in this queue.
-            ConfigurationError: an id is that of several rows of this task.
+            ConfigurationError: several rows of this task have the same id.
         """
         now = yield from ServerTime()
         target = yield from staging.target_of(self.target, place)
@@ -347,7 +347,7 @@ class EpochWrites:
         return (yield from staging.free_again(queue, rest))
 
     def _make_room(self, ids: list[Id], order: int) -> Plan[int]:
-        """Delete hidden rows that stand in the way, or show them if they are decided.
+        """Delete hidden rows that have these ids, or publish the rows that are committed.
 
         Returns:
             How many were deleted.
@@ -363,13 +363,13 @@ class EpochWrites:
             yield from _named(self.target, name).give_way(
                 [row for row in rows if row["staged"] == name]
             )
-        for row in rows:  # what is hidden still
+        for row in rows:  # rows that are still hidden
             if row["q"].startswith((f"~staged:{start}", f"~staged:{self.target.queue}:")):
                 deleted += yield from Delete({"_id": row["_id"], "q": row["q"]})
         return deleted
 
     def give_way(self, rows: Sequence[Document]) -> Plan[None]:
-        """Show what is decided, and let no attempt decide these rows, which it may have counted."""
+        """Publish the committed rows. Fence an attempt that may have counted the given rows."""
         for _ in range(TRIES):
             state = yield from self.record()
             if state is None:
@@ -395,7 +395,7 @@ class EpochWrites:
         counts: Mapping[str, int],
         ids: IdSketch | None = None,
     ) -> Plan[int]:
-        """Decide an epoch, and show its messages.
+        """Commit an epoch and publish its messages.
 
         Args:
             job: the run of the epoch.
@@ -405,11 +405,11 @@ class EpochWrites:
             ids: the ids of their rows; None: they are not known.
 
         Returns:
-            How many messages are shown.
+            How many messages are published.
 
         Raises:
-            Fenced: a later run has taken over. Nothing is shown by this one.
-            QueueError: messages are missing. Nothing is shown.
+            Fenced: a later run has taken over. This run publishes nothing.
+            QueueError: messages are missing. Nothing is published.
         """
         try:
             for place, expected in counts.items():
@@ -438,25 +438,25 @@ class EpochWrites:
             )
 
     def resume(self, epoch: int) -> Plan[int]:
-        """Show what is left of a decided epoch. Return how many messages.
+        """Publish the remaining messages of a committed epoch. Return how many.
 
         Raises:
-            Fenced: the epoch is not decided. A later run has taken over.
+            Fenced: the epoch is not committed. A later run has taken over.
             QueueError: messages are missing.
         """
         state = yield from self.record()
         if state is None or state["epoch"] < epoch:
             raise self._fenced()
         if state["epoch"] > epoch:
-            return 0  # it was shown before the next one was decided
+            return 0  # it was published before the next commit
         return (yield from self.show_left(state))
 
     def show_left(self, state: Document) -> Plan[int]:
-        """Show what is left of the last decided epoch, and delete what other attempts wrote."""
+        """Publish the rows of the last committed epoch, and delete rows of other attempts."""
         epoch, places = state["epoch"], state["places"]
         now = yield from ServerTime()
         done: Counter[str] = Counter()
-        partly = True  # an earlier run may have shown a part of the first place
+        partly = True  # an earlier run may have published part of the first place
         while places:
             place, expected = places[0]["at"], places[0]["n"]
             try:
@@ -466,7 +466,7 @@ class EpochWrites:
                 again = yield from self.record()
                 if again is None or again["epoch"] != epoch or again["places"][:1] == places[:1]:
                     raise
-                places, partly = again["places"], True  # another process shows them, too
+                places, partly = again["places"], True  # another process publishes, too
                 continue
             target = yield from staging.target_of(self.target, place)
             hidden = hidden_queue(self.name, epoch, place)
@@ -489,7 +489,7 @@ def _is_out(state: Document, query: str, run: str) -> bool:
 
 
 def _out(runs: list[str]) -> Document:
-    """Return what ``$push`` takes to put runs out."""
+    """Return the argument of ``$push`` that puts runs out."""
     return {"out": {"$each": runs, "$slice": -FORMER}}
 
 

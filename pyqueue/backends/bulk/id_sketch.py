@@ -57,7 +57,7 @@ class IdSketch(NamedTuple):
         return {"n": self.number, "least": [Int64(each) for each in self.least]}
 
     def missing(self, ids: Iterable[Id]) -> list[Id]:
-        """Return the ids among the given ones that this sketch certainly lacks."""
+        """Return each given id that this sketch certainly lacks."""
         known = set(self.least)
         bound = self.least[-1] if self.number > len(self.least) else None
         hashes = ((each, _hash_of(each)) for each in ids)

@@ -1,9 +1,8 @@
-"""Slices: dividing what is ready among readers that consume nothing, in many processes.
+"""Slices: divide the ready messages among readers that consume nothing, in many processes.
 
-A slice lies between two positions in scan order. It is read as a few *spans*, each of which is one
-range of the index, so the server never looks at what another slice holds. A filter with $or would
-have to be merged from these ranges message by message, and a great many messages may share a
-``when``.
+A slice lies between two positions in scan order. It is read as a few *spans*. Each span is one
+range of the index, so the server never reads the messages of another slice. With $or, the server
+would merge these ranges message by message, and a great many messages may share a ``when``.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _FIRST_OBJECT_ID: Final = ObjectId(bytes(12))
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What was ready at ``now``, above one position and up to another; None: no bound."""
+    """The messages ready at ``now``, above one position and up to another; None: no bound."""
 
     now: datetime
     above: Position | None
@@ -40,11 +39,11 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which messages of a slice a reader wants, and what of them."""
+    """Which messages of a slice a reader wants, and which of their fields."""
 
     #: The messages must match all of these.
     only: tuple[Filter, ...] = ()
-    #: Whether one of these names the ids, so that the others need not be looked at.
+    #: Whether one of these names the ids, so that the server reads only these messages.
     by_id: bool = False
     #: The projection; None: all fields.
     fields: Mapping[str, object] | None = None
@@ -54,10 +53,11 @@ EVERYTHING: Final = Choice()
 
 
 def slices(queue: str, kind: Kind, parts: int) -> Plan[list[Slice]]:
-    """Divide what is ready now into at most ``parts`` disjoint slices of nearly equal size.
+    """Divide the ready messages into up to ``parts`` disjoint slices of nearly equal size.
 
-    Each bound is found from the one before it, so together the looks walk over the index once. The
-    sizes differ by more than one only if messages come or go meanwhile.
+    Each bound is found from the previous bound, so the index is walked once in total. Sizes differ
+    by more than one only if messages come or go during the call, or if a bound would fall on a
+    document of another program.
     """
     remedy = "Spark cannot read them; push to a queue of another kind"
     refuse_packs(kind, queue, "queue", remedy)
@@ -74,7 +74,7 @@ def slices(queue: str, kind: Kind, parts: int) -> Plan[list[Slice]]:
     for cut in (total * piece // pieces for piece in range(1, pieces)):
         bound = yield from _position(ready, bounds[-1], cut - counted)
         if bound is None:
-            break  # consumers took the rest meanwhile
+            break  # consumers have taken the rest
         if isinstance(bound[1], (ObjectId, str)):  # a document of another program bounds nothing
             bounds.append(bound)
             counted = cut
@@ -88,7 +88,7 @@ def page(
 ) -> Plan[list[Document]]:
     """Return the first documents of a slice, up to ``limit``.
 
-    The rest is a slice ``above`` the last of them. There is none if they are fewer than ``limit``.
+    The rest is a slice ``above`` the last of them. Fewer than ``limit`` means there is no rest.
     """
     found: list[Document] = []
     for each in _finds(queue, kind, part, choice):
@@ -103,7 +103,7 @@ def encoded_page(
 ) -> Plan[list[bytes]]:
     """Return the next documents of a slice in BSON: up to ``limit``, and up to 16 MB.
 
-    The rest is a slice ``above`` the last of them. There is none if this returns none.
+    The rest is a slice ``above`` the last of them. An empty list means there is no rest.
     """
     for each in _finds(queue, kind, part, choice):
         found = yield from FindEncoded(replace(each, limit=limit, one_batch=True))
@@ -113,7 +113,7 @@ def encoded_page(
 
 
 def _finds(queue: str, kind: Kind, part: Slice, choice: Choice) -> list[Find]:
-    """Return what finds the documents of a slice, in order."""
+    """Return the commands that find the documents of a slice, in order."""
     ready = kind.claimable(queue, part.now, None)
     if choice.only:
         ready = {"$and": [ready, *choice.only]}
@@ -138,7 +138,7 @@ def _position(ready: Filter, above: Position | None, steps: int) -> Plan[Positio
 
 
 def _spans(ready: Filter, above: Position | None, upto: Position | None) -> list[Filter]:
-    """Return the filters of what lies above one position and up to another, in scan order."""
+    """Return the filters of the messages above one position and up to another, in scan order."""
     if above is not None and upto is not None and above[0] == upto[0]:
         spans = _at(above[0], above[1], upto[1])
     else:

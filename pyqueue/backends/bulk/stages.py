@@ -1,6 +1,6 @@
 """The stages that write to a queue by epoch: list them, forget them, end them with their queue.
 
-See ``epochs`` for their records. Here is also what writes have left behind.
+``epochs`` describes their records. This module also deletes rows that unfinished writes left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyqueue.requests import Count, Delete, Document, Filter, Find, Plan, Server
 
 log = logging.getLogger("pyqueue")
 
-#: How often a record is deleted against writes that go on.
+#: How often to try to delete a record whose query still writes.
 _TRIES: Final = 20
 #: The largest number of an epoch.
 _LAST: Final = 10**12 - 1
@@ -33,7 +33,7 @@ class StageInfo(NamedTuple):
     stage: str
     #: The id of the query; empty if it is not known.
     query: str
-    #: The number of the last epoch that was decided; -1: none was.
+    #: The number of the last committed epoch; -1: there is none.
     epoch: int
     #: When it last wrote.
     at: datetime
@@ -45,12 +45,12 @@ def _parts(record: Document) -> tuple[str, str, str]:
 
 
 def _after(prefix: str) -> Filter:
-    """Return the condition of texts that begin with this prefix and go on with printable ASCII."""
+    """Return the condition for texts that start with a prefix, then have printable ASCII."""
     return {"$gte": prefix, "$lt": f"{prefix}\x7f"}
 
 
 def _records(queue: str | None, stage: str | None = None) -> Plan[list[Document]]:
-    """Return the records of the stages of a queue, or of one of them."""
+    """Return the records of all stages of a queue, or of one stage."""
     prefix = RECORD if queue is None else f"{RECORD}{queue}~"
     found = yield from Find({"_id": _after(prefix if stage is None else f"{prefix}{stage}~")})
     return found
@@ -73,9 +73,9 @@ def abandoned(cap: int) -> Plan[int]:
 
 
 def sweep() -> Plan[int]:
-    """Delete the hidden rows of writes that ended without a decision. Return how many.
+    """Delete the hidden rows of writes that ended without a commit. Return how many.
 
-    Batch writes that have run for longer than a day must have ended before: it takes their rows.
+    First end batch writes that have run for longer than a day: this deletes their rows.
     """
     return (yield from Delete((yield from _abandoned()), many=True))
 
@@ -83,7 +83,7 @@ def sweep() -> Plan[int]:
 def _abandoned() -> Plan[Filter]:
     """Return the filter of the hidden rows that are old and belong to no stage.
 
-    A stage removes its own rows with the next batch, and may still decide about them.
+    A stage removes its own rows with the next batch, and may still commit them.
     """
     now = yield from ServerTime()
     names = [str(each["_id"]).removeprefix(RECORD) for each in (yield from _records(None))]
@@ -95,13 +95,13 @@ def _abandoned() -> Plan[Filter]:
 
 
 def forget(queue: str, stage: str) -> Plan[int]:
-    """Forget what a stage has written, so that its next query begins with any epoch.
+    """Forget the epochs of a stage, so that its next query may begin with any epoch.
 
-    What is decided is shown first, and what is not decided is deleted.
+    Committed rows are published first. Rows without a commit are deleted.
 
     Args:
         queue: the first queue that it writes to.
-        stage: its name; empty: all writes to the queue that have none.
+        stage: its name; empty: all writes to the queue without a stage.
 
     Returns:
         How many queries are forgotten.
@@ -119,7 +119,7 @@ def forget(queue: str, stage: str) -> Plan[int]:
 
 
 def show_decided(queue: str) -> Plan[None]:
-    """Show what the stages of a queue have decided, so that it counts as messages."""
+    """Publish the committed rows of the stages of a queue, so that they count as messages."""
     for record in (yield from _records(queue)):
         yield from _show(queue, record)
 
@@ -129,13 +129,13 @@ def delete(queue: str) -> Plan[None]:
     for record in (yield from _records(queue)):
         yield from _end(queue, record)
     yield from Delete({"q": _after(f"~staged:{queue}~")}, many=True)
-    # Those of batch writes. Names may contain colons.
+    # Rows of batch writes. Names may contain colons.
     of_a_job = f"^~staged:{re.escape(queue)}:[0-9a-f]{{32}}:[0-9a-f]{{32}}:[0-9]+(@|$)"
     yield from Delete({"q": {"$regex": of_a_job}}, many=True)
 
 
 def _show(queue: str, record: Document) -> Plan[bool]:
-    """Show what a record has decided. Return whether all of it was there."""
+    """Publish the committed rows of a record. Return whether all of them were there."""
     if record["places"]:
         target = yield from namespace.target(queue)
         _, stage, query = _parts(record)
@@ -150,7 +150,7 @@ def _show(queue: str, record: Document) -> Plan[bool]:
 
 
 def _end(queue: str, record: Document) -> Plan[None]:
-    """Delete a record and its hidden rows. What it decides until then is shown first."""
+    """Delete a record and its hidden rows. Rows committed until then are published first."""
     match = {"_id": record["_id"]}
     for _ in range(_TRIES):
         complete = yield from _show(queue, record)

@@ -1,8 +1,8 @@
-"""Bulk writes from many processes: append messages, or stage them and show all of them at once.
+"""Bulk writes from many processes: append messages, or stage them and publish them all at once.
 
 A staged message is a document whose ``q`` is not the name of a queue, so no consumer sees it. If
-its writer dies, the TTL index removes it. A *place* is the name of a part of what is staged. If a
-write has several queues, the name of a place contains that of its queue.
+its writer dies, the TTL index removes it. A *place* names one part of the staged messages. If a
+write has several queues, the name of a place contains the name of its queue.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from pyqueue.requests import (
 
 #: How long staged messages wait to be published.
 STAGED_LIFETIME: Final = timedelta(days=7)
-#: How often rows are written again because what had their ids is finished.
+#: How often rows are written again after the messages that had their ids finished.
 _TRIES: Final = 20
 #: The $unset of the fields that only hidden rows have.
 _HIDDEN: Final = {"staged": "", "attempt": "", "processed": "", "expires": ""}
@@ -80,11 +80,11 @@ def place_of(part: str, queue: str | None, *, dead: bool = False) -> str:
 
 
 def target_of(first: Target, place: str) -> Plan[Target]:
-    """Return the queue that a place is for: the one that it names, or else the first one.
+    """Return the queue that a place names, or the first one if it names none.
 
     Raises:
-        ConfigurationError: the queue is of another kind than the first one, unless it is for what
-            another queue cannot store.
+        ConfigurationError: the queue is of another kind than the first one, and is not for rows
+            that another queue cannot store.
     """
     _, named, queue = place.partition("@")
     if queue.startswith(_DEAD):
@@ -121,8 +121,8 @@ def documents_of(
             arguments.headers(message.headers),
             None if message.key is None else arguments.key(message.key),
             id,
-            message.priority,
-            message.group,
+            priority=message.priority,
+            group=message.group,
         )
         document = new_document(target.queue, target.kind, now, when, content)
         if message.fault is not None:
@@ -162,7 +162,7 @@ def without_packed(
     Args:
         target: the queue.
         messages: the messages. Some may have ids.
-        on_duplicate: what to do if an id is taken.
+        on_duplicate: the action if an id is taken.
 
     Returns:
         The other messages, and how many were left out.
@@ -185,7 +185,7 @@ def without_packed(
 def _buried_id(id: Id, row: NewMessage) -> str:
     """Return the id of a row that its queue cannot store.
 
-    It differs from the id of the row, which may come again with correct values. And it is the same
+    It differs from the id of the row, which may come again with correct values. It is the same
     each time, because a write may be repeated.
     """
     end = f"~bad~{row.queue}"
@@ -217,21 +217,21 @@ def append(
 ) -> Plan[int]:
     """Write messages to a queue.
 
-    A message whose id the queue has already is the same message, unless ``by_id`` says otherwise.
+    A message whose id is already in the queue is the same message; but see ``by_id``.
 
     Args:
         target: the queue.
         messages: the messages.
-        on_duplicate: what to do if a key is taken, as for ``Queue.push_many``.
-        by_id: do the same if an id is taken. Each message has one then, and there is no session.
+        on_duplicate: the action if a key is taken, as for ``Queue.push_many``.
+        by_id: do the same if an id is taken. Requires an id in each message, and no session.
         session: the session of the caller's transaction, or None.
 
     Returns:
         How many of the messages are stored.
 
     Raises:
-        DuplicateKey: an id belongs to a message that was never in this queue, or a key, or with
-            ``by_id`` an id, is taken and this is an error.
+        DuplicateKey: an id belongs to a message that was never in this queue. Or a key, or an id
+            if ``by_id`` is true, is taken and this is an error.
     """
     now = yield from ServerTime()
     rest, known = yield from without_packed(target, messages, on_duplicate if by_id else "ignore")
@@ -250,9 +250,9 @@ def append(
 
 
 def insert_hidden(rows: Sequence[RawBSONDocument]) -> Plan[tuple[int, list[RawBSONDocument]]]:
-    """Insert hidden rows. Return how many were written, and those whose id is taken.
+    """Insert hidden rows. Return how many were written, and the rows whose id is taken.
 
-    A row whose key another row of its place has is left out, as a push would.
+    A row is left out if another row of its place has its key, as in a push.
     """
     if not rows:
         return 0, []
@@ -265,7 +265,7 @@ def insert_hidden(rows: Sequence[RawBSONDocument]) -> Plan[tuple[int, list[RawBS
 
 
 def free_again(queue: str, refused: list[RawBSONDocument]) -> Plan[list[RawBSONDocument]]:
-    """Return the refused rows whose ids nothing has any more: what had them is finished.
+    """Return the refused rows whose ids are free again, because their messages have finished.
 
     Raises:
         DuplicateKey: an id belongs to a message that was never in this queue.
@@ -283,10 +283,10 @@ def insert_until_known(
 ) -> Plan[int]:
     """Insert hidden rows for a queue. Return how many were written.
 
-    ``judge`` gets the refused rows, and returns those to insert again.
+    ``judge`` gets the refused rows and returns the rows to insert again.
 
     Raises:
-        Unavailable: the ids of some are taken and free in turn.
+        Unavailable: some ids are taken and freed again and again.
     """
     written = 0
     for _ in range(_TRIES):
@@ -300,13 +300,13 @@ def insert_until_known(
 
 
 def show(target: Target, hidden: str, now: datetime) -> Plan[int]:
-    """Show the messages that are hidden under a name. Return how many.
+    """Publish the messages that are hidden under a name. Return how many.
 
-    A message whose key is taken stays hidden. One that is scheduled for later keeps its instant.
+    A message stays hidden if its key is taken. A message scheduled for later keeps its instant.
     """
     put = target.kind.entering(target.queue, now)
     if "priority" in target.kind.capabilities:
-        every = range(HIGHEST_PRIORITY + 1)
+        every = range(HIGHEST_PRIORITY + 1)  # claims scan only the listed priorities
         counts = yield from CountEach([{"q": hidden, "priority": each} for each in every], 1)
         in_use = [each for each in every if counts[each]]
         yield from namespace.ensure(target.queue, target.kind, None, in_use)
@@ -321,7 +321,7 @@ def show(target: Target, hidden: str, now: datetime) -> Plan[int]:
         pairs: list[tuple[Filter, UpdateDocument]] = [
             ({"_id": each["_id"], **here}, entering) for each in keyed[start : start + MAX_BATCH]
         ]
-        matched, _ = yield from UpdateEach(pairs)
+        matched, _ = yield from UpdateEach(pairs)  # a taken key keeps its own row hidden
         done += matched
     return done
 
@@ -334,7 +334,7 @@ def _replace_live(target: Target, hidden: str, now: datetime) -> Plan[int]:
         entering = target.kind.entering
         when = max(now, row["when"])
         document |= entering(target.queue, when, priority_of(row), group_of(row))
-        # If the other message has finished meanwhile, this one enters with its id.
+        # If the other message has just finished, this one enters with its own id.
         yield from Delete({"_id": row["_id"], "q": hidden})
         foreign: list[Id] = []
         yield from replace(target.kind, Entries(target.queue, [document], ()), foreign)
@@ -343,7 +343,7 @@ def _replace_live(target: Target, hidden: str, now: datetime) -> Plan[int]:
 
 
 def _one_for_each_key(messages: Iterable[NewMessage], on_duplicate: str) -> list[NewMessage]:
-    """Return the messages, but of those with the same key the last one only.
+    """Return the messages; of several with the same key, only the last.
 
     Raises:
         DuplicateKey: several have the same key, and this is an error.
@@ -358,15 +358,15 @@ def _one_for_each_key(messages: Iterable[NewMessage], on_duplicate: str) -> list
 
 
 class Staging:
-    """The plans of one job that writes messages in many processes and shows all of them, or none.
+    """The plans of one job that writes messages in many processes and publishes all or none.
 
     Plain data: it pickles.
 
     Args:
-        target: the queue of the places that name none.
+        target: the queue for places that name no queue.
         job: a name that no other job has.
         on_duplicate: what to do if a key is taken, as for ``Queue.push_many``; "error" counts for
-            ids, too. It shows nothing, unless the key is taken while the messages are shown.
+            ids, too. Nothing is published then, unless a key is taken during publishing.
     """
 
     __slots__ = ("_on_duplicate", "_prefix", "target")
@@ -380,8 +380,8 @@ class Staging:
     def write(self, place: str, messages: Iterable[NewMessage]) -> Plan[int]:
         """Write messages where no consumer sees them.
 
-        What another attempt staged with the same id is replaced. What is in the queue already is
-        the same message, unless a taken id is an error.
+        Rows that another attempt staged with the same id are replaced. A message whose id
+        is already in the queue is the same message, unless a taken id is an error.
 
         Args:
             place: a name that only this attempt uses.
@@ -391,8 +391,8 @@ class Staging:
             How many were written.
 
         Raises:
-            DuplicateKey: an id belongs to a message that was never in this queue, or is taken, or
-                several messages have the same key, and this is an error.
+            DuplicateKey: an id belongs to a message that was never in this queue. Or an id is
+                taken or several messages have the same key, and this is an error.
         """
         now = yield from ServerTime()
         target = yield from target_of(self.target, place)
@@ -423,17 +423,17 @@ class Staging:
         return written + (yield from insert_until_known(target.queue, missing, judge))
 
     def publish(self, places: Mapping[str, int]) -> Plan[int]:
-        """Show what was written, and delete what other attempts of this job left behind.
+        """Publish the written messages, and delete rows that other attempts of this job left.
 
         Args:
-            places: the places to show, and how many messages each must have.
+            places: the places to publish, and how many messages each must have.
 
         Returns:
-            How many messages are shown.
+            How many messages are published.
 
         Raises:
-            QueueError: some are missing; nothing is shown. Or some were deleted while they were
-                shown.
+            QueueError: messages are missing, and none is published. Or some were deleted during
+                publishing.
             DuplicateKey: a key is taken, and this is an error.
         """
         target = self.target

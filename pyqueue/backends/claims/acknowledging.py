@@ -1,8 +1,8 @@
-"""Acknowledge a named claim: finish what was read, and bury what a reader could not convert.
+"""Acknowledge a named claim: finish its messages, but bury those a reader could not convert.
 
-The reader notes such a message in its claim, with the reason, and leaves it out. The
-acknowledgement of the claim buries it. A stream that is restarted keeps the notes, because its
-batch may have been committed. If it reads the batch again, perhaps as another type, it notes anew.
+The reader notes such a message in its claim, with the reason, and skips it. The acknowledgement of
+the claim buries it. A restarted stream keeps the notes, because its batch may be committed already.
+If it reads the batch again, perhaps as another type, it writes new notes.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ NOTE: Final = "claim.bad"
 
 
 def note(match: Filter, reasons: Mapping[Id, str | None]) -> Plan[int]:
-    """Note why messages are bad. Repeating it changes nothing.
+    """Note why messages are bad. Repeating this changes nothing.
 
     Args:
-        match: the filter of what the runner holds.
+        match: the filter of the messages that the runner holds.
         reasons: the reasons, by id. None removes an earlier note.
 
     Returns:
@@ -83,7 +83,7 @@ def bury_noted(queue: str, kind: Kind, dead_letter: str, match: Filter, now: dat
 
 
 def finish(kind: Kind, history_s: float | None, match: Filter, now: datetime) -> Plan[int]:
-    """Finish the messages that match, except for those that are noted. Return how many."""
+    """Finish the messages that match and have no note. Return how many."""
     match = {**match, NOTE: {"$exists": False}}
     done = 0
     for keyed in (False, True):

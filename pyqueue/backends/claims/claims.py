@@ -2,8 +2,8 @@
 
 A group is the durable name of one consumer, such as a Spark query. Its claims are numbered. Each
 message of claim n carries the group, n and the token of the runner, so that readers in any process
-can find their part, and a restarted runner finds what it had claimed. ``groups`` stores the
-progress of the group and its runner. A runner that takes the group over writes a new token. A
+can find their part, and a restarted runner finds the messages it claimed. ``groups`` stores the
+progress of the group and its runner. A runner that takes over the group writes a new token. The
 former runner then gets ``Fenced`` and writes nothing.
 """
 
@@ -36,7 +36,7 @@ from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 
 #: The most messages that one command stamps.
 STAMP: Final = 5000
-#: The most messages of one claim: one command acknowledges it, and that has to end in time.
+#: The most messages of one claim: one command acknowledges it, and must end in time.
 MAX_CLAIM: Final = 100_000
 
 #: The filters of documents that are not valid messages.
@@ -74,7 +74,7 @@ def id_order(id: Id) -> tuple[bool, Any]:
 
 
 def divided(ids: Iterable[Id], parts: int) -> list[tuple[tuple[Id, Id], ...]]:
-    """Return the ranges of at most ``parts`` parts of nearly equal size."""
+    """Return the ranges of up to ``parts`` parts of nearly equal size."""
     ordered = sorted(ids, key=id_order)
     pieces = min(parts, len(ordered))
     cuts = [len(ordered) * piece // pieces for piece in range(pieces + 1)] if pieces else []
@@ -98,7 +98,7 @@ def reservations_of(documents: Iterable[Document]) -> Plan[dict[Id, Reservation[
 
 
 def _ready(queue: str, kind: Kind, limit: int, since: datetime) -> Find:
-    """Return the request for what was ready at an instant."""
+    """Return the request for messages that were ready at an instant."""
     match, most = kind.claimable(queue, since, None), min(limit, MAX_CLAIM)
     return Find(match, {"_id": 1}, sort=kind.order, limit=most, hint=kind.index)
 
@@ -139,14 +139,14 @@ class NamedClaims(ClaimGroup):
 
         Args:
             token: the token of the runner.
-            limit: how many messages at most.
+            limit: the most messages to claim.
             lease_s: the length of the lease, in seconds.
-            since: claim only what was ready at this instant.
-            max_bytes: how many bytes of stored messages at most, but at least one message. None:
-                any number.
+            since: claim only messages that were ready at this instant.
+            max_bytes: the most bytes of stored messages. The first message may exceed it. None:
+                no limit.
 
         Returns:
-            The number of the claim, or None if no message is ready, or may start now.
+            The number of the claim. None: the queue is paused, or no message is ready or may start.
 
         Raises:
             Fenced: another process runs the group now; nothing is held.
@@ -186,7 +186,7 @@ class NamedClaims(ClaimGroup):
                 yield from self._advance(token, {"$max": {"n": n}})
 
     def _valid_ids(self, found: Iterable[Document], now: datetime) -> Plan[list[Id]]:
-        """Return the ids of messages. Bury a document with another id: readers cannot divide it."""
+        """Return the valid ids. Bury documents with other ids: readers cannot divide those."""
         backend = self.backend
         ids: list[Id] = []
         for each in found:
@@ -208,7 +208,7 @@ class NamedClaims(ClaimGroup):
     def begin(
         self, limit: int, lease_s: float, *, max_bytes: int | None = None
     ) -> Plan[tuple[str, int, list[Id]]]:
-        """Take the group over with what is outstanding, or claim anew if nothing is.
+        """Take over the group and its outstanding messages. If there are none, claim anew.
 
         Returns:
             The token, the number of the last claim, and the ids of its messages.
@@ -219,7 +219,7 @@ class NamedClaims(ClaimGroup):
     def proceed(
         self, token: str, limit: int, lease_s: float, *, max_bytes: int | None = None
     ) -> Plan[tuple[int, list[Id]]]:
-        """Return what is outstanding, or claim anew if nothing is.
+        """Return the outstanding messages. If there are none, claim anew.
 
         Returns:
             The number of the last claim, and the ids of its messages.
@@ -235,7 +235,7 @@ class NamedClaims(ClaimGroup):
             ids = yield from self.ids(token, progress.acknowledged, progress.claimed)
             if ids:
                 return progress.claimed, ids
-            # Other processes took all of it.
+            # Other processes took all of them.
             yield from self._advance(token, {"$max": {"n": progress.claimed}})
         n = yield from self.claim(token, limit, lease_s, max_bytes=max_bytes)
         if n is None:
@@ -245,7 +245,7 @@ class NamedClaims(ClaimGroup):
     def _stamp(
         self, ids: Sequence[Id], n: int, token: str, lease_s: float, until: datetime | None
     ) -> Plan[int]:
-        """Claim messages that are still free. Return how many, at most."""
+        """Claim messages that are still free. Return an upper bound of their number."""
         stamped = yield from concurrently(
             [
                 self._stamp_some(ids[start : start + STAMP], n, token, lease_s, until)
@@ -255,7 +255,7 @@ class NamedClaims(ClaimGroup):
         try:
             yield from self.progress(token)
         except Fenced:
-            # The new runner has not seen what was stamped since it took over: give that back.
+            # The new runner has not seen messages stamped after its takeover: give them back.
             held = yield from self.reservations(token, n - 1, n)
             with suppress(LeaseLost):
                 yield from self.backend.release(tuple(held))
@@ -282,7 +282,7 @@ class NamedClaims(ClaimGroup):
             return len(ids)  # the refused command may have claimed some of them
 
     def _bury_invalid(self, token: str, n: int, lease_s: float) -> Plan[None]:
-        """Bury what was claimed too often, and what is not a valid message, as every claim does."""
+        """Bury messages that are invalid or were claimed too often, as every claim does."""
         backend, options = self.backend, self.backend.options
         filters = list(_INVALID)
         if options.max_tries is not None:
@@ -290,27 +290,27 @@ class NamedClaims(ClaimGroup):
         terms = ClaimTerms.of(backend.terms, lease_s)
         misfits = invalid.Misfits()
         how = receiving.Reception(
-            terms, backend.codec, options.max_tries, options.history, False, misfits
+            terms, backend.codec, options.max_tries, options.history, False, misfits=misfits
         )
         now = yield from ServerTime()
         match = self._mine(token, n - 1, n) | {"$or": filters}
         for document in (yield from Find(match, hint=CLAIMS)):
             yield from receiving.accept(how, document, now)
 
-    # ---- what is held
+    # ---- held messages
 
     def _mine(self, token: str, after: int, upto: int) -> dict[str, object]:
         return {"claim.g": self.tag, "claim.n": {"$gt": after, "$lte": upto}, "token": token}
 
     def ids(self, token: str, after: int, upto: int) -> Plan[list[Id]]:
-        """Return the ids of what the claims above ``after`` and up to ``upto`` hold."""
+        """Return the ids of messages held by the claims above ``after`` and up to ``upto``."""
         found = yield from Find(self._mine(token, after, upto), {"_id": 1}, hint=CLAIMS)
         return [each["_id"] for each in found]
 
     def reservations(
         self, token: str, after: int, upto: int, match: Mapping[str, object] | None = None
     ) -> Plan[list[Reservation[Any]]]:
-        """Return what these claims hold, as reservations without payloads."""
+        """Return the messages these claims hold, as reservations without payloads."""
         mine = {**self._mine(token, after, upto), **(match or {})}
         found = yield from Find(mine, {"payload": 0}, hint=CLAIMS)
         return list((yield from reservations_of(found)).values())
@@ -331,8 +331,8 @@ class NamedClaims(ClaimGroup):
     def begin_work(self, token: str, n: int) -> Plan[None]:
         """Note that a stage begins to work on claim ``n`` of a stream.
 
-        If it had begun before, this counts as one more try, for which notes of bad records are
-        removed.
+        If the stage had begun before, this counts as one more try and removes the notes of bad
+        records.
         """
         first = {"_id": self.id, "token": token, "begun": {"$ne": n}}
         if not (yield from Update(first, {"$set": {"begun": n}})).matched:
@@ -355,7 +355,7 @@ class NamedClaims(ClaimGroup):
             yield from self._advance(token, {"$max": {"bad": n}})
 
     def ranges(self, token: str, after: int, upto: int, parts: int) -> Plan[list[ClaimRange]]:
-        """Divide what these claims hold among at most ``parts`` readers, in any process."""
+        """Divide the messages of these claims among up to ``parts`` readers, in any process."""
         ids = yield from self.ids(token, after, upto)
         return [ClaimRange(token, after, upto, ranges) for ranges in divided(ids, parts)]
 
@@ -389,7 +389,7 @@ class NamedClaims(ClaimGroup):
         return found
 
     def renew(self, token: str, lease_s: float) -> Plan[None]:
-        """Hold everything that is outstanding for another ``lease_s`` seconds, from now.
+        """Hold all outstanding messages for ``lease_s`` seconds from now.
 
         Raises:
             Fenced: another process runs the group now.
@@ -405,30 +405,30 @@ class NamedClaims(ClaimGroup):
     def finish(self, token: str, upto: int) -> Plan[int]:
         """Acknowledge claims whose work is known by their numbers.
 
-        First it is stored that they are done. So if this process dies while the server deletes
-        them, the next one deletes the rest. It does not do the work of these numbers on a part.
+        This first stores that they are done. If the process dies while the server deletes the
+        messages, the next runner deletes the rest. It does not repeat the work on a part of them.
 
         Raises:
-            Fenced: another process runs the group now; what it holds is untouched.
+            Fenced: another process runs the group now; its messages are untouched.
         """
         yield from self._advance(token, {"$max": {"done": upto}})
         return (yield from self.acknowledge(token, upto))
 
     def acknowledge(self, token: str, upto: int, held: int | None = None) -> Plan[int]:
-        """Finish what the claims up to ``upto`` still hold, and bury what was noted as bad.
+        """Finish the messages that claims up to ``upto`` still hold. Bury those noted as bad.
 
         Args:
             token: the token of the runner.
             upto: the number of the last claim.
-            held: how many messages the runner read in what was not acknowledged before. Those that
-                are no longer held are counted as lost. None: it is not known.
+            held: how many messages the runner read of claims that were not acknowledged yet. Those
+                that are no longer held count as lost. None: unknown.
 
         Returns:
-            How many messages were finished or buried. If an earlier call has acknowledged these
-            claims, this is 0, and nothing is written.
+            How many messages were finished or buried. If an earlier call acknowledged these claims,
+            this is 0, and nothing is written.
 
         Raises:
-            Fenced: another process runs the group now; what it holds is untouched.
+            Fenced: another process runs the group now; its messages are untouched.
         """
         progress = yield from self.progress(token)
         if upto <= progress.acknowledged:
@@ -445,7 +445,8 @@ class NamedClaims(ClaimGroup):
         # A stage that works on a stream has settled the messages one by one.
         taken = settled if held is None or progress.begun >= upto else held
         # Numbers never go back: a checkpoint may know more than a state that was lost. Two
-        # processes may acknowledge at once: one counts what was taken, each what it settled.
+        # processes may acknowledge at once. Each counts the messages it settled, but only one
+        # counts the messages that were taken.
         counts = {"settled": settled, "buried": buried}
         first = {"$max": {"n": upto, "claimed": upto}, "$inc": counts | {"taken": taken}}
         behind = {"_id": self.id, "token": token, "n": {"$lt": upto}}
@@ -456,7 +457,7 @@ class NamedClaims(ClaimGroup):
     def rollback(
         self, token: str, upto: int, error: BaseException | str | None = None
     ) -> Plan[None]:
-        """Give back what is still held, each as ``Queue.rollback`` does."""
+        """Give back the messages still held, each as ``Queue.rollback`` does."""
         held = yield from self.reservations(token, 0, upto)
         with suppress(LeaseLost):  # another process took some of them just now
             yield from self.backend.rollback(tuple(held), error=error)
@@ -464,6 +465,6 @@ class NamedClaims(ClaimGroup):
 
 
 def forget_tries(claims: NamedClaims, token: str) -> Plan[None]:
-    """Count the tries of what a runner holds anew. This try is the first."""
+    """Restart the count of tries of a runner's messages. This try is the first."""
     held = {"claim.g": claims.tag, "token": token}
     yield from Update(held, {"$set": {"tries": 1}}, many=True)

@@ -1,12 +1,12 @@
 """The state of a group of named claims: its progress, its runner, and who takes over.
 
 One process at a time runs a group. Its *runner's lease* is the field ``until`` of the state, a few
-seconds ahead, and the runner renews it whether it has work or not. A process that goes on with the
-work of the last runner takes the group over at once: it proves this by the runner's owner, or by
-what the checkpoint of a stream remembers. Every other process stands by until the lease has ended.
-So replicas do not take a group from each other while it is served. When the servers were away, all
-processes come back at once, and the runner's lease has ended. So a process that stands by looks
-twice at a lease that ended a short time ago.
+seconds ahead, and the runner renews it whether it has work or not. A process that continues the
+work of the last runner takes over the group at once. It proves this by the runner's owner, or by
+the checkpoint of a stream. Every other process stands by until the lease has ended. So replicas do
+not take a group from each other while it is served. After an outage of the servers, all processes
+come back at once, and the runner's lease has ended. So a process that stands by checks a lease
+twice if it ended a short time ago.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from pyqueue.requests import Count, Document, Filter, Find, Insert, Plan, Server
 
 #: The beginning of the _id of the state of a group.
 GROUP_RECORD: Final = "~claim:"
-#: How often a takeover is tried against concurrent takeovers.
+#: How many times to try a takeover when others take over at the same time.
 TAKEOVER_TRIES: Final = 20
 #: The longest lease of messages that makes a runner's lease longer, in seconds.
 MAX_LEASE_S: Final = 20.0
 #: After an outage of the servers that was not longer than this, a runner may still come back.
 OUTAGE: Final = timedelta(seconds=30)
-#: How long it is given for that, in seconds.
+#: How many seconds a runner gets to come back.
 COMEBACK_S: Final = 1.0
 #: The most members of a group.
 MAX_MEMBERS: Final = 100
@@ -46,15 +46,15 @@ def runner_lease_s(lease_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ClaimProgress:
-    """How far a group is."""
+    """The progress of a group."""
 
-    #: The last claim that was acknowledged. Every earlier one is acknowledged, too.
+    #: The last acknowledged claim. Every earlier claim is acknowledged, too.
     acknowledged: int
-    #: The last claim that was made. Those after ``acknowledged`` are outstanding.
+    #: The last claim. Claims after ``acknowledged`` are outstanding.
     claimed: int
     #: The token of the runner of the group.
     token: str
-    #: The first token of this runner and of those whose work it goes on with.
+    #: The ``runner`` that this one followed when it took over, or its own token.
     runner: str = ""
     #: The last claim in which a reader noted a bad record.
     bad: int = 0
@@ -62,7 +62,7 @@ class ClaimProgress:
     begun: int = 0
     #: The last claim whose work is done. It may still have to be acknowledged.
     done: int = 0
-    #: How often what is outstanding was taken over, in a way that counts as a try.
+    #: How often outstanding messages were taken over in a way that counts as a try.
     adopted: int = 0
     #: How many bad records were buried, over all claims.
     buried: int = 0
@@ -74,13 +74,13 @@ class ClaimProgress:
 class Candidate:
     """A process that wants to run a group."""
 
-    #: Its label. A process with the label of the runner goes on with the runner's work.
+    #: Its label. A later process can follow this label to continue its work.
     owner: str
-    #: The owner or the ``runner`` whose work it goes on with, without waiting. None: it waits.
+    #: The owner or the ``runner`` whose work it continues without waiting. None: it waits.
     follows: str | None = None
-    #: Whether it takes the group over even from a process that runs it.
+    #: Whether it takes over the group even from a process that runs it.
     force: bool = False
-    #: The end of the lease at its last look at each group, which it changes. None: it looks once.
+    #: The lease end that it last saw, by group; it updates this. None: it checks only once.
     seen: dict[str, datetime] | None = None
 
     def comes_at_once(self, state: Document) -> bool:
@@ -113,7 +113,7 @@ class GroupInfo(NamedTuple):
     group: str
     #: The label of the process that runs it, or ran it last.
     holder: str
-    #: When its runner's lease ends or ended; None: none was ever made.
+    #: When its runner's lease ends or ended. None: no lease is stored, as after a release.
     until: datetime | None
     #: How many messages it has claimed and not settled.
     outstanding: int
@@ -151,13 +151,13 @@ class ClaimGroup:
         self.member = member
         #: No name of a group has a "#".
         self.group = arguments.group(group) + ("" if member is None else f"#{member}")
-        #: What its messages carry. Neither name has a "~", so no other group of any queue has it.
+        #: The tag of its messages. Neither name has a "~", so no other group of any queue has it.
         self.tag = f"{backend.queue}~{self.group}"
         #: The _id of the document with its progress.
         self.id = GROUP_RECORD + self.tag
 
     def progress(self, token: str | None = None) -> Plan[ClaimProgress]:
-        """Return how far the group is.
+        """Return the progress of the group.
 
         Args:
             token: the token of the runner; None: any runner.
@@ -191,8 +191,8 @@ class ClaimGroup:
         Args:
             lease_s: how long the messages are held from now, in seconds.
             candidate: the process. None: this one, which takes the group from any runner.
-            count: whether this counts as one more try, for which notes of bad records are removed.
-                A stream that goes on counts none and keeps them: it may have committed the batch.
+            count: whether this counts as one more try. If so, notes of bad records are removed. A
+                stream that resumes counts no try and keeps them: it may have committed the batch.
 
         Raises:
             Occupied: another process runs the group, and its lease has not ended.
@@ -210,8 +210,8 @@ class ClaimGroup:
                 if not (yield from Insert([state | fields])):
                     return token
                 continue
-            # The former tokens stay here until their messages are ours. So a takeover that is cut
-            # short is finished by the next one.
+            # The former tokens stay here until their messages have the new token. If this takeover
+            # is cut short, the next one finishes it.
             former = [*found[0].get("former", ()), found[0]["token"]]
             fields = candidate.fields(found[0], token, now, lease_s) | {"former": former}
             take = {"$set": fields, "$inc": {"adopted": int(count)}}
@@ -235,7 +235,7 @@ class ClaimGroup:
 
 
 def fenced(group: ClaimGroup) -> Fenced:
-    """Return the error of a runner whose group another one has taken over."""
+    """Return the error of a runner whose group another runner has taken over."""
     return Fenced(
         f"group {group.group!r} of queue {group.backend.queue!r} was taken over by another "
         "runner; this one has stopped. One runner at a time serves a group: use another group "
@@ -302,7 +302,7 @@ def hold(group: ClaimGroup, token: str, lease_s: float) -> Plan[None]:
 
 
 def release(group: ClaimGroup, token: str) -> Plan[None]:
-    """End the runner's lease: the next process takes over what is outstanding, at once."""
+    """End the runner's lease, so that the next process takes over at once."""
     yield from Update({"_id": group.id, "token": token}, {"$unset": {"until": ""}})
 
 

@@ -1,1 +1,1 @@
-"""Limits of queues: how many messages are held at a time, and how many start per period."""
+"""Limits of queues on the messages held at a time, and on the messages started per period."""

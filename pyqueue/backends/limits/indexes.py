@@ -8,12 +8,12 @@ from typing import Final
 from pyqueue.backends.kind import IndexTerms
 from pyqueue.backends.turns import Order
 
-#: The unique index of the messages that take slots.
+#: The unique index of the messages with slots.
 SLOTS: Final = "slot"
-#: The messages that wait until the next one of their key may start.
+#: The order of messages that wait until the next message of their key may start.
 LIMITED: Final = Order("limited", ("due",), "limited")
-#: The indexes that a namespace needs once a queue of it has a limit on concurrency, or ``per`` key;
-#: see ``limits``.
+#: The indexes that a namespace needs once one of its queues has a limit on concurrency, or a limit
+#: ``per`` key; see ``limits``.
 LIMIT_INDEXES: Final[Mapping[str, IndexTerms]] = {
     SLOTS: (
         [("slot", 1), ("q", 1)],

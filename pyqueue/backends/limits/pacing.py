@@ -1,8 +1,8 @@
-"""Claim from a queue with a rate: no more messages than have permits; see ``rates``.
+"""Claim from a queue with a rate: each claimed message needs a permit; see ``rates``.
 
-A look finds out how many messages it could claim, asks for as many permits, and claims so many
-messages at most. It gives back what it did not use. A look that gets no permit claims nothing, and
-the consumer waits until the next message may start.
+A scan counts the messages that it could claim and asks for one permit each. It claims no more
+messages than it gets permits, and gives unused permits back. Without a permit it claims nothing,
+and the consumer waits until the next message may start.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pyqueue.backends.limits.permits import Permits
 from pyqueue.documents import hashable_id
 from pyqueue.requests import Document, Find, Plan
 
-#: What a look reads of each message.
+#: The fields that a scan reads of each message.
 FIELDS: Final = {"_id": 1, "when": 1}
-#: How many messages a look reads for each one that is wanted, beside competing processes.
+#: How many messages a scan reads for each wanted message, beside competing processes.
 PAGE_FACTOR: Final = 4
 
 
 def paced(take: Take | None) -> Take:
-    """Return what claims with ``take`` as many messages as have permits; None: the first ones."""
+    """Return a ``Take`` that claims only with permits. It uses ``take``; None: ``take_first``."""
 
     def take_paced(scan: Scan) -> Plan[Taken | None]:
         state, followed, now = scan.state, scan.state.limit, scan.now
@@ -44,7 +44,7 @@ def paced(take: Take | None) -> Take:
         number = yield from permits.number(most, now)
         taken: Taken | None = Taken.of_page([], page, (), size)
         if number:
-            scan.room.closed = True  # calls that come meanwhile have no permits
+            scan.room.closed = True  # calls that arrive later have no permits
             within = replace(scan, until=permits.until, wanted=number)
             if take is None:
                 taken = yield from _take_of(page, size, within)
@@ -53,7 +53,7 @@ def paced(take: Take | None) -> Take:
             used = 0 if taken is None else len(taken.documents)
             late = used < number and (yield from permits.late())
             yield from permits.give_back({"": used})
-            if late and taken is not None:  # the rest of the page is as it was
+            if late and taken is not None:  # other messages of the page are unchanged
                 state.contested, followed.blocked_until = contested, now
                 return _left(taken.documents, page, size, scan)
             if used < number:
@@ -71,7 +71,7 @@ def _page_size(scan: Scan) -> int:
 
 
 def _take_of(page: Sequence[Document], size: int, scan: Scan) -> Plan[Taken | None]:
-    """Claim the messages of a page that are wanted."""
+    """Claim the wanted messages of a page."""
     chosen = page[: scan.wanted]
     if scan.state.contested and not scan.line.in_ranges:  # else later ranges would come first
         chosen = random.sample(page, min(scan.wanted, len(page)))
@@ -83,6 +83,6 @@ def _take_of(page: Sequence[Document], size: int, scan: Scan) -> Plan[Taken | No
 
 
 def _left(documents: list[Document], page: Sequence[Document], size: int, scan: Scan) -> Taken:
-    """Return what was claimed, and where the next look goes on."""
+    """Return the claimed messages, and where the next scan continues."""
     done = {hashable_id(each["_id"]) for each in (*documents, *scan.room.excess)}
     return Taken.of_page(documents, page, done, size)

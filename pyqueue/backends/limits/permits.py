@@ -1,15 +1,16 @@
 """The permits of one claim of a queue with a rate: how it gets them, and how long they are valid.
 
-All that start messages at a rate ask here: claims, pops, named claims, packs and the groups of
-streams. A process may be stopped after it has asked, and another one uses the permits that come
-then. So permits are valid for a second, or for longer on a slow network. The update of the claim
-carries this limit, by the clock of the server, and what comes later claims nothing; see ``in_time``
-in ``transitions``. The claim then gives its permits back, less what came since, and scans again.
+Every operation that starts messages at a rate asks here: claims, pops, named claims, packs and the
+groups of streams. A process may stall after it has asked, while another process uses the permits
+that accrue in that time. So permits expire after a second, or later on a slow network. The update
+of the claim carries this deadline, by the clock of the server, and claims nothing after it; see
+``in_time`` in ``transitions``. The claim then gives its permits back, minus those accrued since,
+and scans again.
 
-With ``per``, each key has a bucket. A claim chooses messages and asks for permits of their keys, as
-many as it can in half a second; then it uses what it has, before the first permits become too old.
-In place of messages whose key has none it chooses other messages. A refusal makes it likely that
-further keys have none either. So it then reads the buckets of the rest first, which costs less.
+With ``per``, each key has a bucket. A claim chooses messages and asks for permits of their keys for
+half a second. Then it uses the permits that it has, before the first ones expire. If a key has no
+permit, the claim chooses other messages instead. A refusal makes further refusals likely, so it
+then reads the buckets of the remaining keys before it asks again. A read costs less.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from pyqueue.requests import MonotonicTime, Plan
 
 log = logging.getLogger("pyqueue")
 
-#: How many commands a claim may send from its question to its end. Permits are valid for as long
-#: as these take, if that is longer than ``VALID_S``.
+#: How many commands a claim may send from asking for permits to its end. Permits are valid for the
+#: time that these commands take, and for no less than ``VALID_S``.
 TRIPS: Final = 6
 #: How long a claim asks for permits, in seconds.
 ASK_S: Final = 0.5
 #: The most times that a claim asks for permits.
 ROUNDS: Final = 3
 
-#: Chooses messages, so many of each key at most. Return how many of each key it chose.
+#: Chooses messages, up to the given number for each key. It returns how many it chose of each key.
 Choose = Callable[[Mapping[str, int]], Mapping[str, int]]
 
 
@@ -46,55 +47,55 @@ class _Held(NamedTuple):
     granted: Granted
 
     def is_late(self, now: float) -> bool:
-        """Return whether it may be too late to use them: it is if the server finds them late."""
+        """Return whether they may have expired. If the server finds them late, this is true."""
         return now - self.granted.sent >= self.granted.valid_s
 
     def of(self, number: int) -> _Held:
-        """Return so many of them."""
+        """Return ``number`` of these permits."""
         return self._replace(granted=self.granted._replace(permits=number))
 
 
 class Permits:
-    """The permits that one claim has got, by key.
+    """The permits that one claim holds, by key.
 
     Args:
         queue: the name of the queue.
-        followed: its limit. It remembers when the next message of a key may start.
+        followed: its limit, which remembers when the next message of a key may start.
         bucket: the key of the bucket, if the limit is not ``per`` key.
     """
 
-    __slots__ = ("_asked", "_bucket", "_followed", "_held", "_queue", "cut", "limit")
+    __slots__ = ("_asking_since", "_bucket", "_followed", "_held", "_queue", "cut", "limit")
 
     def __init__(self, queue: str, followed: FollowedLimit, bucket: str = "") -> None:
         self._queue, self._followed, self._bucket = queue, followed, bucket
         #: The limit at the beginning of the claim. Another thread may read a change.
         self.limit = followed.limit
         self._held: list[_Held] = []
-        #: When it began to ask, by the monotonic clock; None: it did not ask.
-        self._asked: float | None = None
-        #: Whether some keys were not asked, because it took too long.
+        #: When the claim began to ask, by the monotonic clock; None: it has not asked.
+        self._asking_since: float | None = None
+        #: Whether it ran out of time to ask for some keys.
         self.cut = False
 
     @property
     def until(self) -> datetime | None:
-        """The end of the permits, by the clock of the primary; None: it needs none."""
+        """When the first permits expire, by the clock of the primary; None: it holds none."""
         return min((each.granted.until for each in self._held), default=None)
 
     def number(self, wanted: int, now: datetime) -> Plan[int]:
-        """Return how many messages may start of a queue without ``per``."""
+        """Take permits for a queue without ``per``. Return how many messages may start."""
         limit = self.limit
-        if limit is None or limit.rate is None:  # another thread has read that it is gone
+        if limit is None or limit.rate is None:  # another thread has read that the rate is gone
             return wanted
         if self._followed.waits(now):
             return 0
         return (yield from self._take({"": wanted}, now))[""].permits
 
     def ask(self, choose: Choose, most: Mapping[str, int], now: datetime) -> Plan[Counter[str]]:
-        """Ask for permits of what ``choose`` chooses.
+        """Ask for permits for the messages that ``choose`` chooses.
 
         Args:
             choose: chooses messages.
-            most: how many of each key may start, but for the rate.
+            most: how many messages of each key may start, apart from the rate.
             now: the instant.
 
         Returns:
@@ -116,30 +117,31 @@ class Permits:
             for key, each in answers.items():
                 granted[key] += each.permits
             refused = {key for key, each in answers.items() if each.permits < missing[key]}
-            ceiling |= {key: granted[key] for key in refused}  # they get no more
+            ceiling |= {key: granted[key] for key in refused}  # they get no more permits
             if refused and number == 0 and not (yield from self.spent()):
-                # Further keys may have none either: read the buckets of those that were not asked.
+                # Other keys may have no permits either: read the buckets not asked so far.
                 rest = [key for key, left in ceiling.items() if left and key not in granted]
                 found = yield from rates.may_start(self._queue, limit, followed, rest, now)
                 ceiling |= {key: min(ceiling[key], each.number) for key, each in found.items()}
         return granted
 
     def _take(self, wanted: Mapping[str, int], now: datetime) -> Plan[dict[str, Granted]]:
-        """Ask for permits of keys. Keys that are not asked in time are left out."""
+        """Ask for permits of keys. Omit the keys that there is no time to ask for."""
         limit, followed = self.limit, self._followed
         assert limit is not None
-        if self._asked is None:
-            self._asked = yield from MonotonicTime()
+        if self._asking_since is None:
+            self._asking_since = yield from MonotonicTime()
+        # One limit for the whole queue has the key "".
         buckets = {key or self._bucket: number for key, number in wanted.items()}
-        found = yield from rates.take(self._queue, limit, buckets, self._asked + ASK_S)
+        found = yield from rates.take(self._queue, limit, buckets, self._asking_since + ASK_S)
         pairs = zip(wanted, buckets, strict=True)
         answers = {key: found[bucket] for key, bucket in pairs if bucket in found}
         quickest_s = min((each.trip_s for each in answers.values()), default=0)
         for key, each in answers.items():
             few = each.permits < wanted[key]
             followed.expect(key, each.next_at if few else None, now)
-            # A process that was stopped takes its pause for a slow network. So the question before
-            # has to have taken as long.
+            # On a slow network, permits are valid for longer. A single slow answer may come from a
+            # pause of this process, so the previous answers must have been slow, too.
             valid_s = max(VALID_S, TRIPS * min(each.trip_s, followed.trip_s))
             if each.permits:
                 self._held.append(_Held(key, each._replace(valid_s=valid_s)))
@@ -162,24 +164,25 @@ class Permits:
             )
 
     def spent(self) -> Plan[bool]:
-        """Return whether it has asked for long enough, and is to use what it got."""
-        return self._asked is not None and (yield from MonotonicTime()) - self._asked >= ASK_S
+        """Return whether the time to ask is over, so that the claim must use its permits."""
+        since = self._asking_since
+        return since is not None and (yield from MonotonicTime()) - since >= ASK_S
 
     @property
     def held(self) -> Counter[str]:
-        """How many permits it holds, by key."""
+        """The number of permits held, by key."""
         found = Counter[str]()
         for each in self._held:
             found[each.key] += each.granted.permits
         return found
 
     def late(self) -> Plan[bool]:
-        """Return whether some permits are too old to be used."""
+        """Return whether some permits may have expired."""
         now = yield from MonotonicTime()
         return any(each.is_late(now) for each in self._held)
 
     def drop_late(self) -> Plan[bool]:
-        """Give back the permits that are too old to be used. Return whether there were any."""
+        """Give back permits that may have expired. Return whether there were any."""
         now = yield from MonotonicTime()
         young = Counter[str]()
         for each in self._held:
@@ -187,7 +190,7 @@ class Permits:
         return bool((yield from self.give_back(young)))
 
     def give_back(self, used: Mapping[str, int]) -> Plan[set[str]]:
-        """Give back what was not used, and hold the rest. Return the keys of what was not used."""
+        """Give back unused permits, starting with late permits. Return their keys."""
         limit = self.limit
         if limit is None or not self._held:
             return set()

@@ -3,17 +3,17 @@
 Each key of a limit has one document, a token bucket::
 
     _id        "~limit:QUEUE~KEY"; without ``q``, so that nothing takes it for a message
-    tokens     how many messages could start at ``at``, at most ``burst``
+    tokens     how many messages could start at ``at``, up to ``burst``
     at         when the tokens were last counted, by the clock of the primary
     granted    how many messages the last claim may start
     asked      when that claim asked, by the clock of the primary
-    expires    when the bucket is full, and the server may delete it: one that is missing is full
-    processed  the index ``expires`` has only documents with this field
+    expires    when the bucket is full and may be deleted: a missing bucket counts as full
+    processed  the index ``expires`` contains only documents with this field
 
-A claim asks for permits after it has found messages, and starts as many as it got. The permits are
-stored by a majority before the claim goes on. Otherwise a fail-over could grant them again. Permits
-of a claim that dies are lost. What a claim did not use, it gives back if it can. ``permits`` has
-what all users of permits share.
+A claim first finds messages, then asks for permits, and starts one message for each permit. A
+majority stores the grant before the claim continues. Otherwise a fail-over could grant the permits
+again. If a claim dies, its permits are lost. A claim gives unused permits back if it can.
+``permits`` contains the code that all users of permits share.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from pyqueue.errors import DuplicateKey, Unavailable
 from pyqueue.limits import FollowedLimit, Limit, MayStart
 from pyqueue.requests import Command, Document, Find, MonotonicTime, Plan
 
-#: How long permits are valid at least, in seconds.
+#: The shortest validity of permits, in seconds.
 VALID_S: Final = 1.0
-#: A bucket that is further ahead of the primary's clock than this means that the clock was set
-#: back. A smaller step is waited out: commands of one instant may be carried out in any order.
+#: A bucket further ahead of the primary's clock than this shows that the clock was set back. A
+#: smaller step is waited out: commands of one instant may be carried out in any order.
 CLOCK_STEP_MS: Final = 60_000
-#: Less than this much of a token may be missing, because sums are rounded. It is not given away.
+#: A token counts as whole if no more than this is missing, because sums are rounded. The missing
+#: part is not given away.
 ROUNDING: Final = 1e-6
 
 
@@ -46,31 +47,31 @@ class Granted(NamedTuple):
 
     #: How many messages may start now.
     permits: int
-    #: When the next one may start, by the clock of the primary.
+    #: When the next message may start, by the clock of the primary.
     next_at: datetime
-    #: When they were granted, by the clock of the primary.
+    #: When the permits were granted, by the clock of the primary.
     asked: datetime
-    #: When they were asked for, by the monotonic clock of this process.
+    #: When the claim asked, by the monotonic clock of this process.
     sent: float = 0
     #: How long the answer took, in seconds.
     trip_s: float = 0
-    #: How long they are valid, in seconds.
+    #: How long the permits are valid, in seconds.
     valid_s: float = VALID_S
 
     @property
     def until(self) -> datetime:
-        """Until when they are valid, by the clock of the primary."""
+        """When the permits expire, by the clock of the primary."""
         return self.asked + timedelta(seconds=self.valid_s)
 
 
 def permits_id(queue: str, key: str) -> str:
-    """Return the _id of the document of one key of a queue."""
+    """Return the _id of the bucket of one key of a queue."""
     return f"~limit:{queue}~{key}"
 
 
 @dataclass(slots=True)
 class TakePermits(Command[Granted]):
-    """Count the tokens of a bucket, and take up to ``wanted`` of them."""
+    """Count the tokens of a bucket and take up to ``wanted`` of them."""
 
     id: str
     limit: Limit
@@ -91,7 +92,7 @@ class TakePermits(Command[Granted]):
         filled = {"$add": ["$tokens", {"$divide": [passed_ms, token_ms]}]}
         whole = {"$floor": {"$add": ["$tokens", ROUNDING]}}
         missing_ms = {"$multiply": [{"$subtract": ["$tokens", capacity]}, token_ms]}
-        # A bucket that pyqueue would not write is full. Other types come before or behind dates.
+        # Without valid tokens a bucket counts as full. Other types sort before or after dates.
         a_date = {"$min": [BAND, {"$max": [FIRST, "$at"]}]}
         a_number = {"$cond": [{"$isNumber": "$tokens"}, "$tokens", capacity]}
         return [
@@ -103,17 +104,17 @@ class TakePermits(Command[Granted]):
         ]
 
     def read(self, raw: Any) -> Granted:
-        """Return what was granted."""
+        """Return the grant."""
         next_at = _next_at(self.limit, raw["tokens"], raw["at"])
         return Granted(int(raw["granted"]), next_at, raw["asked"])
 
 
 @dataclass(slots=True)
 class GiveBack(Command[object]):
-    """Put tokens back into a bucket. A bucket that is missing is full.
+    """Put unused tokens back into a bucket. A missing bucket is full already.
 
-    If the permits are no longer valid, it puts back fewer: less what came since. The bucket may
-    have been full since, and more messages than the burst would start within a short time.
+    If the permits have expired, it subtracts the tokens that have accrued since. The bucket may
+    have been full since, and then more messages than the burst could start within a short time.
     """
 
     id: str
@@ -140,10 +141,10 @@ def take(
         queue: the name of the queue.
         limit: its limit, which has a rate.
         wanted: how many messages are to start, by key.
-        stop: when to ask for no more keys, by the monotonic clock.
+        stop: when to stop asking for further keys, by the monotonic clock.
 
     Returns:
-        What was granted, by key, without the keys that it did not ask for. It asks for the first.
+        The grants by key, without the keys it did not ask for. It always asks for the first key.
     """
     stops = [math.inf] + [stop] * len(wanted)
     questions = [
@@ -157,9 +158,9 @@ def take(
 def may_start(
     queue: str, limit: Limit, followed: FollowedLimit, keys: Collection[str], now: datetime
 ) -> Plan[dict[str, MayStart]]:
-    """Return how many messages of each key may start now, and when the next one may.
+    """Return how many messages of each key may start now, and when the next message may.
 
-    This only reads. ``followed`` remembers it.
+    This takes no permits. ``followed`` remembers the result.
     """
     ids = {permits_id(queue, key): key for key in keys}
     found = {key: MayStart(limit.capacity, now) for key in keys}
@@ -173,7 +174,7 @@ def may_start(
 
 
 def _counted(limit: Limit, bucket: Document, now: datetime) -> MayStart:
-    """Return what a bucket would grant, as ``TakePermits`` counts."""
+    """Return how many permits a bucket could grant, counted like ``TakePermits``."""
     at = bucket["at"]
     if at > now + timedelta(milliseconds=CLOCK_STEP_MS):
         at = now
@@ -184,7 +185,7 @@ def _counted(limit: Limit, bucket: Document, now: datetime) -> MayStart:
 
 
 def _next_at(limit: Limit, tokens: float, at: datetime) -> datetime:
-    """Return when the next token comes, if there are so many at an instant."""
+    """Return when the next whole token is available, given the number of tokens at an instant."""
     missing = max(0.0, 1 - tokens)
     return at + timedelta(milliseconds=math.ceil(missing * limit.token_s * 1000))
 
@@ -194,12 +195,12 @@ def _take_one(queue: str, limit: Limit, key: str, wanted: int, stop: float) -> P
         try:
             granted = yield from TakePermits(permits_id(queue, key), limit, wanted, majority=True)
         except DuplicateKey:
-            continue  # two claims made the document at once
+            continue  # two claims created the document at once
         return granted._replace(sent=sent, trip_s=(yield from MonotonicTime()) - sent)
     return None
 
 
 def give_back(queue: str, limit: Limit, key: str, unused: Granted) -> Plan[None]:
-    """Return permits that were not used. If this fails, they are lost."""
+    """Give back unused permits. If this fails, they are lost."""
     with suppress(Unavailable):
         yield from GiveBack(permits_id(queue, key), limit, unused, w1=True)

@@ -1,17 +1,17 @@
-"""Claim from a queue with a limit: as many of the first messages as may start.
+"""Claim from a queue with a limit: the first messages that may start.
 
-A look reads a page of what is ready, in the order of the queue, asks how many messages of each key
-may start, and claims the first ones. Without ``per``, what is left waits where it is. With ``per``,
-a look that finds too few defers what is in its way. The end of a claim lets the next ones go on, so
-that consumers that wait look at once; see ``slots`` and ``waiting``. ``pacing`` adds a rate
-without ``per``.
+A scan reads a page of ready messages in the order of the queue. It finds out how many messages of
+each key may start, and claims the first of them. Without ``per``, the other messages stay in place.
+With ``per``, a scan that finds too few messages defers those in its way. The end of a claim brings
+the next messages forward and wakes waiting consumers; see ``slots`` and ``waiting``. ``pacing``
+adds a rate without ``per``.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -31,22 +31,22 @@ from pyqueue.errors import Unavailable
 from pyqueue.limits import Limit, key_of
 from pyqueue.requests import Document, Find, Plan, ServerTime
 
-#: What a look reads of each message.
+#: The fields that a scan reads of each message.
 FIELDS: Final = dict.fromkeys(("_id", "when", "due", "limited"), 1)
-#: How many messages a look reads for each one that is wanted, beside competing processes.
+#: With ``per``, or beside competing processes: how many messages a scan reads per wanted message.
 PAGE_FACTOR: Final = 4
-#: How long a process waits at most before it looks for other keys behind a page again.
+#: The longest pause after a search for other keys behind a page found none.
 BEHIND_PAUSE: Final = timedelta(seconds=1)
-#: The least size of a page whose messages may have different keys.
+#: The minimum size of a page whose messages may have different keys.
 LEAST_PAGE: Final = 50
 
 
-#: A message, and the slot that it gets; "" if it needs none.
+#: A message and its slot; "" if it needs no slot.
 Chosen = tuple[Document, str]
 
 
 def walk(queue: str, state: ScanState) -> Plan[None]:
-    """Look at the next keys of which messages wait, from time to time; see ``waiting``."""
+    """Correct the deferrals of the next keys with waiting messages; see ``waiting``."""
     limit = state.limit.limit
     if limit is not None and limit.per is not None:
         after = state.groups.walked_to
@@ -55,7 +55,7 @@ def walk(queue: str, state: ScanState) -> Plan[None]:
 
 @dataclass(slots=True)
 class _Look:
-    """What one look has found out about the messages of its page."""
+    """The page of one scan, and the scan's knowledge of its messages."""
 
     scan: Scan
     limit: Limit
@@ -65,13 +65,13 @@ class _Look:
     size: int
     #: The slots of each key.
     free: Mapping[str, FreeSlots] = field(default_factory=dict)
-    #: What is to be claimed.
+    #: The messages to claim.
     chosen: list[Chosen] = field(default_factory=list)
     #: The messages of the page that were claimed or deferred.
     done: set[Hashable] = field(default_factory=set)
     #: Whether the page is full of messages that may not start.
     crowded: bool = False
-    #: Whether too few may start.
+    #: Whether too few messages may start.
     few: bool = False
 
     def choose(
@@ -81,7 +81,7 @@ class _Look:
         order: Sequence[Document],
         most: Mapping[str, int] | None = None,
     ) -> list[Chosen]:
-        """Return the messages to claim. ``most``: how many of each key."""
+        """Return the messages to claim. ``most`` limits the messages of each key."""
         names = {
             key: each.names[: None if most is None else most[key]] for key, each in free.items()
         }
@@ -94,7 +94,7 @@ class _Look:
     def choose_permitted(
         self, free: Mapping[str, FreeSlots], wanted: int, order: Sequence[Document], now: datetime
     ) -> Plan[list[Chosen]]:
-        """Return the messages to claim, as many as have permits."""
+        """Return the messages to claim, each with a permit if the limit has a rate ``per`` key."""
         if self.limit.per is None or self.limit.rate is None:
             return self.choose(free, wanted, order)
 
@@ -106,7 +106,7 @@ class _Look:
         return self.choose(free, wanted, order, granted)
 
     def keep_within(self, permits: Mapping[str, int]) -> None:
-        """Keep the first messages that were chosen, as many of each key as have permits."""
+        """Keep the first chosen messages of each key, one per permit."""
         left = Counter(permits)
         found = []
         for each in self.chosen:
@@ -117,22 +117,22 @@ class _Look:
         self.chosen = found
 
     def count(self, documents: Iterable[Document]) -> Counter[str]:
-        """Return how many messages each key has."""
+        """Return the number of messages of each key."""
         return Counter(key_of(self.limit, each) for each in documents)
 
     def headers(self) -> list[Any]:
-        """Return the values of the header of its messages; None if one lacks it."""
+        """Return the different values of the header on the page; None stands for no header."""
         found = [each.get("headers") for each in self.page]
         name = self.limit.header
         values = [each.get(name) if isinstance(each, Mapping) else None for each in found]
         return [*{hashable_id(each): each for each in values}.values()]
 
     def finished(self, documents: Sequence[Document]) -> None:
-        """Learn which messages were claimed, or deferred."""
+        """Learn that these messages were claimed or deferred."""
         self.done |= {hashable_id(each["_id"]) for each in documents}
 
     def left(self) -> list[Document]:
-        """Return the messages of the page that are still ready, as far as is known."""
+        """Return the messages of the page that are still ready, as far as the scan knows."""
         return [each for each in self.page if hashable_id(each["_id"]) not in self.done]
 
 
@@ -142,7 +142,7 @@ def take(scan: Scan) -> Plan[Taken | None]:
     followed.blocked_until = None
     permits, (order, index) = Permits(scan.terms.queue, followed), scan.ordering
     limit = permits.limit
-    if limit is None:  # another thread has read that it is gone
+    if limit is None:  # another thread has read that the limit is gone
         return (yield from take_first(scan))
     size = _page_size(scan, limit)
     fields = _fields(scan, limit)
@@ -164,7 +164,7 @@ def take(scan: Scan) -> Plan[Taken | None]:
         return None
     look.finished([*documents, *scan.room.excess])
     moved = yield from _leave_rest(look, unused)
-    if late:  # it comes back at once
+    if late:  # the consumer scans again at once
         followed.blocked_until = scan.now
     taken = Taken.of_page(documents, page, look.done, size)
     return taken._replace(ended=False) if moved else taken
@@ -178,7 +178,7 @@ def _page_size(scan: Scan, limit: Limit) -> int:
 
 
 def _fields(scan: Scan, limit: Limit) -> dict[str, Any]:
-    """Return what a look reads of each message."""
+    """Return the fields that a scan reads of each message."""
     fields: dict[str, Any] = {**FIELDS, **scan.line.fields}
     return fields if limit.per is None else {**fields, limit.per: 1, "token": 1}
 
@@ -186,9 +186,10 @@ def _fields(scan: Scan, limit: Limit) -> dict[str, Any]:
 def expected_slots(
     scan: Scan, limit: Limit, useful: Mapping[str, int]
 ) -> Plan[dict[str, FreeSlots]]:
-    """Return the free slots of each key; as if all were free, unless a look met taken ones.
+    """Return the free slots of each key, up to the ``useful`` number.
 
-    ``useful``: how many are of use, by key.
+    If the last scan met no taken slots and left enough, assume that all slots are free. While a
+    lowered limit drains, always read them.
     """
     followed = scan.state.limit
     if limit.concurrency is not None and not followed.meets_slots and followed.drain is None:
@@ -206,12 +207,12 @@ def _free_slots(scan: Scan, limit: Limit, useful: Mapping[str, int]) -> Plan[dic
 
 
 def _choose(look: _Look) -> Plan[bool]:
-    """Choose what to claim. Return whether permits came too late to be used."""
+    """Choose the messages to claim. Return whether some permits came too late to be used."""
     scan, limit, page, permits = look.scan, look.limit, look.page, look.permits
     wanted = scan.wanted
     useful = {key: min(number, wanted) for key, number in look.count(page).items()}
     look.free = yield from expected_slots(scan, limit, useful)
-    # In ranges, messages of later ranges would come before those of earlier ones.
+    # In ranges, a shuffle would put messages of later ranges before messages of earlier ranges.
     shuffled = scan.state.contested and not scan.line.in_ranges
     order = random.sample(page, len(page)) if shuffled else page
     look.chosen = yield from look.choose_permitted(look.free, wanted, order, scan.now)
@@ -230,7 +231,7 @@ def _choose(look: _Look) -> Plan[bool]:
 def claim_free(
     scan: Scan, limit: Limit, page: Sequence[Document], free: Mapping[str, FreeSlots]
 ) -> Plan[list[Document] | None]:
-    """Claim the first messages of a page, each with a free slot. None: the server is too slow."""
+    """Claim messages of a page, each with a free slot. None: the server is too slow."""
     order = random.sample(page, len(page)) if scan.state.contested else page
     chosen = list(zip(order, free[""].names[::-1], strict=False))
     return (yield from _claim_and_learn(scan, limit, chosen, free))
@@ -239,7 +240,7 @@ def claim_free(
 def _claim_and_learn(
     scan: Scan, limit: Limit, chosen: Sequence[Chosen], free: Mapping[str, FreeSlots]
 ) -> Plan[list[Document] | None]:
-    """Claim messages, each with a slot, and learn whether the next look may meet taken slots."""
+    """Claim messages, each with a slot, and learn whether the next scan may meet taken slots."""
     state = scan.state
     guessed = limit.concurrency is not None and not state.limit.meets_slots
     documents: list[Document] = []
@@ -261,7 +262,7 @@ def _claim(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Document] | None]:
     if scan.state.locked.due(scan.now) is not None:
         chosen = chosen[:1]
     if len(chosen) > 1:
-        # What stops a claim of several, such as a transaction, may spare a claim of one.
+        # A transaction, for example, may block a claim of several, but not a claim of one.
         with suppress(Unavailable):
             taken = yield from take_first(scan.choose(with_slots(chosen)))
             if taken is not None and (taken.documents or scan.room.full):
@@ -271,10 +272,10 @@ def _claim(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Document] | None]:
 
 
 def _behind(look: _Look, wanted: int) -> Plan[list[Chosen]]:
-    """Return messages of other keys than those that fill a page.
+    """Return messages to claim behind the page, of keys that are not on the page.
 
-    The server reads all messages of these keys for it. So if there are none, this process
-    looks for them a quarter of its time at most.
+    For this the server reads all messages of the keys on the page. So after a search without
+    result, this process pauses for three times its duration, up to ``BEHIND_PAUSE``.
     """
     scan, limit, followed = look.scan, look.limit, look.scan.state.limit
     order, index = scan.ordering
@@ -294,11 +295,11 @@ def _behind(look: _Look, wanted: int) -> Plan[list[Chosen]]:
 
 
 def _leave_rest(look: _Look, unused: Collection[str]) -> Plan[bool]:
-    """Learn when the messages that were not claimed may start.
+    """Learn when the unclaimed messages may start.
 
     Args:
-        look: the look.
-        unused: the keys of permits that it gave back.
+        look: the page.
+        unused: the keys of permits that the claim gave back.
 
     Returns:
         Whether messages behind the page may be ready now.
@@ -310,33 +311,46 @@ def _leave_rest(look: _Look, unused: Collection[str]) -> Plan[bool]:
         return False
     state.groups.crowded = look.few and look.crowded
     moved = yield from _let_wait(look, unused)
-    if not look.chosen and not moved:  # other processes have changed what it saw
+    if not look.chosen and not moved:  # other processes have changed these messages
         start = None if look.permits.cut else followed.first_start(look.scan.now)
         followed.blocked_until = start or look.scan.now
     return moved
 
 
 def _let_wait(look: _Look, unused: Collection[str]) -> Plan[bool]:
-    """Defer what is in the way of other keys, if there is too little else.
+    """Defer messages in the way of other keys, and bring messages forward that may start now.
 
-    What was claimed may have been deferred. Then the next ones of its key take its place. The
-    arguments and the result are those of ``_leave_rest``.
+    Args:
+        look: the page.
+        unused: the keys of permits that the claim gave back.
+
+    Returns:
+        Whether messages behind the page may be ready now.
     """
-    terms, followed = look.scan.terms, look.scan.state.limit
+    queue, followed = look.scan.terms.queue, look.scan.state.limit
+    # If a claimed message had been deferred, the next message of its key takes its place.
     claimed = [each for each, _ in look.chosen if hashable_id(each["_id"]) in look.done]
     keys = {each["limited"] for each in claimed if isinstance(each.get("limited"), str)}
     keys |= set(unused)
     deferred = 0
     if look.few:
-        waiting: dict[str, list[Document]] = {}
-        for each in look.left():
-            waiting.setdefault(key_of(look.limit, each), []).append(each)
-        deferred = yield from limit_waiting.defer(terms.queue, terms.kind, waiting, look.scan.now)
-        if deferred == sum(map(len, waiting.values())):
-            look.finished(look.left())
-        keys |= waiting.keys()
+        deferred, blocked = yield from _defer_left(look)
+        keys |= blocked
         if limit_waiting.defers(look.limit, instead=followed.limit):
-            yield from limit_waiting.lift(terms.queue)  # another thread has read of a change
+            # Another thread has read that the limit has changed: no message waits for the old one.
+            yield from limit_waiting.lift(queue)
             return True
-    restored = (yield from limit_waiting.restore(terms.queue, followed, keys)) if keys else None
+    restored = (yield from limit_waiting.restore(queue, followed, keys)) if keys else None
     return bool(deferred or (restored and restored.ready))
+
+
+def _defer_left(look: _Look) -> Plan[tuple[int, Set[str]]]:
+    """Defer the ready messages left on the page. Return the number deferred, and all their keys."""
+    scan = look.scan
+    waiting: dict[str, list[Document]] = {}
+    for each in look.left():
+        waiting.setdefault(key_of(look.limit, each), []).append(each)
+    deferred = yield from limit_waiting.defer(scan.terms.queue, scan.terms.kind, waiting, scan.now)
+    if deferred == sum(map(len, waiting.values())):
+        look.finished(look.left())
+    return deferred, waiting.keys()

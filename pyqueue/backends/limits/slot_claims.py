@@ -1,4 +1,4 @@
-"""Claim several messages with a slot each, by one command; see ``slots``."""
+"""Claim several messages with one command, each with its slot; see ``slots``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pyqueue.documents import hashable_id
 from pyqueue.errors import DuplicateKey, InvalidMessage
 from pyqueue.requests import Document, Plan, UpdateDocument, UpdateEach
 
-#: How long one command claims several messages, in seconds. It waits for a message that a
-#: transaction holds. Messages are then claimed one by one, which gets past that one.
+#: The time limit of one command that claims several messages, in seconds. A message that a
+#: transaction holds makes it wait. Messages are then claimed one by one, past the blocked message.
 CLAIM_TIMEOUT_S: Final = 2.0
 
 
 def with_slots(chosen: Sequence[tuple[Document, str]]) -> Choice:
-    """Return the choice of messages, each with its slot, or with "" if it needs none."""
+    """Return the choice of messages, each with its slot; "" means that it needs no slot."""
     documents = [each for each, _ in chosen]
     slots = {hashable_id(each["_id"]): slot for each, slot in chosen if slot}
     removes = ("limited",)
@@ -38,8 +38,8 @@ def _claim_slots(
 ) -> Plan[int]:
     """Claim messages, each with its slot. Return how many were claimed.
 
-    A message is left alone if it is not free any more, if another one has its slot by now, or if
-    the server refuses to claim it.
+    A message is skipped if it is no longer free, or if another message has taken its slot. An
+    invalid message that the server refuses to claim is buried.
     """
     terms, free = scan.terms, scan.free(())
     pairs = [

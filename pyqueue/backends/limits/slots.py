@@ -1,15 +1,15 @@
-"""The slots of a limit on concurrency: a message that is held has one, and no other message has it.
+"""The slots of a limit on concurrency: each held message has a slot of its own.
 
-While a message of a queue with such a limit is held, its field ``slot`` says which of the N slots
-it takes; with ``per``, each key has N slots. The index ``slot`` is unique. So no two messages have
-the same slot, whichever processes claim them, and at most N are held. The end of each claim removes
-the slot in the same update, so no slot can leak. A message whose holder was killed keeps its slot
-until its lease ends. A look that needs the slot then ends that claim, and the former holder settles
-and extends nothing any more.
+A queue with this limit has N slots; with ``per``, each key has N slots. The field ``slot`` of a
+held message names its slot. The index ``slot`` is unique, so two messages never share a slot, even
+if different processes claim them. Therefore no more than N messages are held. The update that ends
+a claim also removes the slot, so no slot can leak. If a holder is killed, its message keeps the
+slot until the lease ends. A scan that needs the slot then ends that claim, and the former holder
+can no longer settle or extend it.
 
-After a limit was lowered, messages have slots above it until their claims end. Fewer slots can be
-used then; see ``_usable``. The record of the queue has the former limit in ``drain`` until no
-message is left that may have been claimed under it.
+After you lower a limit, some messages keep slots above it until their claims end. Fewer slots are
+usable during that time; see ``_usable``. The record of the queue keeps the former limit in
+``drain`` until no message is left that may have been claimed under it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from pyqueue.documents import stored_group
 from pyqueue.limits import Drain, FollowedLimit, MayStart
 from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, Update, UpdateEach
 
-#: Within this time, consumers follow a limit that was changed.
+#: Consumers follow a changed limit within this time.
 FOLLOWED_WITHIN: Final = timedelta(seconds=5)
 
 
 def slot_of(key: str, number: int) -> str:
-    """Return the stored form of a slot: behind a short hash, which spreads it over the index."""
+    """Return the stored form of a slot, with a short hash prefix that spreads it over the index."""
     return stored_group(f"{key}#{number}")
 
 
@@ -41,17 +41,17 @@ def key_of_slot(slot: str) -> str:
     return slot.partition(":")[2].rpartition("#")[0]
 
 
-# ---- what is free
+# ---- free slots
 
 
 class FreeSlots(NamedTuple):
-    """What is known of the slots of one key."""
+    """The free slots of one key, as far as is known."""
 
-    #: As many as are of use, in random order: other processes take some at the same time.
+    #: The useful number of free slots, in random order, because other processes take some, too.
     names: list[str]
-    #: How many are free.
+    #: The number of all free slots.
     number: int
-    #: When the first lease of the rest ends; None: no message is held.
+    #: When the first lease of a taken slot ends; None: no slot is known to be taken.
     until: datetime | None
 
 
@@ -64,35 +64,35 @@ def free_slots(
     *,
     again: bool = True,
 ) -> Plan[dict[str, FreeSlots]]:
-    """Return which slots of each key are free, and end claims whose leases have ended for more.
+    """Return the free slots of each key. If they are too few, end claims whose leases have ended.
 
     Args:
         queue: the name of the queue.
         kind: its kind.
         followed: its limit.
-        wanted: how many are of use, by key.
+        wanted: the number of useful slots, by key.
         now: the instant.
-        again: whether to read the slots once more, if claims under a former limit were ended.
+        again: whether to read the slots a second time if it ended claims and the limit was lowered.
     """
     limits = _limits(followed)
     held = yield from _held(queue, max(limits), wanted)
     result: dict[str, FreeSlots] = {}
-    lapsed: list[Document] = []
+    to_end: list[Document] = []
     for key, number in wanted.items():
         taken = held[key]
-        over = [name for name, each in taken.items() if _has_lapsed(each, now)]
-        # One that has lapsed counts as held: it may be extended before its claim is ended.
+        # A lapsed slot counts as taken: the holder may extend its lease before this ends the claim.
+        lapsed = [name for name, each in taken.items() if _has_lapsed(each, now)]
         usable = _names(key, _usable(*limits, key, taken))
         names = [name for name in usable if name not in taken]
         if len(names) < number:
-            lapsed += [taken.pop(name) for name in over]
-            names += [name for name in over if name in usable]
+            to_end += [taken.pop(name) for name in lapsed]
+            names += [name for name in lapsed if name in usable]
         random.shuffle(names)
         until = min((each["when"] for each in taken.values()), default=None)
         result[key] = FreeSlots(names[:number], len(names), until)
-    if lapsed:
-        yield from end_lapsed(kind, lapsed, now)
-        if again and limits[1] > limits[0]:  # what has ended above the limit frees more below it
+    if to_end:
+        yield from end_lapsed(kind, to_end, now)
+        if again and limits[1] > limits[0]:  # a slot freed above the limit frees one below it
             return (yield from free_slots(queue, kind, followed, wanted, now, again=False))
     return result
 
@@ -109,7 +109,7 @@ def any_slots(concurrency: int, wanted: Mapping[str, int]) -> dict[str, FreeSlot
 def may_start(
     queue: str, followed: FollowedLimit, keys: Collection[str], now: datetime
 ) -> Plan[dict[str, MayStart]]:
-    """Return how many messages of each key may start now, and when the next one may."""
+    """Return how many messages of each key may start now, and when the next message may."""
     limits = _limits(followed)
     held = yield from _held(queue, max(limits), keys)
     found: dict[str, MayStart] = {}
@@ -123,22 +123,22 @@ def may_start(
 
 
 def no_slots(wanted: Mapping[str, int]) -> dict[str, FreeSlots]:
-    """Return what stands for slots if messages need none: empty names, as many as are wanted."""
+    """Return placeholders for messages that need no slot: one empty name per wanted message."""
     return {key: FreeSlots([""] * number, number, None) for key, number in wanted.items()}
 
 
 def _limits(followed: FollowedLimit) -> tuple[int, int]:
-    """Return the limit, and the former one under which messages may still be held."""
+    """Return the limit, and the former limit under which messages may still be held."""
     limit, drain = followed.limit, followed.drain
     concurrency = 0 if limit is None else limit.concurrency or 0
     return concurrency, concurrency if drain is None else drain.concurrency
 
 
 def _usable(concurrency: int, former: int, key: str, held: Collection[str]) -> int:
-    """Return below which number slots may be used.
+    """Return the number below which slots may be used.
 
-    If the slots below it are all taken, no more than the limit are held together with those above
-    it. Slots above it only become free. So this holds whatever other processes read and claim.
+    If all slots below it are taken, they and the taken slots above it still stay within the limit.
+    Slots above the largest number in use only become free, so this holds beside other processes.
     """
     if former <= concurrency:
         return concurrency
@@ -153,9 +153,9 @@ def _usable(concurrency: int, former: int, key: str, held: Collection[str]) -> i
 def follow_drain(
     queue: str, followed: FollowedLimit, record: Mapping[str, Any], now: datetime
 ) -> Plan[None]:
-    """Learn a former limit from the record of a queue.
+    """Learn the former limit from the record of a queue.
 
-    Forget it if no message is left that may have been claimed under it.
+    Remove it from the record if no message is left that may have been claimed under it.
     """
     followed.drain = drain = Drain.of(record.get("drain"))
     if drain is None or now < drain.at + FOLLOWED_WITHIN:
@@ -189,7 +189,7 @@ def _has_lapsed(document: Document, now: datetime) -> bool:
 
 
 def end_lapsed(kind: Kind, lapsed: Sequence[Document], now: datetime) -> Plan[None]:
-    """End claims whose leases have ended, unless they were extended since."""
+    """End claims whose leases have ended, unless they have been extended since."""
     update = transitions.lapsing(kind)
     yield from UpdateEach(
         [
@@ -204,7 +204,7 @@ def end_lapsed(kind: Kind, lapsed: Sequence[Document], now: datetime) -> Plan[No
 
 
 def free(queue: str, slots: Iterable[object], session: object = None) -> Plan[None]:
-    """Let messages go on that wait for these slots, whose messages are no longer held.
+    """Let messages that wait for these slots start: the slots have become free.
 
     Values that name no slot are ignored.
     """

@@ -1,4 +1,4 @@
-"""How a queue without groups is claimed if it has a limit."""
+"""Claims from a queue that has a limit and no groups."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from pyqueue.requests import Plan, ServerTime
 def follow(
     terms: ClaimTerms, state: ScanState, record: Mapping[str, Any], now: datetime
 ) -> Plan[None]:
-    """Learn the limit that the record of a queue has.
+    """Learn the limit from the record of a queue.
 
     Raises:
-        ConfigurationError: this release cannot read it.
+        ConfigurationError: this release cannot read the limit, and has read none before.
     """
     before = state.limit.limit
     try:
         state.limit.follow(terms.queue, record.get("shape"))
     except ConfigurationError:
-        state.flag_read = None  # the next call raises it, too
+        state.flag_read = None  # so that the next call raises the error, too
         raise
     yield from slots.follow_drain(terms.queue, state.limit, record, now)
     if waiting.defers(before, instead=state.limit.limit):
-        # This process may have deferred some since the change.
+        # This process may have deferred messages since the change.
         yield from waiting.lift(terms.queue)
 
 
 def take_of(scan: Scan) -> Plan[Take | None]:
-    """Prepare a claim. Return what takes messages as the limit allows; None: there is no limit."""
+    """Prepare a claim. Return the ``Take`` that obeys the limit; None: there is no limit."""
     state = scan.state
     limit = state.limit.limit  # another thread may read a change
     if limit is None:

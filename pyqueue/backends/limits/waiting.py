@@ -1,9 +1,9 @@
 """Defer messages of a limit ``per`` key that may not start yet, and bring them forward in time.
 
-A scan that meets them defers them; see ``turns``. The field ``limited`` of a deferred message has
-its key. The first one of a key comes when the next message of that key may start: when a slot is
-free, at the latest when the first lease of the key ends, and when there is a permit. The scan that
-claims it brings the next one forward, and ``restore`` corrects what was deferred for too long.
+A scan that meets such messages defers them; see ``turns``. The field ``limited`` of a deferred
+message contains its key. The first message of a key becomes eligible when the key has both a free
+slot and a permit. A slot becomes free when the first lease of the key ends, or earlier. The scan
+that claims a message brings the next one forward. ``restore`` corrects deferrals that are too long.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pyqueue.backends.turns import (
     FirstOfEach,
     place_firsts,
     set_aside,
+    write_due,
     write_when,
 )
 from pyqueue.errors import TimedOut
@@ -40,16 +41,17 @@ from pyqueue.requests import (
     UpdateEach,
 )
 
-#: The most messages of a key that one look brings forward.
+#: The most messages of a key that one scan brings forward.
 MAX_FORWARD: Final = 100
-#: How long one command defers messages, in seconds. It waits for one that a transaction holds.
+#: The time limit of one command that defers messages, in seconds. A message that a transaction
+#: holds makes it wait.
 DEFER_TIMEOUT_S: Final = 2.0
 
 
 def _may_start(
     queue: str, limit: Limit, followed: FollowedLimit, keys: Collection[str], now: datetime
 ) -> Plan[dict[str, MayStart]]:
-    """Return how many messages of each key may start now, and when the next one may."""
+    """Return how many messages of each key may start now, and when the next message may."""
     found: list[Mapping[str, MayStart]] = []
     if limit.concurrency is not None:
         found.append((yield from slots.may_start(queue, followed, keys, now)))
@@ -68,8 +70,8 @@ def defer(
 ) -> Plan[int]:
     """Defer messages that may not start. Return how many were deferred.
 
-    The first one of each key has to be brought forward then; see ``restore``. A claim whose lease
-    has ended is ended for good: an extension would take a deferral for the end of its lease.
+    Afterwards, the caller has to bring the first message of each key forward; see ``restore``.
+    Lapsed claims are ended first: an extension would take the deferral for the end of its lease.
 
     Args:
         queue: the name of the queue.
@@ -79,11 +81,7 @@ def defer(
     """
     if lapsed := [each for some in waiting.values() for each in some if "token" in each]:
         yield from slots.end_lapsed(kind, lapsed, now)
-    odd = [each for some in waiting.values() for each in some if due_of(each) != each.get("due")]
-    if odd:  # of another program; what is deferred must say since when it is eligible
-        yield from UpdateEach(
-            [({"_id": each["_id"], "q": queue}, {"$set": {"due": due_of(each)}}) for each in odd]
-        )
+    yield from write_due(queue, [each for some in waiting.values() for each in some])
     ready = {"q": queue, "when": {"$lte": now}, "due": {"$lte": now}, "token": {"$exists": False}}
     pairs: list[tuple[Filter, UpdateDocument]] = [
         (
@@ -92,24 +90,24 @@ def defer(
         )
         for key, some in waiting.items()
     ]
-    with suppress(TimedOut):  # a transaction holds one of them, and they stay where they are
+    with suppress(TimedOut):  # a transaction holds one of them, so they stay in place
         return (yield from UpdateEach(pairs, many=True, w1=True, max_time_s=DEFER_TIMEOUT_S))[0]
     return 0
 
 
 class Restored(NamedTuple):
-    """What was found of keys whose messages wait."""
+    """The keys with waiting messages, and how many messages became ready."""
 
-    #: The keys of which some wait.
+    #: The keys that have waiting messages.
     keys: list[str]
-    #: How many messages are ready now.
+    #: How many messages became ready now.
     ready: int
 
 
 def restore(
     queue: str, followed: FollowedLimit, keys: Collection[str] | None, after: str = ""
 ) -> Plan[Restored]:
-    """Correct what is deferred of these keys; None: of the next keys behind ``after``."""
+    """Correct the deferrals of these keys; None: of the next keys behind ``after``."""
     some = keys if keys is None else list(keys)
     firsts = yield from FirstOfEach(queue, LIMITED, some, after)
     names = [each["limited"] for each in firsts if isinstance(each["limited"], str)]
@@ -117,7 +115,7 @@ def restore(
         return Restored([], 0)
     now = yield from ServerTime()
     if (limit := followed.limit) is None or limit.per is None:
-        return Restored(names, 0)  # another thread has read that it is gone
+        return Restored(names, 0)  # another thread has read that the limit is gone
     found = yield from _may_start(queue, limit, followed, names, now)
     later: dict[Hashable, datetime] = {
         key: each.next_at for key, each in found.items() if not each.number
@@ -135,7 +133,7 @@ def restore(
 
 
 def _bring_more(queue: str, key: str, number: int, now: datetime) -> Plan[int]:
-    """Bring the first messages of a key forward of which several may start."""
+    """Bring the first ``number`` messages of a key forward, because several may start."""
     match = {"q": queue, "limited": key}
     fields = {"when": 1, "due": 1, LIMITED.field: 1}
     some = yield from Find(match, fields, sort=LIMITED.sort, limit=number, hint=LIMITED.by)
@@ -148,7 +146,7 @@ def _bring_more(queue: str, key: str, number: int, now: datetime) -> Plan[int]:
 
 
 def walk(queue: str, followed: FollowedLimit, after: str) -> Plan[str]:
-    """Correct what is deferred of the next keys. Return where to go on."""
+    """Correct the deferrals of the next keys. Return the key after which to continue."""
     keys, _ = yield from restore(queue, followed, None, after)
     if after and len(keys) < MAX_PAGE:  # around the end
         yield from restore(queue, followed, None, "")
@@ -156,14 +154,14 @@ def walk(queue: str, followed: FollowedLimit, after: str) -> Plan[str]:
 
 
 def defers(limit: Limit | None, *, instead: Limit | None) -> bool:
-    """Return whether messages may wait under a limit that the queue has no more."""
+    """Return whether messages may still wait under a limit that the queue no longer has."""
     if limit is None or limit.per is None:
         return False
     return instead is None or instead.per != limit.per
 
 
 def lift(queue: str) -> Plan[None]:
-    """Let everything go on that is deferred: the queue has no such limit any more."""
+    """Bring all deferred messages forward: the queue no longer has a limit for which they wait."""
     now = yield from ServerTime()
     waiting = {"q": queue, "limited": {"$exists": True}}
     put = {"$set": {"when": now}, "$unset": transitions.unset("limited")}

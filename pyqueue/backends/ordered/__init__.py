@@ -1,1 +1,1 @@
-"""Ordered queues: the messages of a group are received one after the other."""
+"""Ordered queues: the messages of a group are received one at a time, in order."""

@@ -1,13 +1,13 @@
-"""The groups of an ordered queue: which message is first, and how a group goes on.
+"""The groups of an ordered queue: which message is first, and how the next one gets its turn.
 
-While a message is held, its field ``lock`` stands in place of ``group``. So a unique index keeps a
-second message of the group from being held, and the index ``group`` lists those that wait, in their
-order. A lock lives and dies with the held message: nothing else has to be cleaned up.
+While a message is held, its group is in the field ``lock`` instead of ``group``. A unique index on
+``lock`` prevents a second held message of the group. The index on ``group`` lists the waiting
+messages in order. The lock is part of the held message, so nothing else has to be cleaned up.
 
-A scan that meets messages of a group that wait for another one defers them; see ``turns``. The heir
-is deferred until the lease of the held message ends at the latest, so it comes back even if the
-holder is killed. The holder brings it forward when it ends its claim. ``restore`` corrects what was
-deferred for too long, and without it a message waits as long as it was deferred.
+A scan defers messages that it meets behind another message of their group; see ``turns``. The heir
+is deferred no longer than the lease of the held message, so it comes back even if the holder is
+killed. A holder that ends its claim brings the heir forward. ``restore`` corrects deferrals that
+are too long. Without it, a message waits until its deferral ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyqueue.clock import next_number
 from pyqueue.documents import hashable_id
 from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, Update
 
-#: The index of the messages that wait.
+#: The index of the waiting messages.
 GROUPS: Final = "turns"
 #: The unique index of the held messages, and its keys.
 LOCKS: Final = "lock"
@@ -42,8 +42,8 @@ GROUP_KEYS: Final = (("q", 1), ("group", 1), *GROUPED.sort)
 def place_at(when: datetime) -> dict[str, int]:
     """Return the place in its group of a message that enters it with this ``when``.
 
-    ``seq`` has room for 1000 messages of a millisecond, which 0.1 numbers. The last one is for all
-    messages of this release, so they come behind those, and ``no`` orders them.
+    ``seq`` has 1000 numbers per millisecond, and release 0.1 counts through them. This release
+    uses only the last number, so its messages come after those of 0.1, and ``no`` orders them.
     """
     return {"seq": 1000 * ((when - FIRST) // _MILLISECOND) + 999, "no": next_number()}
 
@@ -60,12 +60,12 @@ def _number(value: object) -> int:
 
 
 def is_first(document: Mapping[str, Any], rest: Mapping[str, Any] | None) -> bool:
-    """Return whether a message comes before the first of those that wait."""
+    """Return whether a message comes before ``rest``, the first waiting one; None: none waits."""
     return rest is None or rank(document) < rank(rest)
 
 
 def groups_in(documents: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """Return the stored values of the groups of messages, without repetitions."""
+    """Return the stored values of the messages' groups, without duplicates."""
     found: dict[Hashable, Any] = {}
     for each in documents:
         if (name := group_in(each)) is not None:
@@ -73,7 +73,7 @@ def groups_in(documents: Iterable[Mapping[str, Any]]) -> list[Any]:
     return list(found.values())
 
 
-# ---- what is first
+# ---- the first message of a group
 
 
 def locks_of(queue: str, names: Collection[Any]) -> Plan[dict[Hashable, datetime]]:
@@ -87,10 +87,10 @@ def locks_of(queue: str, names: Collection[Any]) -> Plan[dict[Hashable, datetime
 
 
 def restore(queue: str, names: Collection[Any] | None, after: str = "") -> Plan[list[Document]]:
-    """Correct what is deferred in these groups; None: in the next groups behind ``after``.
+    """Correct the deferrals in these groups; None: in the next groups behind ``after``.
 
     Returns:
-        The first waiting message of each group. Those of locked groups have ``locked``.
+        The first waiting message of each group. It has ``locked`` if the group is locked.
     """
     some = names if names is None else list(names)
     firsts = yield from FirstOfEach(queue, GROUPED, some, after)
@@ -102,8 +102,8 @@ def restore(queue: str, names: Collection[Any] | None, after: str = "") -> Plan[
 
 
 def put_lock_bounds() -> Plan[None]:
-    """Put entries that stay between the locks of groups, one for each hash of a group."""
-    # To insert a lock, the server walks over deleted ones, to the next entry that is there.
+    """Insert permanent index entries between the locks of groups, one for each hash of a group."""
+    # To insert a lock, the server walks over deleted locks up to the next live entry.
     locks = [*(f"{number:03x}" for number in range(4096)), "g"]
     record = {"q": _LOCK_BOUNDS, "record": True, "lock": locks}
     yield from Update({"_id": _LOCK_BOUNDS}, {"$setOnInsert": record}, upsert=True)

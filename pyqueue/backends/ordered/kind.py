@@ -1,6 +1,6 @@
 """The kind of queue with ordered groups: one message of a group at a time, in their order.
 
-``groups`` has the order and the locks of groups, and ``scan`` the claims.
+``groups`` contains the order and the locks of groups, and ``scan`` contains the claims.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Ordered(Standard):
     """First in, first out within a group; groups do not wait for each other."""
 
     name = "ordered"
-    # A pop would end the claim before the work, and claims of many take no turns.
+    # A pop would end the claim before the work is done. Named claims take no turns.
     capabilities = (Standard.capabilities | {"group"}) - {"pop", "claim", "per"}
-    #: What a group does while a message of it waits for its next try: "block" waits for it, "skip"
-    #: goes on.
+    #: How a group treats a message that waits for its next try: "block" waits for it, "skip"
+    #: continues with the next message.
     shape: Mapping[str, object] = MappingProxyType({"on_failure": "block"})
     lock_fields: Mapping[str, str] = MappingProxyType({"group": "lock"})
     stay_fields = (*transitions.STAY_FIELDS, "group", "lock", *GROUPED.places, "last_group")
@@ -54,17 +54,17 @@ class Ordered(Standard):
     place_fields = GROUPED.places
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
-        """Return the indexes of what waits in groups, and of their locks."""
+        """Return the indexes, with those for waiting messages and for locks."""
         return {**super().needs(shape), **_INDEXES}
 
     def prepare(self) -> Plan[None]:
-        """Put bounds between the locks of groups."""
+        """Insert bounds between the locks of groups."""
         return put_lock_bounds()
 
     def entering(
         self, queue: str, when: datetime, priority: int | None = None, group: str | None = None
     ) -> dict[str, Any]:
-        """Return the fields of a message that enters the queue, at the end of its group."""
+        """Return the fields of a message that enters the queue as the last of its group."""
         put = transitions.entering(queue, when)
         if group is None:
             return put
@@ -77,12 +77,12 @@ class Ordered(Standard):
     def ended(
         self, queue: str, ended: Sequence[Mapping[str, Any]], session: object = None
     ) -> Plan[None]:
-        """Let the groups go on, and the messages that waited for a slot."""
+        """Bring forward the next message of each group, and messages that waited for a slot."""
         yield from bring_forward(queue, GROUPED, groups_in(ended), session)
         yield from super().ended(queue, ended, session)
 
     def place_again(self, queue: str) -> Plan[Callable[[datetime], dict[str, Any]] | None]:
-        """Return the place at the end of the group, if the group goes on after a failure."""
+        """Return how to place a failed message last in its group; None: the group waits for it."""
         shape = (yield from namespace.flags(queue)).get("shape")
         skips = isinstance(shape, Mapping) and shape.get("on_failure") == "skip"
         return place_at if skips else None
@@ -90,7 +90,7 @@ class Ordered(Standard):
     def finishing(
         self, now: datetime, outcome: str, history_s: float | None, *, keyed: bool
     ) -> dict[str, dict[str, Any]] | None:
-        """Return the update that finishes a held message; None: it is deleted."""
+        """Return the update that finishes a held message; None: the message is deleted."""
         update = super().finishing(now, outcome, history_s, keyed=keyed)
         if update is not None:
             update["$rename"] = {**update.get("$rename", {}), "lock": "last_group"}

@@ -1,17 +1,17 @@
-"""Claim from an ordered queue: the first messages of groups of which no message is held.
+"""Claim from an ordered queue: the first message of each group that has no held message.
 
-A look reads a page of what is ready, and claims of each free group the message that comes first on
-that page. The unique index on locks keeps a second message of the group from being held. The look
-then reads which message of each claimed group waits now, and gives back what it should not have
-claimed because an earlier one waits. Nothing changes the order behind that lock, so what is handed
-out is the first of its group.
+A scan reads a page of ready messages. From each free group it claims the message that comes first
+on the page. The unique index on locks prevents a second held message of the group. The scan then
+reads the first waiting message of each claimed group. If that one comes earlier, the scan gives the
+claimed message back. The lock keeps the order fixed from then on, so every message handed out is
+the first of its group.
 
-If a look finds too few free groups, what waits behind a held message is in its way. It defers that;
-see ``groups``. A page that is full of it says nothing about other groups. Then the look also walks
-over the index of groups, as each rescan does.
+A scan that finds too few free groups defers the messages in its way, which wait behind a held
+message; see ``groups``. A page full of them says nothing about other groups. In that case the scan
+also walks over the index of groups, as each rescan does.
 
-With a limit on concurrency, a look claims as many first messages as there are free slots; see
-``limits.scan``. The rest waits where it is.
+With a limit on concurrency, a scan claims one first message for each free slot; see
+``limits.scan``. Other messages stay in place.
 """
 
 from __future__ import annotations
@@ -37,20 +37,21 @@ from pyqueue.backends.turns import (
     FirstOfEach,
     group_in,
     place_firsts,
+    write_due,
     write_when,
 )
 from pyqueue.documents import hashable_id
 from pyqueue.limits import Limit
 from pyqueue.requests import Document, Find, Plan, ServerTime, UpdateEach
 
-#: What a look reads of each message.
+#: The fields that a scan reads of each message.
 FIELDS: Final = dict.fromkeys(("_id", "when", "due", "group", "lock", *GROUPED.places), 1)
-#: The size of a page: for each message that is wanted; the same beside competing processes, which
-#: then claim different groups of the page; and the least.
+#: The page size for each wanted message; the same beside competing processes, so that they claim
+#: different groups of the page; and the minimum.
 PAGE_FACTOR: Final = 2
 CONTESTED_PAGE_FACTOR: Final = 8
 LEAST_PAGE: Final = 50
-#: How often a look tries again after other processes claimed what it had chosen.
+#: The most rounds of a scan. Another round follows if other processes claimed the chosen messages.
 ROUNDS: Final = 3
 #: The shortest time for which a message is deferred.
 LEAST_DEFERRAL: Final = timedelta(seconds=1)
@@ -60,13 +61,13 @@ def claim_next(scan: Scan) -> Plan[tuple[list[Document], bool]]:
     """Claim the first messages of free groups. It takes the arguments of ``claim``."""
     if scan.state.wants_rescan(scan.now):
         yield from _walk(scan.terms.queue, scan.state)
-        scan.now = yield from ServerTime()  # what it brought forward is ready now
+        scan.now = yield from ServerTime()  # messages that it brought forward are ready now
     limit = scan.state.limit.limit
     return (yield from claim(scan, _take if limit is None or limit.rate is None else paced(_take)))
 
 
 def _walk(queue: str, state: ScanState) -> Plan[list[Document]]:
-    """Look at the next groups, whatever of them is deferred. Return the first messages."""
+    """Correct deferrals in the next groups of the index. Return their first waiting messages."""
     after = state.groups.walked_to
     firsts = yield from groups.restore(queue, None, after)
     names = [each["group"] for each in firsts if isinstance(each["group"], str)]
@@ -78,7 +79,7 @@ def _walk(queue: str, state: ScanState) -> Plan[list[Document]]:
 
 @dataclass(slots=True)
 class _Look:
-    """What one look has found out about the messages of its page."""
+    """The page of one scan, and the scan's knowledge of its messages."""
 
     scan: Scan
     page: list[Document]
@@ -88,7 +89,7 @@ class _Look:
     limit: Limit | None
     #: The free slots; empty without a limit.
     free: Mapping[str, FreeSlots] = field(default_factory=dict)
-    #: Until when the groups of the page are blocked, at least.
+    #: The earliest end of each block, by group. Groups without an entry are expected to be free.
     blocked: dict[Hashable, datetime] = field(default_factory=dict)
     #: The messages of the page that were claimed or deferred.
     done: set[Hashable] = field(default_factory=set)
@@ -105,12 +106,12 @@ class _Look:
         return any(hashable_id(each["_id"]) not in self.done for each in self.page)
 
     def heads(self) -> list[Document]:
-        """Return the messages to claim: the first of each free group, in the order of the page."""
+        """Return the messages to claim: the first one of each free group, in page order."""
         heads: dict[Hashable, Document] = {}
         for place, each in enumerate(self.page):
             name = group_in(each)
             if name is None or "lock" in each:
-                heads[place, None] = each  # without a group, or with a lease that lapsed
+                heads[place, None] = each  # it has no group, or its lease has lapsed
             elif name not in self.blocked:
                 known = heads.get(name)
                 if known is None or rank(each) < rank(known):
@@ -118,7 +119,7 @@ class _Look:
         return list(heads.values())
 
     def waiting(self) -> dict[Hashable, list[Document]]:
-        """Return the messages of the page that wait in blocked groups, each group in order."""
+        """Return the messages of the page that wait in blocked groups, in group order."""
         found: dict[Hashable, list[Document]] = {}
         for each in sorted(self.page, key=rank):
             name = group_in(each)
@@ -132,11 +133,11 @@ class _Look:
 
 
 def _take(scan: Scan) -> Plan[Taken | None]:
-    """Claim the first messages of free groups, as many as may start."""
+    """Claim the first messages of free groups, within the limit on concurrency."""
     state = scan.state
     limit = state.limit.limit
     if limit is not None and limit.concurrency is None:
-        limit = None  # ``paced`` keeps to a rate
+        limit = None  # ``paced`` enforces the rate
     if limit is not None:
         state.limit.blocked_until = None
     scan = replace(scan)  # its instant moves on
@@ -149,7 +150,7 @@ def _take(scan: Scan) -> Plan[Taken | None]:
         taken, again = yield from _claim_free_groups(look)
         if not again:
             break
-        # Other processes have claimed what was chosen.
+        # Other processes have claimed the chosen messages.
     return taken
 
 
@@ -157,7 +158,7 @@ def _look(scan: Scan, limit: Limit | None) -> Plan[_Look]:
     """Read a page, and learn which of its groups are blocked."""
     state, (order, index) = scan.state, scan.ordering
     size = _page_size(scan)
-    free_to_claim = state.locked.passing_over(scan.match)  # the last round may have met locked ones
+    free_to_claim = state.locked.passing_over(scan.match)  # the last round may have excluded some
     page = yield from Find(free_to_claim, FIELDS, sort=order, limit=size, hint=index)
     look = _Look(scan, page, size, limit)
     if page and state.groups.meets_locks:
@@ -170,7 +171,7 @@ def _claim_free_groups(look: _Look) -> Plan[tuple[Taken | None, bool]]:
     """Claim the first messages of the free groups of a page.
 
     Returns:
-        What was claimed, or None: the server is too slow. And whether to try again.
+        The result, or None if the server is too slow; and whether to try again.
     """
     scan, limit = look.scan, look.limit
     locked, chosen = list(look.blocked), look.heads()
@@ -196,9 +197,9 @@ def _claim_free_groups(look: _Look) -> Plan[tuple[Taken | None, bool]]:
 
 
 def _taken(look: _Look, kept: list[Document], *, nothing: bool) -> Taken:
-    """Return what was claimed, and learn until when the limit lets nothing start.
+    """Return the result of the scan, and learn until when the limit blocks further starts.
 
-    ``nothing``: nothing was claimed or deferred.
+    ``nothing``: the scan neither claimed nor deferred a message.
     """
     scan, followed = look.scan, look.scan.state.limit
     if look.limit is not None and len(kept) == look.able < scan.wanted:
@@ -218,7 +219,7 @@ def _page_size(scan: Scan) -> int:
 
 
 def _walked(scan: Scan, heads: Sequence[Document]) -> Plan[list[Document]]:
-    """Return first messages of further groups that are free."""
+    """Return the first messages of further free groups."""
     known = {hashable_id(each["_id"]) for each in heads}
     firsts = yield from _walk(scan.terms.queue, scan.state)
     return [
@@ -231,7 +232,7 @@ def _walked(scan: Scan, heads: Sequence[Document]) -> Plan[list[Document]]:
 
 
 def _claim_heads(look: _Look, heads: Sequence[Document]) -> Plan[list[Document] | None]:
-    """Claim messages that were chosen. Beside competing processes, claim any of them."""
+    """Claim the first of the chosen messages; beside competing processes, a random selection."""
     scan, state = look.scan, look.scan.state
     if look.limit is not None:
         found = yield from limit_scan.claim_free(scan, look.limit, heads, look.free)
@@ -246,14 +247,17 @@ def _claim_heads(look: _Look, heads: Sequence[Document]) -> Plan[list[Document] 
 
 
 def _verify(look: _Look, documents: Sequence[Document]) -> Plan[list[Document]]:
-    """Give back what is not the first of its group, and appoint the heirs of the rest."""
+    """Give back messages that are not the first of their groups. Return the other messages.
+
+    In the group of each kept message, the next one becomes eligible when the lease ends.
+    """
     queue, now = look.scan.terms.queue, look.scan.now
     names = groups.groups_in(documents)
     if not names:
         look.done |= {hashable_id(each["_id"]) for each in documents}
         return list(documents)
-    rest = yield from FirstOfEach(queue, GROUPED, names)
-    firsts = {group_in(each): each for each in rest}
+    waiting = yield from FirstOfEach(queue, GROUPED, names)
+    firsts = {group_in(each): each for each in waiting}
     kept: list[Document] = []
     early: list[Document] = []
     for each in documents:
@@ -272,13 +276,13 @@ def _verify(look: _Look, documents: Sequence[Document]) -> Plan[list[Document]]:
         yield from _release(look.scan, early)
         yield from groups.restore(queue, groups.groups_in(early))
     held = {group_in(each): each["when"] for each in kept}
-    heirs = [each for each in rest if group_in(each) in held]
+    heirs = [each for each in waiting if group_in(each) in held]
     yield from place_firsts(queue, GROUPED, heirs, held, now)
     return kept
 
 
 def _release(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
-    """Give back claimed messages: the same place, the try not counted."""
+    """Give claimed messages back to their places. The try is not counted."""
     terms, now = scan.terms, scan.now
     yield from UpdateEach(
         [
@@ -293,24 +297,21 @@ def _release(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
 
 
 def _defer(look: _Look, locked: Sequence[Any]) -> Plan[bool]:
-    """Defer the messages of the page that wait in blocked groups. Return whether any was.
+    """Defer the messages of the page that wait in blocked groups. Return whether any was deferred.
 
-    Another process may have freed a group meanwhile, and have brought its first message forward
-    before this defers it. So what is deferred in such groups is corrected afterwards.
+    Another process may free a locked group and bring its first message forward just before this
+    defers that message. So the deferrals in groups that were locked are corrected afterwards.
     """
     queue, now = look.scan.terms.queue, look.scan.now
+    groups_waiting = look.waiting()
+    yield from write_due(queue, [each for some in groups_waiting.values() for each in some])
     later: dict[datetime, list[Document]] = {}
-    for name, waiting in look.waiting().items():
+    for name, (first, *rest) in groups_waiting.items():
         until = max(look.blocked[name], now + LEAST_DEFERRAL)
-        later.setdefault(until, []).append(waiting[0])
-        if waiting[1:]:
-            later.setdefault(now + DEFERRED_FOR, []).extend(waiting[1:])
+        later.setdefault(until, []).append(first)
+        if rest:
+            later.setdefault(now + DEFERRED_FOR, []).extend(rest)
     deferred = 0
-    odd = [each for some in later.values() for each in some if due_of(each) != each.get("due")]
-    if odd:  # of another program; what is deferred must say since when it is eligible
-        yield from UpdateEach(
-            [({"_id": each["_id"], "q": queue}, {"$set": {"due": due_of(each)}}) for each in odd]
-        )
     for until, some in later.items():
         ids = [each["_id"] for each in some]
         match = {"when": {"$lte": now}, "due": {"$lte": now}}

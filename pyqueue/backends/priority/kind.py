@@ -1,8 +1,8 @@
-"""The kind of queue with priorities: higher ones first, and the oldest first within one.
+"""The kind of queue with priorities: highest priority first, oldest first within a priority.
 
-A message has a priority from 0 to 9 and keeps it for life, in the history, in a dead-letter queue
-and in queues of other kinds too. This kind, as the table has it, stands for looks by age, as every
-plan but a claim makes them. ``levels`` has the looks by level.
+A message has a priority from 0 to 9. It keeps it for life: in the history, in a dead-letter queue
+and in queues of other kinds. The object in the table of kinds scans by age, as every plan except a
+claim does. ``levels`` contains the scans by level.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _INDEXES: Final[Mapping[str, IndexTerms]] = {
 
 @register
 class Priority(Standard):
-    """Strictly by priority among what is ready; first in, first out within one priority."""
+    """Ready messages strictly by priority; first in, first out within a priority."""
 
     name = "priority"
     capabilities = Standard.capabilities | {"priority"}
-    #: Whether looks by age are kept for messages without a priority.
+    #: If true, no claim scans by age: each message gets a priority and a listed level instead.
     shape: Mapping[str, object] = MappingProxyType({"strict": False})
     _scan_and_claim = staticmethod(claim_by_level)
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
-        """Return the index of claims by level, too."""
+        """Return the indexes, with the index for claims by level."""
         return {**super().needs(shape), **_INDEXES}
 
     def levels(self, priorities: Collection[int | None]) -> Sequence[int]:
@@ -64,17 +64,17 @@ class Priority(Standard):
     def follow(
         self, terms: ClaimTerms, state: ScanState, record: Mapping[str, Any], now: datetime
     ) -> Plan[None]:
-        """Learn the limit of the queue, and its levels."""
+        """Learn the limit and the levels of the queue."""
         yield from super().follow(terms, state, record, now)
         state.of(LevelStarts).follow(record)
 
     def claimable(self, queue: str, now: datetime, start: ScanStart | None) -> Filter:
-        """Return the filter of the messages that may be claimed by age, from ``start`` on."""
+        """Return the filter of messages that may be claimed by age, from ``start`` on."""
         messages = transitions.messages_only(queue)
         return transitions.scan_range(queue, {"$lte": now}, start, messages)
 
     def next_ones(self, queue: str, now: datetime) -> Plan[Sequence[Find]]:
-        """Return the reads that find what is ready: by level, and then what has no listed level."""
+        """Return the reads of ready messages: by level, then messages without a listed level."""
         (rest,) = yield from super().next_ones(queue, now)
         levels = listed_levels((yield from flags(queue)).get("levels"))
         if not levels:

@@ -1,12 +1,12 @@
-"""The levels of a queue with priorities: where each of them is scanned, and who comes next.
+"""The levels of a queue with priorities: where the scan of each begins, and which comes next.
 
-A level is one range of the index ``prior``. A look takes what is ready from the highest level down,
-as one filter with a branch for each level in use. Each level has a scan start, as a queue without
-levels has one; see ``scan``. Deleted index entries would slow down a look at the end of each level.
-So each level has a *level record* there: a document like the record of the queue, which is kept a
+A level is one range of the index ``prior``. A scan takes ready messages from the highest level
+down, with one filter that has a branch for each level in use. Each level has its own scan start,
+like a queue without levels; see ``scan``. Deleted index entries would slow a scan down at the end
+of each level. So a *level record* stands there: a document like the record of the queue, kept a
 second or two ahead of now.
 
-One look in ``LOOKS_PER_AGE_LOOK`` goes by age over all levels, so that no level starves.
+One scan in ``LOOKS_PER_AGE_LOOK`` goes by age over all levels, so that no level starves.
 
 This module is pure.
 """
@@ -30,14 +30,14 @@ PRIOR: Final = "prior"
 PRIOR_KEYS: Final = (("q", 1), ("priority", -1), ("when", 1), ("_id", 1))
 #: The order of claims by level.
 LEVEL_ORDER: Final[Sort] = (("priority", -1), ("when", 1), ("_id", 1))
-#: Of so many looks, one goes by age.
+#: One scan in this number goes by age.
 LOOKS_PER_AGE_LOOK: Final = 16
 
 
 def ready_by_level(
     queue: str, levels: Sequence[int], now: datetime, starts: Mapping[int, ScanStart] | None = None
 ) -> Filter:
-    """Return the filter of what is ready in these levels, each from its start on."""
+    """Return the filter of ready messages in these levels, each from its start on."""
     found = starts or {}
     return {
         "$or": [
@@ -62,31 +62,31 @@ def _branches(queue: str, level: int, now: datetime, start: ScanStart | None) ->
 
 @dataclass(slots=True)
 class LevelStarts(Memory):
-    """What one process knows of the levels of a queue, and the order of claims by level."""
+    """One process's knowledge of the levels of a queue, and the order of claims by level."""
 
-    # It scans the levels one after the other, in one command.
+    # One command scans the levels one after the other.
     in_ranges: ClassVar[bool] = True
     fields: ClassVar[Mapping[str, int]] = MappingProxyType({"priority": 1})
-    #: The levels in use, as the record lists them; the highest first.
+    #: The levels in use that the record lists, highest first.
     in_use: tuple[int, ...] = ()
-    #: Whether looks by age are kept for messages without a priority.
+    #: If true, no claim scans by age: each message gets a priority and a listed level instead.
     strict: bool = False
-    #: Below its start, no message of a level is known. A level without one starts at the beginning.
+    #: The start of each level; below it, no message is known. By default, it is the beginning.
     starts: dict[int, ScanStart] = field(default_factory=dict)
-    #: Where the next look for messages without a priority goes on; None: at the beginning.
+    #: Where the next search for messages without a listed level continues; None: at the beginning.
     walked_to: ScanStart | None = None
-    #: How many rescans began.
+    #: The number of rescans begun.
     rescans: int = 0
     _looks: int = 0
 
     def follow(self, record: Mapping[str, Any]) -> None:
-        """Learn what the record of the queue says."""
+        """Learn from the record of the queue."""
         shape = record.get("shape")
         self.in_use = listed_levels(record.get("levels"))
         self.strict = isinstance(shape, Mapping) and shape.get("strict") is True
 
     def begin_rescan(self) -> bool:
-        """Begin the next look of each level at the beginning, and so the next one by age."""
+        """Start the next scans at the very start, by level and by age. False: no level is used."""
         if not self.in_use:
             return False
         self.starts = {}
@@ -94,24 +94,24 @@ class LevelStarts(Memory):
         return True
 
     def is_age_turn(self) -> bool:
-        """Count a look. Return whether it goes by age."""
+        """Count a scan. Return whether it goes by age."""
         self._looks += 1
         return self._looks % LOOKS_PER_AGE_LOOK == 0
 
     def ordering(self, kind: Kind) -> Ordering:
-        """Return the order, and the index that has it."""
+        """Return the order and its index."""
         return Ordering(LEVEL_ORDER, PRIOR)
 
     def start(self) -> ScanStart | None:
-        """Return where the next look begins: each level has its start."""
+        """Return where the next scan begins. Each level also has its own start."""
         return FIRST, None
 
     def claimable(self, kind: Kind, queue: str, now: datetime, start: ScanStart | None) -> Filter:
-        """Return the filter of what may be claimed by level."""
+        """Return the filter of messages that may be claimed by level."""
         return ready_by_level(queue, self.in_use, now, self.starts)
 
     def learn(self, seen: Scanned, margin: ScanStart) -> None:
-        """Learn from a look by level. ``margin``: above it, producers may still insert."""
+        """Learn from a scan by level. ``margin``: above it, producers may still insert."""
         level, place = None if seen.ended else seen.level, seen.last
         starts = dict(self.starts)
         for each in self.in_use:
@@ -126,7 +126,7 @@ class LevelStarts(Memory):
         return [level_record_id(queue, level) for level in self.in_use]
 
     def move_back(self, when: datetime) -> None:
-        """Make the next look find messages from ``when`` on, in any level."""
+        """Make the next scan find messages from ``when`` on, in any level."""
         if not self.starts:
             return
         starts = dict(self.starts)

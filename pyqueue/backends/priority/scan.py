@@ -1,9 +1,9 @@
 """Claim from a queue with priorities: by level, and from time to time by age.
 
-The record of the queue lists the levels in use. A scan by level finds nothing in other levels, nor
-a message without a priority. Scans by age find those: one scan in 16, and each that found nothing
-from the very start. If the queue is strict, these list such levels instead, and give messages
-without a priority the default one.
+The record of the queue lists the levels in use. A scan by level misses messages in other levels and
+messages without a priority. A scan by age finds them. It takes the place of one scan in 16, and it
+follows each rescan by level that finds nothing. If the queue is strict, a search by age takes its
+place: it lists the missing levels, and gives messages without a priority the default priority.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyqueue.documents import listed_levels, priority_of
 from pyqueue.messages import DEFAULT_PRIORITY, HIGHEST_PRIORITY
 from pyqueue.requests import Document, Find, Plan, Update
 
-#: How many messages one search for unlisted levels passes.
+#: How many messages one search for unlisted levels reads.
 WALK: Final = 100
 PRIORITIES: Final = list(range(HIGHEST_PRIORITY + 1))
 
@@ -47,11 +47,11 @@ def claim_next(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document
 
 
 def _adopt(scan: Scan, levels: LevelStarts) -> Plan[bool]:
-    """List the levels of messages that scans by level miss. Return whether there were any.
+    """List the levels of messages that scans by level miss. Return whether it found any.
 
-    Other programs wrote these messages. Those without a priority get the default one.
+    Other programs wrote these messages. A message without a priority gets the default priority.
 
-    It looks at a few messages, by age, and at the next few when it is called again.
+    Each call reads a few messages by age; the next call reads the following ones.
     """
     queue = scan.terms.queue
     match = transitions.scan_range(

@@ -2,8 +2,8 @@
 
 An append inserts a pack at the *tail*, the position after the last message. The unique ``_id``
 keeps a second pack out, and its writer reads the tail again. A tail is known only from an
-acknowledged append or from a read at majority: one that only the primary knew could be undone by a
-fail-over, and leave a gap. It is used for a minute, and a pack younger than 10 minutes is never
+acknowledged append or from a read at majority: a fail-over could undo a tail that only the primary
+knew, and leave a gap. A tail is used for a minute, and a pack younger than 10 minutes is never
 deleted. So an append with an old tail meets the pack that took its place.
 """
 
@@ -47,7 +47,7 @@ from pyqueue.requests import (
 
 #: The most bytes of a pack of several messages.
 MAX_PACK_BYTES: Final = 4 * 2**20
-#: An append that took longer, in seconds, checks whether its place was deleted meanwhile.
+#: An append whose tail is older, in seconds, checks whether its place has been deleted.
 LATE_S: Final = 120.0
 
 #: How often other processes may be faster, even if the time is up.
@@ -87,8 +87,8 @@ def append(
     Args:
         stream: the name of the stream.
         codec: how payloads are stored.
-        shape: what the caller gave of the options that the record stores.
-        state: what the process knows of the log.
+        shape: the options of the record that the caller gave.
+        state: the state of the log in this process.
         payloads: the payloads.
         headers: the headers of every message.
         limit_s: for how long an append with an unknown outcome is tried again, in seconds.
@@ -164,7 +164,7 @@ def _append_chunks(
         try:
             first = yield from _append_pack(stream, type_name, state, limit_s, whole)
         except QueueError as error:
-            # After an unknown outcome, what follows would wait for the same server.
+            # After an unknown outcome, further packs would wait for the same server.
             answers += [error] * (len(chunks) if isinstance(error, Unavailable) else shared)
             del answers[len(chunks) :]
             continue
@@ -241,7 +241,7 @@ class _Append:
         elif self.unknown is None:
             self.state.tail = None  # another process was faster
             self.overtaken += 1
-        # Else the pack at this place may be ours: look again.
+        # Else the pack at this place may be ours: the next round checks.
         return False
 
     def stored_at(self, first: int, mono: float, now: datetime) -> int:
@@ -276,7 +276,7 @@ def _append_pack(
             continue
         if append.unknown is None and append.known is not None:
             first = append.known.position
-        document = _document(stream, first, now, append.nonce, type_name, chunk)
+        document = _document(stream, first, now, append.nonce, type_name, chunk=chunk)
         if (yield from append.insert(first, document)):
             return append.stored_at(first, *(yield from instants()))
 

@@ -1,4 +1,4 @@
-"""The plans of a consumer group of a stream, and what is known of all groups."""
+"""The plans of a consumer group of a stream, and of all groups of a stream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from pyqueue.requests import Delete, Filter, Find, Plan, ServerTime, Signal
 
 Duration = float | timedelta
 
-#: What the holder of a message of a stream cannot do with it.
+#: Operations and arguments that a consumer group does not offer, and why.
 _REFUSED: Final = {
     "move": "a message stays in its stream: push its payload to the queue, then commit",
     "progress": "a stream stores no progress",
@@ -39,7 +39,7 @@ _REFUSED: Final = {
 
 
 def refusal(name: str) -> ConfigurationError:
-    """Return the error of what a consumer group does not offer."""
+    """Return the error for an operation that a consumer group does not offer."""
     return ConfigurationError(f"{name}: {_REFUSED[name]}")
 
 
@@ -52,11 +52,11 @@ class GroupPlans:
         options: lease, max_tries, dead_letter, backoff and poll.
         codec: how payloads are stored.
         start: where the group begins, if it does not exist yet.
-        shape: what the caller gave of the options of the stream.
+        shape: the options of the stream that the caller gave.
         owner: returns the label that reservations carry.
     """
 
-    #: No record has to be asked for the kind.
+    #: The kind is known without reading a record.
     kind_name: Final = "stream"
 
     def __init__(
@@ -101,15 +101,15 @@ class GroupPlans:
         if lease is not None:
             lease_s = arguments.duration("lease", lease, positive=True)
         terms = Terms(
-            self.state,
-            self.start,
-            self.codec,
-            lease_s,
-            options.max_tries,
-            options.dead_letter,
-            self.owner(),
-            misfits or waiting.misfits,
-            waiting.scan.limit,
+            state=self.state,
+            start=self.start,
+            codec=self.codec,
+            lease_s=lease_s,
+            max_tries=options.max_tries,
+            dead_letter=options.dead_letter,
+            owner=self.owner(),
+            misfits=misfits or waiting.misfits,
+            limit=waiting.scan.limit,
         )
         return receive(
             terms,
@@ -137,7 +137,7 @@ class GroupPlans:
         error: BaseException | str | None = None,
         session: object = None,
     ) -> Plan[None]:
-        """Give messages back for another try, and bury those that had their last try."""
+        """Give messages back for another try. Bury messages that had their last try."""
         if session is not None:
             raise refusal("session")
         given, options = settling.reservations(self.state, held), self.options
@@ -168,7 +168,7 @@ class GroupPlans:
         self, held: Sequence[Any], reason: str, error: BaseException | str | None
     ) -> Plan[None]:
         name = self.options.dead_letter
-        yield from settling.bury(self.state, self.codec, name, held, reason, error)
+        yield from settling.bury(self.state, self.codec, name, held, reason, error=error)
 
     def extend(self, held: Sequence[object], *, lease: Duration | None = None) -> Plan[None]:
         """Hold messages for another lease, from now."""
@@ -194,7 +194,7 @@ class GroupPlans:
     # ---- the group
 
     def counts(self) -> Plan[ConsumerCounts]:
-        """Count the messages that the group has before it, by state."""
+        """Count the messages that the group has not finished, by state."""
         first, end = yield from log.bounds(self.stream)
         group = yield from reload(self.state)
         if group is None:
@@ -226,7 +226,7 @@ class GroupPlans:
         return group is not None and group.paused
 
     def seek(self, position: object) -> Plan[int]:
-        """Go on at a position. Every lease of the group ends. Return the position."""
+        """Continue at a position. Every lease of the group ends. Return the position."""
         yield from log.ensure(self.stream, self.shape)
         at = yield from log.position_at(self.stream, position)
         yield from create(self.state, at)

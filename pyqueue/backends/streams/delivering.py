@@ -1,4 +1,4 @@
-"""Streams: what callers get of the ranges that were claimed for them.
+"""Streams: give callers the messages of the ranges that were claimed for them.
 
 Ranges are claimed before their messages are read. So a caller may get fewer messages than were
 claimed: some do not fit, some are buried, and the retention of the stream may have deleted some.
@@ -37,8 +37,8 @@ from pyqueue.requests import Plan, ServerTime
 
 log = logging.getLogger("pyqueue")
 
-#: How many packs a process keeps, and of which size: a consumer that receives one message at a time
-#: reads each pack once.
+#: How many packs a process keeps, and their largest size. A consumer that receives one message at a
+#: time then reads each pack once.
 _MAX_KEPT: Final = 2
 _MAX_KEPT_BYTES: Final = 2**20
 
@@ -61,7 +61,7 @@ Received = list[StreamReservation[Any]]
 
 
 class Share:
-    """What one of several callers gets."""
+    """The messages for one of several callers."""
 
     __slots__ = ("_most", "full", "messages", "room")
 
@@ -70,7 +70,7 @@ class Share:
         self._most = most
         #: How many bytes fit.
         self.room = room
-        #: Whether it gets no more, whatever it wants.
+        #: Whether it gets no more messages, even if it wants some.
         self.full = False
 
     @property
@@ -106,12 +106,12 @@ def packs_of(
 
 @dataclass(slots=True)
 class _Delivery:
-    """What becomes of the positions of a range."""
+    """The outcome of each position of a range."""
 
     terms: Terms
     share: Share
     range: Range
-    #: Whether the messages are buried, because they were tried too often.
+    #: Whether the message is buried, because it was tried too often.
     exhausted: bool
     #: Whether the size of each message matters.
     measured: bool
@@ -122,7 +122,7 @@ class _Delivery:
     dead: list[Buried] = field(default_factory=list)
 
     def divide(self, packs: Sequence[Pack], first: int, now: datetime) -> None:
-        """Decide what becomes of each position. ``first``: the first one of the log, or 0."""
+        """Decide the outcome of each position. ``first``: the first one of the log, or 0."""
         for position, pack in _with_packs(self.range.positions(), packs):
             if pack is not None:
                 self.take(pack, position, now)
@@ -142,7 +142,7 @@ class _Delivery:
         share.room -= size
         message = _message(self.terms, self.range, pack, position)
         if isinstance(message, Exception) or self.exhausted:
-            burial = _burial(self.terms, self.range, pack, position, message, now)
+            burial = _burial(self.terms, self.range, pack, position, message, now=now)
             self.dead.append(burial)
         else:
             self.terms.misfits.delivered()
@@ -154,8 +154,8 @@ def deliver(
 ) -> Plan[bool]:
     """Give a caller the messages of a range. Return whether some were returned to the group.
 
-    Invalid messages go to the dead-letter queue, and so does one that was tried too often. What
-    the retention of the stream deleted is skipped.
+    An invalid message goes to the dead-letter queue, and so does a message that was tried too
+    often. Positions deleted by the retention of the stream are skipped.
     """
     one, state = taken.range, terms.state
     exhausted = taken.alone and terms.max_tries is not None and one.tries > terms.max_tries
@@ -166,7 +166,7 @@ def deliver(
     delivery.divide(touched, first, now)
     received = len(share.messages) > before
     if one.lapses and received:
-        share.full = True  # what lapsed is received apart
+        share.full = True  # lapsed messages are received on their own
     if received and not measured:
         share.room -= sum(each.size for each in touched)
     if rest := delivery.rest:  # before anything that may fail
@@ -204,25 +204,25 @@ def _message(
         return misfit
     stream, pushed = terms.state.stream, pack.pushed
     return StreamReservation(
-        f"{stream}~{position}",
-        stream,
-        payload,
-        dict(entry["h"]) if "h" in entry else {},
-        None,
-        pushed,
-        pushed,
-        one.tries,
-        None if one.error is None else dict(one.error),
-        None,
-        None,
-        [],
-        "reserved",
-        None,
-        one.token,
-        one.until,
-        terms.owner,
-        terms.lease_s,
-        position,
+        id=f"{stream}~{position}",
+        queue=stream,
+        payload=payload,
+        headers=dict(entry["h"]) if "h" in entry else {},
+        key=None,
+        when=pushed,
+        pushed=pushed,
+        tries=one.tries,
+        error=None if one.error is None else dict(one.error),
+        progress=None,
+        checkpoint=None,
+        trail=[],
+        state="reserved",
+        dead=None,
+        token=one.token,
+        until=one.until,
+        owner=terms.owner,
+        lease=terms.lease_s,
+        position=position,
         group=terms.state.name,
     )
 
@@ -240,11 +240,13 @@ def _burial(
     if isinstance(found, Exception):
         error: Mapping[str, Any] | None = error_record(found, now)
         id, text = f"{terms.state.stream}~{position}", str(error_record(found, now)["message"])
-        terms.misfits.add(terms.state.stream, terms.codec.name, terms.dead_letter, id, text, now)
+        terms.misfits.add(
+            terms.state.stream, terms.codec.name, terms.dead_letter, id, text, now=now
+        )
         reason, tries = "invalid", one.tries
     else:
         error, reason, tries = one.error, "tries", one.tries - 1
-    return Buried(one.token, position, document, pack.pushed, tries, error, reason)
+    return Buried(one.token, position, document, pack.pushed, tries, error=error, reason=reason)
 
 
 def _skip(state: GroupState, token: str, positions: Sequence[int], first: int) -> Plan[None]:

@@ -23,11 +23,11 @@ MAX_BACK: Final = 1000
 MERGE_ABOVE: Final = 64
 #: Ends of leases less than this part of the delay apart are alike.
 _PART_OF_DELAY: Final = 16
-#: How often the window of positions may double, so that an entry has 8 KB of bits at most.
+#: How often the window of positions may double. It limits the bits of an entry to 8 KB.
 _MOST_DOUBLED: Final = 6
 #: The positions over which merging always leaves fewer than ``MAX_BACK`` ranges.
 MAX_BACK_SPAN: Final = MAX_BACK // 2 * (MAX_RANGE << _MOST_DOUBLED)
-#: All instants up to the year 9999 are in one cell of so many bits of milliseconds.
+#: All instants up to the year 9999 share one cell of this many bits of milliseconds.
 _ALL_TIME_BITS: Final = 48
 #: From here on, messages with different tries are merged, too.
 _MIX_TRIES: Final = 8
@@ -53,14 +53,14 @@ class Range:
     def of(cls, entry: Mapping[str, Any]) -> Range:
         """Return the range of a stored entry."""
         return cls(
-            entry["t"],
-            int(entry["s"]),
-            int(entry["e"]),
-            int.from_bytes(entry["d"], "little"),
-            entry["u"],
-            int(entry["k"]),
-            int(entry.get("x", 0)),
-            entry.get("r"),
+            token=entry["t"],
+            start=int(entry["s"]),
+            end=int(entry["e"]),
+            done=int.from_bytes(entry["d"], "little"),
+            until=entry["u"],
+            tries=int(entry["k"]),
+            lapses=int(entry.get("x", 0)),
+            error=entry.get("r"),
         )
 
     def stored(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class Range:
             alive ^= lowest
 
     def mask(self, positions: Iterable[int]) -> int:
-        """Return the bits of those positions that lie between its ends."""
+        """Return the bits of the given positions that lie between its ends."""
         found = 0
         for each in positions:
             if self.start <= each < self.end:
@@ -122,7 +122,7 @@ def bits(done: int) -> bytes:
 
 
 class Merged(NamedTuple):
-    """The entries that leave ``back``, and those that enter it."""
+    """The entries that leave ``back``, and the entries that join it."""
 
     removed: list[Range]
     added: list[Range]
@@ -131,7 +131,7 @@ class Merged(NamedTuple):
 def merged(back: Sequence[Range], new: Sequence[Range], now: datetime) -> Merged | None:
     """Return how to add ranges so that fewer entries result. None: append them.
 
-    Merging lets nothing begin earlier. It lets a message wait longer by less than a tenth of its
+    Merging never makes a message due earlier. It lengthens a wait by less than a tenth of the
     delay, unless there would be more than ``MAX_BACK`` entries.
     """
     every = [*back, *new]
@@ -157,7 +157,7 @@ def merged(back: Sequence[Range], new: Sequence[Range], now: datetime) -> Merged
 
 
 def _likeness(one: Range, now: datetime, coarse: int) -> tuple[object, ...]:
-    """Return what ranges that are merged have in common. ``coarse``: how much may differ."""
+    """Return a key. Ranges with equal keys are merged. ``coarse``: how much may differ."""
     window = one.start // (MAX_RANGE << min(coarse, _MOST_DOUBLED))
     fewer = max(0, coarse - _MIX_TRIES)
     tries = one.tries >> fewer, one.lapses >> fewer
@@ -165,8 +165,8 @@ def _likeness(one: Range, now: datetime, coarse: int) -> tuple[object, ...]:
     left_ms = (one.until - now) // _MS
     if left_ms <= 0:
         return (window, tries, kind)
-    # Cells of fixed instants: what is merged again and again never leaves its cell, so it ends.
-    # Their sizes are powers of two, so that delays with a jitter share them.
+    # Cells are fixed in time: a range that is merged again and again stays in its cell, so its
+    # wait ends. Their sizes are powers of two, so that delays with a jitter share them.
     length = max(0, (left_ms // _PART_OF_DELAY).bit_length() - 1) + coarse
     length = min(length, _ALL_TIME_BITS)
     return (window, tries, kind, length, (one.until - _EPOCH) // _MS >> length)
@@ -179,13 +179,13 @@ def _union(members: Sequence[Range]) -> Range:
         alive |= each.alive << (each.start - start)
     errors = [each.error for each in members if each.error is not None]
     return Range(
-        new_token(),
-        start,
-        end,
-        ((1 << (end - start)) - 1) & ~alive,
-        max(each.until for each in members),
+        token=new_token(),
+        start=start,
+        end=end,
+        done=((1 << (end - start)) - 1) & ~alive,
+        until=max(each.until for each in members),
         # Fewer tries rather than more: too many would bury a message early.
-        min(each.tries for each in members),
-        max(each.lapses for each in members),
-        max(errors, key=lambda error: error["at"], default=None),
+        tries=min(each.tries for each in members),
+        lapses=max(each.lapses for each in members),
+        error=max(errors, key=lambda error: error["at"], default=None),
     )

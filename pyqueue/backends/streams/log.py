@@ -10,8 +10,8 @@ A log is a sequence of *packs*. A pack is one document, which is never changed::
     nonce   tells the writer of this pack from another one that aimed at the same position
     b       the messages: {p: payload, h: headers}
 
-Positions are contiguous, and everything here reads what a majority of the members has stored. So a
-reader that saw a position never sees a message appear below it later.
+Positions are contiguous, and packs are read only once a majority of the members has stored them.
+So a reader that saw a position never sees a message appear below it later.
 
 ``first`` in the record of the stream is the position below which nothing is read any more.
 """
@@ -44,7 +44,7 @@ END: Final = 10**16 - 1
 
 ASCENDING: Final = (("_id", 1),)
 DESCENDING: Final = (("_id", -1),)
-#: What to read of a pack to know its positions.
+#: The fields of a pack that give its positions.
 PLACE: Final = {"s": 1, "n": 1}
 
 
@@ -62,13 +62,13 @@ class Known(NamedTuple):
 
 
 class LogState:
-    """What a process knows of a log between two calls."""
+    """The state of a log that a process keeps between two calls."""
 
     def __init__(self) -> None:
         self.tail: Known | None = None
-        #: Whether the name is known to be that of a stream.
+        #: Whether the name is known to belong to a stream.
         self.checked = False
-        #: When to look for packs to delete, by the monotonic clock.
+        #: When to check for packs to delete, by the monotonic clock.
         self.retain_at = float("-inf")
 
 
@@ -109,9 +109,22 @@ def message_at(stream: str, codec: Codec[Any], pack: Pack, position: int) -> Str
     payload = codec.load(entry["p"])
     headers = dict(entry.get("h") or {})
     id, pushed = f"{stream}~{position}", pack.pushed
-    note = (None, None, None)  # error, progress, checkpoint
     return StreamMessage(
-        id, stream, payload, headers, None, pushed, pushed, 0, *note, [], "ready", None, position
+        id=id,
+        queue=stream,
+        payload=payload,
+        headers=headers,
+        key=None,
+        when=pushed,
+        pushed=pushed,
+        tries=0,
+        error=None,
+        progress=None,
+        checkpoint=None,
+        trail=[],
+        state="ready",
+        dead=None,
+        position=position,
     )
 
 
@@ -180,7 +193,7 @@ def first_position(stream: str) -> Plan[int]:
 
 
 def tail(stream: str, state: LogState) -> Plan[Known]:
-    """Return the tail: the one that this process knows, unless that is too old."""
+    """Return the tail. Read it if this process knows none, or one that is too old."""
     mono, now = yield from instants()
     known = state.tail
     if known is None or known.age_s(mono, now) > TAIL_AGE_S:
@@ -225,7 +238,7 @@ def position_at(stream: str, start: object) -> Plan[int]:
 
 
 def check_start(start: object) -> datetime | None:
-    """Refuse what stands for no position. Return the instant if it is one.
+    """Refuse a value that stands for no position. Return the instant if it is one.
 
     Raises:
         ConfigurationError: it is neither "first" nor "last", nor an instant, nor a position.
@@ -260,7 +273,7 @@ def fetch(
 ) -> Plan[list[Pack]]:
     """Return the packs with messages from ``low`` to before ``high``, as a majority stored them.
 
-    It ends after ``limit`` messages or ``max_bytes``, but returns one pack at least.
+    It ends after ``limit`` messages or ``max_bytes``, but never before the first pack.
     """
     packs: list[Pack] = []
     size = number = 0
@@ -273,13 +286,7 @@ def fetch(
             majority=True,
         )
         if not packs and low > 0 and not (page and page[0]["s"] == low):
-            before = yield from Find(
-                packs_between(stream, max(0, low - MAX_PACK + 1), low),
-                sort=DESCENDING,
-                limit=1,
-                majority=True,
-            )
-            page = [each for each in before if each["s"] + each["n"] > low] + page
+            page = [*(yield from _pack_over(stream, low)), *page]
         if not page:
             break
         for document in page:
@@ -291,14 +298,21 @@ def fetch(
             number += pack.end - max(low, pack.first)
             low = pack.end
         if len(page) < _PAGE and sum(each["z"] for each in page) < _PAGE_BYTES:
-            break
+            break  # the log ends here: neither the count nor the bytes cut the page short
     return packs
+
+
+def _pack_over(stream: str, position: int) -> Plan[list[Document]]:
+    """Return the pack that begins before a position and contains it, if there is one."""
+    before = packs_between(stream, max(0, position - MAX_PACK + 1), position)
+    found = yield from Find(before, sort=DESCENDING, limit=1, majority=True)
+    return [each for each in found if each["s"] + each["n"] > position]
 
 
 def read(
     stream: str, codec: Codec[Any], state: LogState, after: object, limit: int
 ) -> Plan[list[StreamMessage[Any]]]:
-    """Return messages by position: those after ``after``, or from the first one on."""
+    """Return messages by position, from the one after ``after`` or from the first."""
     arguments.count("limit", limit)
     start = 0 if after is None else position_argument("after", after) + 1
     yield from check(stream, state)
@@ -316,7 +330,7 @@ def read(
 def _shown(
     stream: str, codec: Codec[Any], pack: Pack, position: int, now: datetime
 ) -> StreamMessage[Any]:
-    """Return a message. One that does not fit the model has the raw payload, and an error."""
+    """Return a message. If it does not fit the model, it has the raw payload and an error."""
     try:
         return message_at(stream, codec, pack, position)
     except Exception as misfit:  # the validators of a model are user code

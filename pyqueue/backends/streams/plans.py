@@ -22,7 +22,7 @@ class StreamPlans:
     Args:
         stream: the name of the stream.
         codec: how payloads are stored.
-        shape: what the caller gave of the options that all users of the stream must agree on.
+        shape: the options that the caller gave. All users of the stream must agree on them.
         owner: the label that reservations carry, or a function that returns it.
         command_timeout: the time limit of one command, in seconds.
     """

@@ -1,4 +1,4 @@
-"""Streams: what a consumer group has in progress. Everything here is pure.
+"""Streams: the messages that a consumer group has in progress. Everything here is pure.
 
 A group is one document::
 
@@ -22,7 +22,7 @@ range, or finished. A range is an entry of ``out`` or ``back``::
     r        the error of the last try
 
 Every change is one update that matches the entry as it was read: its token, its bits and, where
-the lease counts, its end. So a change that another process made in between is never overwritten,
+the lease counts, its end. So it never overwrites a change that another process made in between,
 and a former holder changes nothing.
 """
 
@@ -45,7 +45,7 @@ from pyqueue.backends.streams.entries import (
 from pyqueue.backends.transitions import new_token
 from pyqueue.requests import Document
 
-#: No further range is claimed while so many are held.
+#: No new position is claimed while ``out`` has this many ranges. Ranges in ``back`` still are.
 MAX_HELD: Final = 100
 
 
@@ -56,7 +56,7 @@ def group_id(stream: str, group: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What the document of a group says."""
+    """The state of a group, read from its document."""
 
     next: int
     out: Sequence[Range]
@@ -68,15 +68,15 @@ class Group:
 
     @classmethod
     def of(cls, document: Document) -> Group:
-        """Return what a document says."""
+        """Return the group of a document."""
         return cls(
             int(document["next"]),
             [Range.of(each) for each in document["out"]],
             [Range.of(each) for each in document["back"]],
             document.get("left", []),
             int(document.get("skipped", 0)),
-            bool(document.get("paused")),
-            int(document.get("changes", 0)),
+            paused=bool(document.get("paused")),
+            changes=int(document.get("changes", 0)),
         )
 
     def held(self, token: str) -> Range | None:
@@ -116,7 +116,7 @@ def claim_step(
     wanted: Sequence[int],
     served: Sequence[bool] = (),
 ) -> tuple[Step, list[Taken]] | None:
-    """Return the update of a claim, and what it takes.
+    """Return the update of a claim and the ranges that it takes.
 
     Args:
         group: the group as it was read.
@@ -124,8 +124,8 @@ def claim_step(
         until: the end of the lease.
         tail: the tail of the log, as a majority stored it.
         wanted: how many messages each caller wants.
-        served: which callers have messages already. They get none whose lease has lapsed: if such
-            a message ends its consumer, the rest would seem guilty, too.
+        served: which callers have messages already. They get no message whose lease has lapsed:
+            if it ends its consumer again, their other messages would seem guilty, too.
 
     Returns:
         None if there is nothing to claim.
@@ -153,23 +153,23 @@ def claim_step(
 
 
 def _divided(found: Range, held: bool, until: datetime, wanted: int) -> tuple[Range, Range | None]:
-    """Return what a claim takes of positions that were claimed before, and the rest.
+    """Divide a range that was claimed before: into the part that a claim takes, and the rest.
 
-    What lapsed is divided by ten each time. So a message that ends its consumers is soon alone, and
-    its tries cost the other messages nothing.
+    Each lapse divides the largest part by ten. So a message that ends its consumers is soon alone,
+    and its tries cost the other messages nothing.
     """
     lapses = found.lapses + held
     most = max(1, MAX_RANGE // 10**lapses) if lapses else MAX_RANGE
     alive = found.alive
     lowest = (alive & -alive).bit_length() - 1
-    near = alive & ((1 << (lowest + MAX_RANGE)) - 1)  # a claim reads what lies in between
+    near = alive & ((1 << (lowest + MAX_RANGE)) - 1)  # a claim also reads the gaps
     mask = 0
     for _ in range(min(wanted, most, near.bit_count())):
         mask |= near & -near
         near &= near - 1
     new = {"token": new_token(), "until": until, "tries": found.tries + 1, "lapses": lapses}
     alive &= ~mask
-    # With a new token, so that it does not match what another process read before.
+    # With a new token, so that an entry read earlier by another process does not match.
     rest = found.part(alive, token=new_token(), lapses=lapses) if alive else None
     return found.part(mask, **new), rest
 
@@ -201,12 +201,12 @@ def _new(
     if len(group.back) >= MAX_BACK:
         lowest = min(each.start for each in group.back)
         if position - lowest >= MAX_BACK_SPAN:
-            return None  # the document could grow beyond what a server stores
+            return None  # the document could grow too large for the server
     for place, number in enumerate(wanted):
         left = number
         while left > 0 and position < tail and len(group.out) + len(taken) < MAX_HELD:
             end = min(position + min(left, MAX_RANGE), tail)
-            taken.append(Taken(place, Range(new_token(), position, end, 0, until, 1)))
+            taken.append(Taken(place, Range(new_token(), position, end, 0, until, tries=1)))
             left -= end - position
             position = end
     if not taken:
@@ -217,7 +217,7 @@ def _new(
 
 
 def skip_steps(group: Group, first: int, now: datetime) -> list[tuple[int, Step]]:
-    """Return the updates that pass over what lies below ``first`` and is not held.
+    """Return the updates that pass over messages below ``first`` that are not held.
 
     Each comes with the number of messages that it passes over.
     """
@@ -260,7 +260,7 @@ class Ending(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """An update that ends claims, and the endings that it carries out, each with what was lost."""
+    """An update that ends claims, and its endings, each with the positions that were lost."""
 
     step: Step
     endings: list[tuple[int, frozenset[int]]]
@@ -277,7 +277,7 @@ def settle_step(
         now: the instant.
 
     Returns:
-        The update, and the endings of which nothing is held any more.
+        The update, and the endings whose positions are all no longer held.
     """
     held = {each.token: each for each in group.out}
     of_token: dict[str, list[int]] = {}
@@ -320,7 +320,7 @@ def _missing(held: Mapping[str, Range], ending: Ending, mask: int) -> frozenset[
 
 
 class _Given(NamedTuple):
-    """Where the positions go whose claims end."""
+    """Where the positions of ended claims go."""
 
     back: list[Range]
     copies: list[Any]
@@ -352,12 +352,12 @@ def _given_back(
 
 
 _NOTHING: Final = _Given([], [], 0)
-#: Entries of ``out``, each with what is left of it.
+#: Entries of ``out``, each with the range that stays, or None.
 _Outs = Sequence[tuple[Range, Range | None]]
 
 
 def _end(ranges: _Outs, given: _Given) -> Step:
-    """End claims, and append what is given back."""
+    """End claims, and append the ranges that are given back."""
     update: dict[str, dict[str, Any]]
     ((before, rest), *_) = ranges
     if rest is not None:
@@ -376,11 +376,11 @@ def _end(ranges: _Outs, given: _Given) -> Step:
 
 
 def _merge(ranges: _Outs, more: Merged, given: _Given = _NOTHING) -> Step:
-    """Change entries of ``out``, and merge what was given back.
+    """Change entries of ``out``, and merge the ranges that were given back.
 
-    Only a pipeline can remove entries of an array and add some. It matches every entry that it
+    Only a pipeline can both remove and add entries of an array. It matches every entry that it
     removes: an entry of ``back`` never changes while it keeps its token. Entries that another
-    process added since the group was read stay.
+    process added after the group was read stay.
     """
     match: dict[str, Any] = {
         "$and": [{"out": {"$elemMatch": before.same()}} for before, _ in ranges]
@@ -400,7 +400,7 @@ def _merge(ranges: _Outs, more: Merged, given: _Given = _NOTHING) -> Step:
 
 
 def _exchanged(name: str, removed: Sequence[Range], added: Sequence[Range]) -> dict[str, Any]:
-    """Return the expression of an array without some entries, and with new ones."""
+    """Return the expression that removes entries of an array and appends new entries."""
     gone = {"$in": ["$$one.t", [each.token for each in removed]]}
     kept = {"$filter": {"input": f"${name}", "as": "one", "cond": {"$not": gone}}}
     return {"$concatArrays": [kept, {"$literal": [each.stored() for each in added]}]}

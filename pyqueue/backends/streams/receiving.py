@@ -1,8 +1,8 @@
 """Streams: how a consumer group receives messages.
 
-A claim reads the group, takes ranges of positions by one update each, and then reads their packs,
-as a majority stored them. Only the update decides who holds what. So what a process remembers of
-the group may be old: then the update matches nothing, and the group is read again.
+A claim reads the group, takes ranges of positions by one update, and then reads their packs, as a
+majority stored them. Only the update decides who holds which messages. A process may therefore
+remember a stale group: its update then matches nothing, and it reads the group again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ PAUSE_READ_INTERVAL_S: Final = 5.0
 
 
 class Limits(NamedTuple):
-    """What one call receives at most."""
+    """The most that one call receives."""
 
     messages: int
     bytes: int
@@ -116,7 +116,7 @@ def receive(
             if deadline is not None and (yield from MonotonicTime()) >= deadline:
                 return []
             if (yield from Listen(waiting)):
-                continue  # the subscription is new: look again, so that no message is missed
+                continue  # the subscription is new: claim again, so that no message is missed
             look = False
             while not look:
                 until = yield from _wake_time(state, waiting, terms.limit, poll_s)
@@ -136,7 +136,7 @@ def _follow_limit(stream: str, shape: Mapping[str, object], followed: FollowedLi
 def _wake_time(
     state: GroupState, waiting: Any, limit: FollowedLimit, poll_s: float
 ) -> Plan[datetime]:
-    """Return when to look again if no event arrives."""
+    """Return when to claim again if no event arrives."""
     now = yield from ServerTime()
     scan, group = waiting.scan, state.seen
     if scan.due is not None and scan.due <= now:
@@ -147,7 +147,7 @@ def _wake_time(
     if limit.unreadable is not None or (group is not None and group.paused):
         until.append(now + timedelta(seconds=PAUSE_READ_INTERVAL_S))
     elif group is None:
-        until.append(now)  # another call found that what this process knew was old
+        until.append(now)  # another call found that the known group was stale
     else:
         until += [each for each in (group.due(), scan.due) if each is not None]
     return max(min(until), now + timedelta(milliseconds=1))
@@ -156,7 +156,7 @@ def _wake_time(
 def _give_back(
     state: GroupState, received: Iterable[StreamReservation[Any]], claimed: Sequence[Taken] = ()
 ) -> Plan[None]:
-    """Give back what was claimed for callers that do not get it: the try is not counted."""
+    """Give back positions whose callers do not get them. The try is not counted."""
     ranges = {each.range.token: [*each.range.positions()] for each in claimed}
     for each in received:
         ranges.setdefault(each.token, []).append(each.position)
@@ -167,7 +167,7 @@ def _give_back(
 
 
 def _claim_for_callers(terms: Terms, limits: Sequence[Limits]) -> Plan[list[Received]]:
-    """Claim for several callers. Each gets ranges that no other one shares."""
+    """Claim for several callers. No two of them share a range."""
     shares = [Share([], limit.messages, limit.bytes) for limit in limits]
     while True:
         now = yield from ServerTime()
@@ -183,14 +183,16 @@ def _claim_for_callers(terms: Terms, limits: Sequence[Limits]) -> Plan[list[Rece
             packs, first = yield from packs_of(terms.state, [each.range for each in taken], room)
             while left:
                 each = left.pop(0)
-                returned |= yield from deliver(terms, each, shares[each.place], packs, first, now)
+                returned |= yield from deliver(
+                    terms, each, shares[each.place], packs, first, now=now
+                )
         except QueueError:
-            # No caller gets anything. A message whose burial failed waits for its lease: the next
-            # claims would take it first, and fail, too.
+            # No caller gets anything. A message whose burial failed is held until its lease ends:
+            # if given back, the next claims would take it first and fail, too.
             yield from _give_back(terms.state, chain(*(each.messages for each in shares)), left)
             raise
         if returned:
-            break  # what was returned would be claimed again at once
+            break  # returned positions would be claimed again at once
     return [sorted(each.messages, key=attrgetter("position")) for each in shares]
 
 
@@ -213,10 +215,10 @@ def _take(
             yield from show_left(state, group.left)
             group = None
             continue
-        found = claim_step(group, now, until, state.tail, wanted, served)
+        found = claim_step(group, now, until, state.tail, wanted, served=served)
         if found is not None and not permits.asked:
             wanted = yield from permits.ask(found[1], wanted, now)
-            found = claim_step(group, now, until, state.tail, wanted, served)
+            found = claim_step(group, now, until, state.tail, wanted, served=served)
             if not any(wanted):
                 return []
         if found is not None:
@@ -231,7 +233,7 @@ def _take(
                 permits, wanted = _Permits(terms), asked
         elif fresh:
             break
-        else:  # what this process knows may be old
+        else:  # the known group or tail may be stale
             _, end = yield from stream_log.bounds(state.stream)
             state.tail = max(state.tail, end)
             group, fresh = None, True
@@ -246,16 +248,16 @@ class _Permits:
 
     def __init__(self, terms: Terms) -> None:
         self._permits = Permits(terms.state.stream, terms.limit, terms.state.name)
-        #: Whether nothing is to be asked for any more.
+        #: Whether permits were asked for, or none are needed.
         self.asked = terms.limit.limit is None
 
     @property
     def until(self) -> datetime | None:
-        """The end of the permits; None: it has none."""
+        """The end of the permits; None: there are none."""
         return self._permits.until
 
     def ask(self, taken: Sequence[Taken], wanted: Sequence[int], now: datetime) -> Plan[list[int]]:
-        """Ask for permits for what can be taken. Return how much each caller may take."""
+        """Ask for permits for these ranges. Return how many messages each caller may take."""
         self.asked = True
         left = yield from self._permits.number(sum(each.range.size for each in taken), now)
         share = [0] * len(wanted)
@@ -265,9 +267,9 @@ class _Permits:
         return share
 
     def late(self) -> Plan[bool]:
-        """Return whether it is too late to use them."""
+        """Return whether it is too late to use the permits."""
         return self._permits.late()
 
     def give_back(self, taken: Sequence[Taken]) -> Plan[None]:
-        """Give back what was not used."""
+        """Give back the permits that were not used."""
         yield from self._permits.give_back({"": sum(each.range.size for each in taken)})

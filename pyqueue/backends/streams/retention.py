@@ -36,7 +36,7 @@ _MAX_DELETED: Final = 200
 def retain(stream: str, state: LogState) -> Plan[None]:
     """Delete packs that are older than the retention of the stream, once a minute.
 
-    It deletes a few at a time. A failure is left to the next time.
+    It deletes a few at a time. After a failure, the next check tries again.
     """
     mono, now = yield from instants()
     if mono < state.retain_at:
@@ -109,7 +109,7 @@ def _delete_portion(
 def drop(stream: str) -> Plan[int]:
     """Delete all packs. Return how many messages they had.
 
-    ``first`` is raised to the tail before. So positions go on if somebody appends again.
+    First raise ``first`` to the tail, so that a later append continues the positions.
     """
     first = yield from first_position(stream)
     _, end = yield from bounds(stream)

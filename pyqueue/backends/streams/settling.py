@@ -1,10 +1,10 @@
 """Streams: how a consumer group ends its claims and extends their leases.
 
-A message that goes to the dead-letter queue is two documents: the group says that it is finished
-there, and a copy appears in the queue. The copy is inserted hidden, at majority. The update that
-ends the claim lists it in ``left``, which decides. Then the copy is shown and taken off the list.
-Each claim shows what it finds listed. So a process that dies in between leaves the message in one
-place, never in both or in none.
+A burial changes two documents: the group finishes the message, and a copy appears in the
+dead-letter queue. The copy is first inserted hidden, at majority. The update that ends the claim
+lists the copy in ``left``, and this decides the burial. Then the copy is published and taken off
+the list. Each claim publishes the copies that it finds listed. So a process that dies in between
+leaves the message in one place, never in both or in none.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from pyqueue.requests import (
 
 #: The longest text of an error in the document of a group.
 _MAX_ERROR_TEXT: Final = 200
-#: A burial whose copies are older begins again; copies that no burial decided on are deleted later.
+#: A burial with older copies fails. Copies of undecided burials are deleted after a day.
 _MAX_BURIAL: Final = timedelta(minutes=10)
 _ABANDONED: Final = timedelta(days=1)
 
@@ -57,7 +57,7 @@ Held = Sequence[StreamReservation[Any]]
 
 
 class GroupState:
-    """What a process knows of a group between two calls.
+    """The state of a group that a process keeps between two calls.
 
     Args:
         stream: the name of the stream.
@@ -70,15 +70,16 @@ class GroupState:
         self.id = group_id(stream, group)
         #: The group as it was last seen; None: read it.
         self.seen: Group | None = None
-        #: A tail of the log that a majority stored.
+        #: The log reaches at least to here, as a majority stored it.
         self.tail = 0
+        #: Whether this process has deleted the copies of burials that were never decided.
         self.swept = False
         #: Packs that were read last.
         self.kept: list[Pack] = []
 
     @property
     def hidden(self) -> str:
-        """The ``q`` of copies that are not shown yet."""
+        """The ``q`` of copies that are not published yet."""
         return f"~handover:{self.stream}~{self.name}"
 
 
@@ -87,7 +88,7 @@ def reload(state: GroupState) -> Plan[Group | None]:
     before = state.seen
     found = yield from Find({"_id": state.id}, limit=1)
     group = Group.of(found[0]) if found else None
-    if state.seen is before:  # what was read may say less than what came meanwhile
+    if state.seen is before:  # no other answer arrived during the read
         state.seen = group
     else:
         _learn(state, group)
@@ -109,7 +110,7 @@ def change(state: GroupState, step: Step, *, w1: bool = False) -> Plan[Group | N
 
 
 def _learn(state: GroupState, group: Group | None) -> None:
-    """Remember the group, unless it was seen later. Answers may arrive in another order."""
+    """Remember the group, unless a later state is known. Answers may arrive out of order."""
     if group is None or state.seen is None or group.changes >= state.seen.changes:
         state.seen = group
 
@@ -118,7 +119,7 @@ def _learn(state: GroupState, group: Group | None) -> None:
 
 
 def settle(state: GroupState, endings: Sequence[Ending]) -> Plan[list[frozenset[int]]]:
-    """End claims. Return for each ending the positions that were not held any more."""
+    """End claims. Return, for each ending, the positions that were no longer held."""
     return (
         yield from Coalesce(
             ("stream settle", state.id), endings, partial(_settle_batch, state), max_in_flight=2
@@ -150,10 +151,10 @@ def _settle_all(state: GroupState, endings: Sequence[Ending]) -> Plan[list[froze
             group, fresh = (yield from reload(state)), True
             if group is None:
                 break  # the group was deleted
-        # One at a time: the next is computed from what this one left.
+        # One at a time: each step is computed from the group that the last one returned.
         one, lost = settle_step(group, pending, (yield from ServerTime()))
         if lost and not fresh:
-            group = None  # what was seen may be too old: read the group before giving up
+            group = None  # the known group may be stale: read it before giving up
             continue
         for number, positions in lost.items():
             results[number] = positions
@@ -173,7 +174,7 @@ def _settle_all(state: GroupState, endings: Sequence[Ending]) -> Plan[list[froze
 
 
 def give_back(state: GroupState, ranges: Mapping[str, Range | Sequence[int]]) -> Plan[None]:
-    """Give back what was claimed for nobody: the try is not counted."""
+    """Give back positions that no caller gets. The try is not counted."""
     now = yield from ServerTime()
     back = Back(now, counted=False)
     endings = [
@@ -284,7 +285,7 @@ def raise_lost(state: GroupState, held: Held, lost: Held) -> None:
 def extend(
     state: GroupState, given: Sequence[object], lease: float | timedelta | None
 ) -> Plan[None]:
-    """Hold messages for another lease, from now. Those of one range have a common lease.
+    """Hold messages for another lease, from now. Messages of one range share a lease.
 
     Raises:
         LeaseLost: some were no longer held; the rest are extended.
@@ -306,7 +307,7 @@ def renew(state: GroupState, held: Held) -> Plan[list[QueueError | None]]:
 
 
 def _extend(state: GroupState, held: Held, lease_s: float | None, *, w1: bool) -> Plan[Held]:
-    """Extend leases, one command for each range. Return what was no longer held."""
+    """Extend leases, one command for each range. Return the reservations no longer held."""
     now = yield from ServerTime()
     lost: list[StreamReservation[Any]] = []
     ranges: dict[str, list[StreamReservation[Any]]] = {}
@@ -336,7 +337,7 @@ class Buried(NamedTuple):
 
     token: str
     position: int
-    #: What the copy takes along: payload, headers, type.
+    #: Fields for the copy: payload, headers, type.
     document: Mapping[str, Any]
     pushed: datetime
     tries: int
@@ -365,7 +366,9 @@ def bury(
             document["type"] = codec.name
         at, tries = each.position, each.tries
         why = record or each.error
-        messages.append(Buried(each.token, at, document, each.pushed, tries, why, reason))
+        messages.append(
+            Buried(each.token, at, document, each.pushed, tries, error=why, reason=reason)
+        )
     missing = yield from entomb(state, dead_letter, messages)
     raise_lost(state, held, [each for each in held if (each.position, each.token) in missing])
 
@@ -373,7 +376,7 @@ def bury(
 def entomb(
     state: GroupState, dead_letter: str, messages: Sequence[Buried]
 ) -> Plan[set[tuple[int, str]]]:
-    """Move messages to the dead-letter queue. Return the positions that were not held any more."""
+    """Move messages to the dead-letter queue. Return position and token of those not held."""
     target = yield from namespace.target(dead_letter)
     now = yield from ServerTime()
     copies = [_copy(state, target.queue, each, now) for each in messages]
@@ -413,7 +416,7 @@ def _copy(state: GroupState, queue: str, message: Buried, now: datetime) -> Docu
 
 
 def show_left(state: GroupState, ids: Sequence[Any]) -> Plan[None]:
-    """Show copies that were decided on. It may run any number of times."""
+    """Publish the copies of decided burials. It may run any number of times."""
     found = yield from Find({"_id": {"$in": list(ids)}, "q": state.hidden}, {"to": 1})
     targets: dict[str, list[Any]] = {}
     for each in found:
