@@ -31,6 +31,12 @@ WARM, PAUSE_S = 10, 0.3
 numbers = itertools.count()
 
 
+def store(client: Client, queue: str, count: int) -> None:
+    """Store messages in a queue that has a record: a stream waits for a queue without one."""
+    client.queue(queue, kind="standard").reserve(0)
+    fill(client.database[client.namespace], queue, count)
+
+
 def run(bench: Bench) -> None:
     from pyqueue.spark import spark_session
 
@@ -164,7 +170,7 @@ def read(
     bench: Bench, spark: Any, url: str, client: Client, raw: Any, count: int, rounds: int
 ) -> None:
     queue = name()
-    fill(client.database[client.namespace], queue, count)
+    store(client, queue, count)
 
     def theirs() -> float:
         return seconds(
@@ -201,7 +207,7 @@ def claimed(bench: Bench, client: Client, raw: Any, rounds: int) -> None:
         )
 
     def ours() -> float:
-        fill(client.database[client.namespace], queue.name, BATCH)
+        store(client, queue.name, BATCH)
         held: list[float] = []
         began = time.perf_counter()
         with queue.claim("bench", limit=BATCH) as claim:
@@ -258,7 +264,7 @@ def staged(
     count = bench.either(2, 5) * BATCH
 
     def ours() -> float:
-        fill(client.database[client.namespace], source, count)
+        store(client, source, count)
         took = seconds(lambda: reports.extend(stage.run(spark, until_empty=True)), count)
         assert sum(each.written for each in reports) == count
         reports.clear()
@@ -281,7 +287,7 @@ def ceiling(bench: Bench, url: str, client: Client, rounds: int) -> None:
     queue, count = name(), bench.either(2, 5) * BATCH
 
     def ours() -> float:
-        fill(client.database[client.namespace], queue, count)
+        store(client, queue, count)
         given = {"uri": url, "queue": queue, "group": uuid4().hex, "maxWaitMs": "0"}
         reader: Any = QueueDataSource(given).streamReader(columns(None))
         former, offset = None, reader.initialOffset()
