@@ -275,8 +275,7 @@ class ScanState:
         if found:
             self._pace.idle_s = IDLE_RESCAN_S
         self._plan_rescan(seen, poll_s)
-        may_be_slow = found and not order.in_ranges
-        if not may_be_slow and seen.answered - began >= SLOW_SCAN:
+        if (order.in_ranges or not found) and seen.answered - began >= SLOW_SCAN:
             self.sentinel.until = seen.answered + TOMBSTONE_LIFETIME
 
     def _plan_rescan(self, seen: Scanned, poll_s: float) -> None:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
-from itertools import compress
 from typing import Any, Final
 
 from bson.raw_bson import RawBSONDocument
@@ -349,12 +348,12 @@ def _one_for_each_key(messages: Iterable[NewMessage], on_duplicate: str) -> list
         DuplicateKey: several have the same key, and this is an error.
     """
     given = list(messages)
+    keys = [each.key for each in given if each.key is not None]
+    repeated = list(Counter(keys) - Counter(set(keys)))
+    if repeated and on_duplicate == "error":
+        raise DuplicateKey(f"key: several rows have the same key: {repeated[:10]}", keys=repeated)
     last = {each.key: place for place, each in enumerate(given)}
-    is_kept = [each.key is None or last[each.key] == place for place, each in enumerate(given)]
-    if on_duplicate == "error" and not all(is_kept):
-        keys = list({str(each.key): 0 for place, each in enumerate(given) if not is_kept[place]})
-        raise DuplicateKey(f"key: several rows have the same key: {keys[:10]}", keys=keys)
-    return list(compress(given, is_kept))
+    return [each for place, each in enumerate(given) if each.key is None or last[each.key] == place]
 
 
 class Staging:
