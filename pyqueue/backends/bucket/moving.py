@@ -1,8 +1,7 @@
 """Packs: how their messages move to another queue.
 
 Outside a transaction, one update moves all messages left in a pack to another bucket. If only some
-move, they get a document of their own there. In a queue of another kind, each becomes an ordinary
-message.
+move, they share a new document there. In a queue of another kind, each becomes an ordinary message.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def in_stored_packs(
 
     A caller repeats an unacknowledged push with its ids, and its insert may still arrive. So if a
     pack is not stored, a document with its _id is stored. Ids without padding need none: only
-    earlier releases made such packs, and callers make such ids from ids of their own messages.
+    earlier releases made such packs. Callers may build such ids from the ids of their messages.
 
     Returns:
         The ids in packs that are or were in this queue, and the ids in packs of other queues.

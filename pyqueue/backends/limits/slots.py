@@ -1,4 +1,4 @@
-"""The slots of a limit on concurrency: each held message has a slot of its own.
+"""The slots of a limit on concurrency: each held message has its own slot.
 
 A queue with this limit has N slots; with ``per``, each key has N slots. The field ``slot`` of a
 held message names its slot. The index ``slot`` is unique, so two messages never share a slot, even

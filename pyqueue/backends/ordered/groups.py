@@ -43,7 +43,7 @@ def place_at(when: datetime) -> dict[str, int]:
     """Return the place in its group of a message that enters it with this ``when``.
 
     ``seq`` has 1000 numbers per millisecond, and release 0.1 counts through them. This release
-    uses only the last number, so its messages come after those of 0.1, and ``no`` orders them.
+    uses only the last number, so its messages follow messages of 0.1. ``no`` orders them.
     """
     return {"seq": 1000 * ((when - FIRST) // _MILLISECOND) + 999, "no": next_number()}
 
