@@ -347,6 +347,15 @@ def replace_by_id(queue: str, kind: Kind, document: Document, foreign: list[Id])
     """Overwrite the live message that has this key, or else this id, or insert the document.
 
     A message that has left the queue, or is in its history, stays unchanged.
+
+    Args:
+        queue: the queue.
+        kind: its kind.
+        document: the new message.
+        foreign: gains the id if a document of another queue has it.
+
+    Returns:
+        The id of the message that the queue has now; None: its id is foreign.
     """
     id: Id = document["_id"]
     with_id: Filter = {"_id": id, "q": queue, "processed": {"$exists": False}}

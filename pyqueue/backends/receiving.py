@@ -204,10 +204,10 @@ def _wait(
     queue: str, waiting: Waiting, now: datetime, poll_s: float, deadline: float | None
 ) -> Plan[datetime]:
     """Wait until it is time to scan again. Return that instant."""
-    look = False
-    while not look:
+    woken = False
+    while not woken:
         until = yield from _wake_time(queue, waiting.scan, now, poll_s)
-        look = yield from Wait(waiting, until, deadline)
+        woken = yield from Wait(waiting, until, deadline)
         now = yield from ServerTime()
     return now
 
@@ -224,14 +224,20 @@ def _wake_time(queue: str, state: ScanState, now: datetime, poll_s: float) -> Pl
     if limit.blocked_until is not None:  # nothing can start before then
         return max(min(until, limit.blocked_until, now + PAUSE_READ_INTERVAL), soonest)
     if not state.due_known:
-        if state.due_read is not None and state.due_read + NEXT_WHEN_INTERVAL > now:
-            until = min(until, state.due_read + NEXT_WHEN_INTERVAL)
-        else:
-            state.due_known, state.due_read = True, now
-            when = yield from reading.next_when(queue, state.lower_bound)
-            if when is not None:
-                state.wake_at(when)
+        next_read = yield from _read_due(queue, state, now)
+        until = _earliest(until, next_read)
     return max(_earliest(until, state.due), soonest)
+
+
+def _read_due(queue: str, state: ScanState, now: datetime) -> Plan[datetime | None]:
+    """Read when the next message becomes ready. If it is too early for that, return when to."""
+    if state.due_read is not None and state.due_read + NEXT_WHEN_INTERVAL > now:
+        return state.due_read + NEXT_WHEN_INTERVAL
+    state.due_known, state.due_read = True, now
+    when = yield from reading.next_when(queue, state.lower_bound)
+    if when is not None:
+        state.wake_at(when)
+    return None
 
 
 def _earliest(one: datetime, *more: datetime | None) -> datetime:

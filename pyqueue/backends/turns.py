@@ -37,7 +37,7 @@ Locks = Mapping[Hashable, datetime]
 
 
 class Order(NamedTuple):
-    """Messages that wait until others are no longer held, and their order.
+    """Messages that wait until earlier messages are no longer held, and their order.
 
     Messages of a group wait for its held message. Messages of a key of a limit wait for a slot; see
     ``slots``. The rules are the same.
@@ -161,13 +161,6 @@ def write_due(queue: str, documents: Sequence[Document]) -> Plan[None]:
 # ---- moving waiting messages
 
 
-class _Move(NamedTuple):
-    """The messages that move to one ``when``."""
-
-    when: datetime
-    ids: list[Any]
-
-
 def place_firsts(
     queue: str,
     order: Order,
@@ -187,14 +180,14 @@ def place_firsts(
     if len(found) < len(firsts):  # the messages behind them are first now
         names = [each[order.field] for each in firsts if not _is_sound(each, order.field)]
         following = yield from FirstOfEach(queue, order, names, session=session)
-        found += [each for each in following if _is_sound(each, order.field)]
-    moves: dict[datetime, _Move] = {}
+        found += [each for each in following if _is_sound(each, order.field)]  # else next time
+    moves: dict[datetime, list[Any]] = {}  # the ids, by their new ``when``
     for each in found:
         until = max(due_of(each), locks.get(order.name_in(each), now))
         if each["when"] > until:
-            moves.setdefault(until, _Move(until, [])).ids.append(each["_id"])
+            moves.setdefault(until, []).append(each["_id"])
     ready = 0
-    for when, ids in moves.values():
+    for when, ids in moves.items():
         # A message that was held in between, and waits for its next try, is left alone.
         deferred = {"when": {"$gt": when}, "due": {"$lte": when}}
         done = yield from write_when(queue, order, ids, deferred, when, session=session)
@@ -212,7 +205,7 @@ def write_when(
 ) -> Plan[int]:
     """Write ``when`` into the waiting messages among ``ids``. Return how many matched.
 
-    Messages that a transaction locks are left alone. A fail-over that undoes this costs time only.
+    Messages that a transaction locks are left alone. If a fail-over undoes this, only time is lost.
     """
     waiting = {"_id": {"$in": list(ids)}, "q": queue, order.field: {"$exists": True}, **match}
     put = {"$set": {"when": when}}

@@ -105,14 +105,15 @@ def _move_whole(
     if target.codec.name is not None:
         put["type"] = target.codec.name
     update = transitions.leaving(group.kind, group.queue, put, now)
-    del update["$rename"]
+    del update["$rename"]  # a pack has no key
     update["$unset"]["level"] = ""
-    alone = {"n": group.bits.bit_count(), HANDED: []}
+    # It has no other messages, and none that left it must still be shown.
+    complete: Document = {"n": group.bits.bit_count(), HANDED: []}
     if changed:
         update["$inc"] = {"z": size}
-        alone["z"] = {"$lte": packs.MAX_PACK_BYTES - size}
+        complete["z"] = {"$lte": packs.MAX_PACK_BYTES - size}
     try:
-        matched = bool((yield from Update(group.fence | alone, update)).matched)
+        matched = bool((yield from Update(group.fence | complete, update)).matched)
     except BaseException:
         if hold is not None:
             hold.lose()

@@ -191,7 +191,7 @@ def chunks(items: Sequence[T], sizes: Sequence[int], most: int) -> Iterator[Sequ
 
 
 def packs_of(pack: ObjectId) -> Document:
-    """Return the filter of a pack and of its parts."""
+    """Return the filter that matches a pack and of its parts."""
     parts = {"_id": {"$gte": f"{pack}/", "$lt": f"{pack}0"}}  # "0" follows "/"
     return {"$or": [{"_id": pack}, parts]}
 
@@ -281,7 +281,7 @@ def _words(bits: int) -> Iterator[tuple[str, Int64]]:
 
 
 def having(bits: int) -> dict[str, Any]:
-    """Return the filter of a pack that still has these messages."""
+    """Return the filter that matches a pack that still has these messages."""
     return {name: {"$bitsAllClear": word} for name, word in _words(bits)}
 
 
@@ -321,6 +321,9 @@ def window(size: int, alive: int, level: int) -> int | None:
 
 def next_level(size: int, first: int, alive: int, level: int) -> int:
     """Return the level of a pack after a claim of this level ended in order.
+
+    It falls by one for each larger window that the claim has finished: the pack is past the part
+    where a claim lapsed.
 
     Args:
         size: how many messages the pack had.

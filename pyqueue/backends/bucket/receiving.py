@@ -228,7 +228,9 @@ def _extend(hold: HeldPack, until: datetime, *, rests: bool, counts: bool) -> Pl
     if counts and not counted:
         change["$inc"] = {"tries": 1}
     mine: dict[str, Any] = {"_id": hold.id, "token": hold.token}
-    if not hold.is_changing:  # then a smaller ``n`` means that messages were removed
+    # A call that settles messages of this pack changes ``n``. Without one, a smaller ``n`` means
+    # that messages were removed, so that the copy in memory is out of date.
+    if not hold.is_changing:
         mine["n"] = hold.alive.bit_count()
     try:
         held = (yield from Update(mine, change, w1=True)).matched

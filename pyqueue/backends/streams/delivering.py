@@ -133,8 +133,7 @@ class _Delivery:
         """Give the caller a message, bury it, or leave it because it does not fit."""
         share, size = self.share, 0
         if self.measured:
-            entry = pack.entries[position - pack.first]
-            size = len(bson.encode(entry, codec_options=OPTIONS))
+            size = len(bson.encode(pack.entry(position), codec_options=OPTIONS))
         if self.rest or (self.measured and size > share.room and share.messages):
             share.room = 0
             self.rest.append(position)
@@ -197,7 +196,7 @@ def _message(
     terms: Terms, one: Range, pack: Pack, position: int
 ) -> StreamReservation[Any] | Exception:
     """Return a message, or the error of one that does not fit the model."""
-    entry = pack.entries[position - pack.first]
+    entry = pack.entry(position)
     try:
         payload = terms.codec.load(entry["p"])
     except Exception as misfit:  # the validators of a model are user code
@@ -231,7 +230,7 @@ def _burial(
     terms: Terms, one: Range, pack: Pack, position: int, found: object, now: datetime
 ) -> Buried:
     """Return the burial of a message that is invalid, or that was tried too often."""
-    entry = pack.entries[position - pack.first]
+    entry = pack.entry(position)
     document = {"payload": entry["p"]}
     if entry.get("h"):
         document["headers"] = entry["h"]

@@ -85,6 +85,10 @@ class Pack(NamedTuple):
         """The position after its last message."""
         return self.first + len(self.entries)
 
+    def entry(self, position: int) -> Mapping[str, Any]:
+        """Return the stored message at a position."""
+        return self.entries[position - self.first]
+
 
 # ---- documents
 
@@ -105,7 +109,7 @@ def _pack(document: Document) -> Pack:
 
 def message_at(stream: str, codec: Codec[Any], pack: Pack, position: int) -> StreamMessage[Any]:
     """Return a message of a pack."""
-    entry = pack.entries[position - pack.first]
+    entry = pack.entry(position)
     payload = codec.load(entry["p"])
     headers = dict(entry.get("h") or {})
     id, pushed = f"{stream}~{position}", pack.pushed
