@@ -53,6 +53,7 @@ check: $(VENV)/.dev  ## format, lint, types, language and async classes; warning
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m tests.support.language
+	@$(BIN)/python -m tests.support.word_rates
 	@$(BIN)/python -m tests.support.faces --check
 
 faces: $(VENV)/.dev  ## write the async classes from the blocking ones
