@@ -157,8 +157,8 @@ def namespace_name(value: Any) -> str:
     """Return a valid name of a namespace, which is also the name of its collection."""
     if not isinstance(value, str) or not _NAMESPACE.fullmatch(value) or value.startswith("system."):
         raise InvalidName(
-            f"namespace: invalid namespace name {shown(value)}: use a letter or _, "
-            "then up to 99 of A-Z a-z 0-9 _ -, with single dots between them"
+            f"namespace: invalid namespace name {shown(value)}: start with a letter or "
+            "_, then use up to 99 of A-Z a-z 0-9 _ - and single dots"
         )
     return value
 
@@ -248,7 +248,7 @@ def key(value: Any, name: str = "key") -> str:
     ):
         raise ConfigurationError(
             f"{name}: {shown(value)} is not allowed: "
-            "give a str of 1-512 characters of Unicode without NUL"
+            "give a str of 1-512 Unicode characters without NUL"
         )
     return value
 
@@ -267,8 +267,8 @@ def identity(value: Any) -> Id:
         or not is_unicode(value)
     ):
         raise ConfigurationError(
-            f"id: {shown(value)} is not allowed: give an ObjectId, or a str of 1-512 characters "
-            'of Unicode without NUL that does not start with "~"'
+            f"id: {shown(value)} is not allowed: give an ObjectId, or a str of 1-512 Unicode "
+            'characters that has no NUL and does not start with "~"'
         )
     return value
 
@@ -424,7 +424,7 @@ def owner(label: Any) -> str | None:
     if label is not None and (
         not isinstance(label, str) or len(label) > 256 or not is_unicode(label)
     ):
-        raise ConfigurationError("owner: give a str of at most 256 characters of Unicode")
+        raise ConfigurationError("owner: give a str of at most 256 Unicode characters")
     return label
 
 

@@ -263,8 +263,8 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             session: the session of a transaction.
 
         Raises:
-            LeaseLost: Some were no longer held (``lost``, ``unknown``). The rest is finished.
-            ConfigurationError: With a session, too little time of a lease is left.
+            LeaseLost: Some were no longer held (``lost``, ``unknown``). The rest were finished.
+            ConfigurationError: There is a session, and a lease has too little time left.
         """
         return await self._runner.run(
             self._settles(
@@ -290,7 +290,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             session: the session of a transaction.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is rolled back.
+            LeaseLost: Some were no longer held. The rest were rolled back.
         """
         return await self._runner.run(
             self._settles(
@@ -308,7 +308,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             lease: seconds; None: the lease with which each message was reserved.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is extended.
+            LeaseLost: Some were no longer held. The rest were extended.
         """
         return await self._runner.run(self._backend.extend(reservations, lease=lease))
 
@@ -319,7 +319,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             reservations: reservations of this queue.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is released.
+            LeaseLost: Some were no longer held. The rest were released.
         """
         return await self._runner.run(
             self._settles(reservations, None, self._backend.release(reservations))
@@ -354,7 +354,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             session: the session of a transaction.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is moved.
+            LeaseLost: Some were no longer held. The rest were moved.
             DuplicateKey: The key is taken there. The reservation is still held.
             InvalidMessage: The payload, or the result of the update, cannot be stored.
         """
@@ -390,7 +390,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             session: as in ``move``.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is moved.
+            LeaseLost: Some were no longer held. The rest were moved.
             InvalidMessage: A payload cannot be stored. Nothing was moved.
         """
         edits = MoveOptions(update=update, headers=headers, delay=delay, key=key)
@@ -407,7 +407,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             error: the reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is buried.
+            LeaseLost: Some were no longer held. The rest were buried.
             ConfigurationError: A message is in a dead-letter queue already.
         """
         return await self._runner.run(
@@ -573,10 +573,10 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
     async def purge(self) -> int:
         """Delete all ready and scheduled messages.
 
-        The history and held messages stay, also those that an open transaction holds.
+        The history and held messages stay, including messages held by an open transaction.
 
         Returns:
-            How many were deleted. The text of ``Unavailable`` says it, too; then call it again.
+            How many were deleted. If this raises ``Unavailable``, its text says how many so far.
         """
         return await self._runner.run(self._backend.purge())
 

@@ -248,7 +248,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             reservations: reservations of this group.
 
         Raises:
-            LeaseLost: Some were no longer held (``lost``). The rest is finished.
+            LeaseLost: Some were no longer held (``lost``). The rest were finished.
         """
         return await self._runner.run(
             self._settles(reservations, None, self._plans.commit(reservations))
@@ -268,7 +268,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             error: the reason, kept in ``Message.error``.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is rolled back.
+            LeaseLost: Some were no longer held. The rest were rolled back.
         """
         plan = self._plans.rollback(reservations, delay=delay, error=error)
         return await self._runner.run(self._settles(reservations, None, plan))
@@ -285,7 +285,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             lease: seconds; None: the lease with which each message was reserved.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is extended.
+            LeaseLost: Some were no longer held. The rest were extended.
         """
         return await self._runner.run(self._plans.extend(reservations, lease=lease))
 
@@ -296,7 +296,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             reservations: reservations of this group.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is released.
+            LeaseLost: Some were no longer held. The rest were released.
         """
         return await self._runner.run(
             self._settles(reservations, None, self._plans.release(reservations))
@@ -312,7 +312,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             error: the reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is buried.
+            LeaseLost: Some were no longer held. The rest were buried.
         """
         plan = self._plans.bury(reservations, error=error)
         return await self._runner.run(self._settles(reservations, None, plan))

@@ -166,7 +166,7 @@ class Claim(ClaimBase[PlanRunner]):
         """Finish the messages.
 
         Raises:
-            LeaseLost: Some were no longer held and are unchanged. The rest is finished.
+            LeaseLost: Some were no longer held and are unchanged. The rest were finished.
             Fenced: Another runner of the group took over. Nothing is changed.
         """
         self._runner.run(self._commit())

@@ -108,7 +108,7 @@ class RetryLater(Exception):
 
 
 class BatchFailed(Exception):
-    """Raise it from a handler of batches when only some messages failed. The rest is settled.
+    """Raise it from a handler of batches when only some messages failed. The rest are settled.
 
     Each exception applies to its message alone, as if a handler of this one message had raised it.
 
@@ -176,8 +176,9 @@ class Delivery(Generic[T]):
     def progress(self, fraction: float, note: str | None = None) -> Any:
         """Store how far the work is. ``Message.progress`` shows it to any reader.
 
-        A message of a stream, and one that shares a document with more messages of a bucket, stores
-        no progress: the call changes nothing, and the first one of a run logs a warning.
+        A message of a stream stores no progress, and neither does one that shares a document with
+        other messages of a bucket: the call changes nothing, and the first one of a run logs a
+        warning.
 
         Args:
             fraction: from 0 to 1.

@@ -36,8 +36,8 @@ _FIELDS: Final = ("concurrency", "rate", "period", "burst", "per")
 class Limit:
     """A limit on a queue, over the consumers of all processes: ``concurrency``, ``rate``, or both.
 
-    In any time of length t, at most ``burst + rate * t / period`` messages start: their claims
-    begin. A message that is tried again starts again.
+    In any interval of length t, at most ``burst + rate * t / period`` messages start. A message
+    starts when it is claimed, and a retry counts as another start.
 
     Args:
         concurrency: the most messages that are reserved at a time.
@@ -79,8 +79,8 @@ class Limit:
                 )
             if self.capacity / self.rate * period_s > _CENTURY_S:
                 raise ConfigurationError(
-                    f"rate: {shown(self.rate)} is not allowed: a burst would take more than 100 "
-                    "years to come back: give more starts per period"
+                    f"rate: {shown(self.rate)} is too low: a burst would take more than 100 years "
+                    "to refill: give more starts per period"
                 )
         if self.per is not None:
             _check_per(self.per)
@@ -217,8 +217,8 @@ def _check_per(value: Any) -> None:
         or "\0" in name
     ):
         raise ConfigurationError(
-            f'per: {shown(value)} is not allowed: give "headers.NAME" with the name of a header, '
-            "which has no dot and no leading $"
+            f'per: {shown(value)} is not allowed: give "headers.NAME", where NAME is a '
+            "header name without a dot or a leading $"
         )
 
 
@@ -254,8 +254,8 @@ def check_call(queue: str, limit: Limit | None, call: str | None) -> None:
     """
     if limit is not None and limit.concurrency is not None and call is not None:
         raise ConfigurationError(
-            f"{call}: queue {queue!r} has a limit on concurrency, which counts what is reserved: "
-            "reserve messages, and commit them"
+            f"{call}: queue {queue!r} has a limit on concurrency, which counts reserved messages: "
+            "reserve messages and commit them instead"
         )
     if limit is not None and limit.per is not None and call == "claim":
         raise ConfigurationError(

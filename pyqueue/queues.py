@@ -260,8 +260,8 @@ class Queue(QueueBase[T, PlanRunner]):
             session: the session of a transaction.
 
         Raises:
-            LeaseLost: Some were no longer held (``lost``, ``unknown``). The rest is finished.
-            ConfigurationError: With a session, too little time of a lease is left.
+            LeaseLost: Some were no longer held (``lost``, ``unknown``). The rest were finished.
+            ConfigurationError: There is a session, and a lease has too little time left.
         """
         return self._runner.run(
             self._settles(
@@ -287,7 +287,7 @@ class Queue(QueueBase[T, PlanRunner]):
             session: the session of a transaction.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is rolled back.
+            LeaseLost: Some were no longer held. The rest were rolled back.
         """
         return self._runner.run(
             self._settles(
@@ -305,7 +305,7 @@ class Queue(QueueBase[T, PlanRunner]):
             lease: seconds; None: the lease with which each message was reserved.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is extended.
+            LeaseLost: Some were no longer held. The rest were extended.
         """
         return self._runner.run(self._backend.extend(reservations, lease=lease))
 
@@ -316,7 +316,7 @@ class Queue(QueueBase[T, PlanRunner]):
             reservations: reservations of this queue.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is released.
+            LeaseLost: Some were no longer held. The rest were released.
         """
         return self._runner.run(
             self._settles(reservations, None, self._backend.release(reservations))
@@ -351,7 +351,7 @@ class Queue(QueueBase[T, PlanRunner]):
             session: the session of a transaction.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is moved.
+            LeaseLost: Some were no longer held. The rest were moved.
             DuplicateKey: The key is taken there. The reservation is still held.
             InvalidMessage: The payload, or the result of the update, cannot be stored.
         """
@@ -387,7 +387,7 @@ class Queue(QueueBase[T, PlanRunner]):
             session: as in ``move``.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is moved.
+            LeaseLost: Some were no longer held. The rest were moved.
             InvalidMessage: A payload cannot be stored. Nothing was moved.
         """
         edits = MoveOptions(update=update, headers=headers, delay=delay, key=key)
@@ -402,7 +402,7 @@ class Queue(QueueBase[T, PlanRunner]):
             error: the reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is buried.
+            LeaseLost: Some were no longer held. The rest were buried.
             ConfigurationError: A message is in a dead-letter queue already.
         """
         return self._runner.run(
@@ -568,10 +568,10 @@ class Queue(QueueBase[T, PlanRunner]):
     def purge(self) -> int:
         """Delete all ready and scheduled messages.
 
-        The history and held messages stay, also those that an open transaction holds.
+        The history and held messages stay, including messages held by an open transaction.
 
         Returns:
-            How many were deleted. The text of ``Unavailable`` says it, too; then call it again.
+            How many were deleted. If this raises ``Unavailable``, its text says how many so far.
         """
         return self._runner.run(self._backend.purge())
 

@@ -243,7 +243,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             reservations: reservations of this group.
 
         Raises:
-            LeaseLost: Some were no longer held (``lost``). The rest is finished.
+            LeaseLost: Some were no longer held (``lost``). The rest were finished.
         """
         return self._runner.run(self._settles(reservations, None, self._plans.commit(reservations)))
 
@@ -261,7 +261,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             error: the reason, kept in ``Message.error``.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is rolled back.
+            LeaseLost: Some were no longer held. The rest were rolled back.
         """
         plan = self._plans.rollback(reservations, delay=delay, error=error)
         return self._runner.run(self._settles(reservations, None, plan))
@@ -276,7 +276,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             lease: seconds; None: the lease with which each message was reserved.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is extended.
+            LeaseLost: Some were no longer held. The rest were extended.
         """
         return self._runner.run(self._plans.extend(reservations, lease=lease))
 
@@ -287,7 +287,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             reservations: reservations of this group.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is released.
+            LeaseLost: Some were no longer held. The rest were released.
         """
         return self._runner.run(
             self._settles(reservations, None, self._plans.release(reservations))
@@ -303,7 +303,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             error: the reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest is buried.
+            LeaseLost: Some were no longer held. The rest were buried.
         """
         plan = self._plans.bury(reservations, error=error)
         return self._runner.run(self._settles(reservations, None, plan))

@@ -89,5 +89,5 @@ def _scheme(url: str) -> str:
     scheme = str(url).partition(":")[0]
     if scheme not in ("memory", "none", "capped", "redis", "rediss", "unix"):
         allowed = '"memory:", "redis://...", "rediss://...", "unix://...", "capped:", "none:"'
-        raise BusError(f"unknown bus {scheme + ':'!r}; allowed are {allowed}")
+        raise BusError(f"unknown bus {scheme + ':'!r}; use one of {allowed}")
     return scheme

@@ -120,7 +120,7 @@ class LocalRunner:
         yield from ()
 
     def pending(self) -> bool:
-        """Return whether the end of the process has to wait for events of this bus."""
+        """Return whether the process must wait for events of this bus before it exits."""
         return False
 
     def close(self) -> Procedure[None]:

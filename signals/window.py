@@ -20,7 +20,7 @@ from datetime import datetime
 
 
 def earliest(one: datetime | None, other: datetime | None) -> datetime | None:
-    """Merge the instants of two events: None ("read the record") wins, else the earlier one."""
+    """Merge the instants of two events: None ("read the record") wins; otherwise the earlier."""
     return None if one is None or other is None else min(one, other)
 
 
@@ -73,7 +73,7 @@ class Window:
         return events
 
     def next(self, now: float) -> float | None:
-        """Return the seconds until an event is due (0: now), or None if none is held back."""
+        """Return the seconds until the next held event is due (0: now); None if there is none."""
         return max(0.0, self._trailing[0][0] - now) if self._trailing else None
 
     def flush(self) -> list[tuple[str, datetime | None]]:

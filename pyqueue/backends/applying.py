@@ -402,9 +402,9 @@ def check_time_left(held: Reservation[Any], now: datetime) -> None:
     left_s = seconds_left(held, now)
     if left_s < min(MIN_TRANSACTION_LEASE_S, held.lease / 3):
         raise ConfigurationError(
-            f"session: the lease of message {held.id} has {left_s:.1f} s left, too little for a "
-            "transaction (a lapsed lease under an open transaction blocks the queue): call "
-            "extend() before it, or reserve with a longer lease="
+            f"session: the lease of message {held.id} has only {left_s:.1f} s left, too little for "
+            "a transaction: call extend() before the transaction, or reserve with a longer lease= "
+            "(a lease that lapses during a transaction blocks the queue)"
         )
 
 

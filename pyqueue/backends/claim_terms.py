@@ -158,7 +158,7 @@ class Scan:
         return terms.kind.claiming(update)
 
     def free(self, ids: Sequence[Any]) -> Filter:
-        """Return the filter of messages that are free and may start."""
+        """Return the filter that matches messages that are free and may start."""
         return transitions.still_claimable(self.terms.queue, ids, self.now, self.until)
 
     def one_by_one(self, update: UpdateDocument) -> Alone:

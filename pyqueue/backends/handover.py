@@ -372,7 +372,7 @@ def _overwrite_copies(
 
 
 def _replacing(old: Document, new: Document) -> tuple[Filter, UpdateDocument]:
-    """Return the filter of a copy as it was read, and the update that makes it another document."""
+    """Return the filter of a copy as it was read, and the update that replaces it."""
     update = {"$set": {name: value for name, value in new.items() if name != "_id"}}
     if gone := unset(*(name for name in old if name not in new)):
         update["$unset"] = gone
@@ -405,7 +405,7 @@ def _show(copies: Sequence[Document]) -> Plan[int]:
 
 
 def _any_of(copies: Sequence[Document]) -> Filter:
-    """Return the filter of hidden copies."""
+    """Return the filter that matches hidden copies."""
     some = [
         {"q": q, TOKEN: token, CALL: call, "_id": {"$in": [each["_id"] for each in same]}}
         for (q, token, call), same in _by(_origin, copies)

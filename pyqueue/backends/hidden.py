@@ -35,7 +35,7 @@ def call_of(copy: Document) -> str | None:
 
 
 def copy_filter(copy: Document) -> Filter:
-    """Return the filter of a hidden copy as it was read."""
+    """Return the filter that matches a hidden copy as it was read."""
     return {"_id": copy["_id"], "q": copy["q"], TOKEN: token_of(copy), CALL: call_of(copy)}
 
 

@@ -294,5 +294,5 @@ def _upsert_each(entries: Entries) -> Plan[Written]:
 
 
 def key_filter(queue: str, document: Document) -> dict[str, object]:
-    """Return the filter of the live message with the key of this document."""
+    """Return the filter that matches the live message with the key of this document."""
     return {"q": queue, "key": document["key"]}

@@ -119,7 +119,7 @@ class Kind(Protocol):
         """
 
     def claimable(self, queue: str, now: datetime, start: ScanStart | None) -> Filter:
-        """Return the filter of the messages that may be claimed, from ``start`` on.
+        """Return the filter that matches the messages that may be claimed, from ``start`` on.
 
         A claim of several messages reads candidates by this filter. The update that claims them
         checks only that they are still in the queue, and that ``when`` is not in the future.

@@ -369,7 +369,7 @@ def found_target(plans: QueuePlans) -> Plan[Target]:
 
 
 def in_kind(plans: QueuePlans, kind: str, names: bool = False) -> QueuePlans:
-    """Return plans that have no kind as plans of a kind. ``names`` as in ``found``."""
+    """Return the plans of a kind for plans that have none. ``names`` as in ``found``."""
     known = None if names else plans.in_kinds.get(kind)
     if known is not None:
         return known

@@ -32,7 +32,7 @@ def options_of(queue: str) -> Plan[Mapping[str, Any]]:
 
 
 def dead_letter_of(queue: str) -> Plan[str]:
-    """Return the name of the dead-letter queue that the programs of a queue use."""
+    """Return the name of the dead-letter queue of a queue, as its programs set it."""
     options = yield from options_of(queue)
     return arguments.dead_letter(queue, options.get("dead_letter") or None)
 

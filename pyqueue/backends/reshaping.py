@@ -96,7 +96,7 @@ def _require_options(queue: str, kind: str, shape: Mapping[str, object]) -> None
     if not shape:
         options = ", ".join(known) or "none"
         raise ConfigurationError(
-            f"reshape: give an option to change: queue {queue!r} has {options}"
+            f"reshape: name at least one option to change: queue {queue!r} has {options}"
         )
     for name in shape:
         if name not in known:

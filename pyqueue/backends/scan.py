@@ -112,7 +112,7 @@ class Line(Protocol):
         """Return where the next scan begins; None: at the very start."""
 
     def claimable(self, kind: Kind, queue: str, now: datetime, start: ScanStart | None) -> Filter:
-        """Return the filter of the messages that may be claimed, from ``start`` on."""
+        """Return the filter that matches the messages that may be claimed, from ``start`` on."""
 
     def learn(self, seen: Scanned, margin: ScanStart) -> None:
         """Learn where the next scan begins. ``margin``: above it, producers may still insert."""
@@ -336,7 +336,7 @@ class ByAge:
         return self.state.lower_bound
 
     def claimable(self, kind: Kind, queue: str, now: datetime, start: ScanStart | None) -> Filter:
-        """Return the filter of the messages that may be claimed, from ``start`` on."""
+        """Return the filter that matches the messages that may be claimed, from ``start`` on."""
         return kind.claimable(queue, now, start)
 
     def learn(self, seen: Scanned, margin: ScanStart) -> None:

@@ -300,7 +300,7 @@ def progress(queue: str, held: object, fraction: float, note: str | None) -> Pla
 
 
 def check_progress(fraction: float, note: str | None) -> None:
-    """Refuse an invalid progress.
+    """Refuse an invalid progress value.
 
     Raises:
         ConfigurationError: an argument is not allowed.
@@ -312,7 +312,7 @@ def check_progress(fraction: float, note: str | None) -> None:
     if note is not None:
         short = isinstance(note, str) and len(note) <= 2048
         if not short or not arguments.is_unicode(note):
-            text = "note: give a str of at most 2048 characters of Unicode"
+            text = "note: give a str of at most 2048 Unicode characters"
             raise ConfigurationError(text)
 
 

@@ -78,7 +78,7 @@ class SharedOptions:
         return found
 
     def as_read(self, names: Mapping[str, object]) -> Filter:
-        """Return the filter of the record as long as these options do not change."""
+        """Return the filter that matches the record as long as these options do not change."""
         read = [("shape", self.shape), ("named", self._named)]
         return {
             f"{field}.{name}": {"$eq": values[name]} if name in values else {"$exists": False}

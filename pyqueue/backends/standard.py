@@ -64,7 +64,7 @@ class Standard:
         return put if group is None else put | {"last_group": stored_group(group)}
 
     def claimable(self, queue: str, now: datetime, start: ScanStart | None) -> Filter:
-        """Return the filter of the messages that may be claimed, from ``start`` on."""
+        """Return the filter that matches the messages that may be claimed, from ``start`` on."""
         return transitions.claimable(queue, now, start)
 
     def claiming(self, update: UpdateFields) -> UpdateFields:

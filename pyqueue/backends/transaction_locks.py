@@ -207,7 +207,7 @@ class Alone(NamedTuple):
 
 
 def retry_excluded(alone: Alone, locked: LockedMessages, wanted: int) -> Plan[int]:
-    """Claim excluded messages whose pause is over, each alone. Return how many were claimed."""
+    """Claim excluded messages whose pause is over, one at a time. Return how many were claimed."""
     claimed = 0
     while claimed < wanted and (exclusion := locked.due(alone.now)) is not None:
         try:

@@ -90,7 +90,7 @@ def claimable(queue: str, now: datetime, start: ScanStart | None) -> Filter:
 
 
 def live(queue: str, start: ScanStart | None) -> Filter:
-    """Return the filter of the live messages in scan order, from ``start`` on."""
+    """Return the filter that matches the live messages in scan order, from ``start`` on."""
     return scan_range(queue, {"$lt": BAND}, start, messages_only(queue))
 
 
@@ -127,7 +127,7 @@ def in_time(until: datetime | None) -> Filter:
 def still_claimable(
     queue: str, ids: Sequence[object], now: datetime, until: datetime | None = None
 ) -> Filter:
-    """Return the filter of messages that can still be claimed, and until when."""
+    """Return the filter that matches messages that can still be claimed, and until when."""
     return {"_id": {"$in": ids}, "q": queue, "when": {"$lte": now}, **in_time(until)}
 
 
@@ -152,7 +152,7 @@ def waited_for(kind: Kind) -> dict[str, int]:
 
 
 def lock_removal(kind: Kind) -> dict[str, Any]:
-    """Return the $unset of the lock fields, under their names in held messages."""
+    """Return the $unset of the lock fields, by the names that they have in held messages."""
     return unset(*kind.lock_fields.values())
 
 
@@ -163,13 +163,13 @@ def _unlocking(kind: Kind, update: UpdateFields) -> UpdateFields:
 
 
 def token_filter(queue: str, claim: Mapping[str, Mapping[str, Any]]) -> Filter:
-    """Return the filter of the messages that this claim holds."""
+    """Return the filter that matches the messages that this claim holds."""
     put = claim["$set"]
     return {"q": queue, "when": put["when"], "token": put["token"]}
 
 
 def holds_filter(reservations: Iterable[Reservation[Any]]) -> Filter:
-    """Return the filter of the messages that these reservations still hold.
+    """Return the filter that matches the messages that these reservations still hold.
 
     It matches pairs of (_id, token). Two independent lists would match their cross product.
     """
@@ -185,7 +185,7 @@ def holds_filter(reservations: Iterable[Reservation[Any]]) -> Filter:
 
 
 def not_held_filter(queue: str, now: datetime) -> dict[str, object]:
-    """Return the filter of the live messages that are not held under a live lease."""
+    """Return the filter that matches the live messages that are not held under a live lease."""
     return {
         "q": queue,
         "when": {"$lt": BAND},

@@ -439,7 +439,7 @@ def purge(
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """Delete the ready and scheduled messages, after a confirmation. Print how many."""
+    """Delete the ready and scheduled messages after asking for confirmation. Print how many."""
     with connect(url, namespace) as client:
         refuse_unknown(client, name)
         target = queue_with_stored_options(client, name)

@@ -123,8 +123,8 @@ class Runner:
             )
         if is_group and list(to):
             raise ConfigurationError(
-                f"to: a message of {queue.name!r} stays in its stream: push to the queue in the "
-                "handler"
+                f"to: a message of {queue.name!r} stays in its stream: in the handler, push a new "
+                "message to the queue instead"
             )
         return cast("Queue[Any]", queue)
 

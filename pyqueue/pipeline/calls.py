@@ -118,8 +118,8 @@ def answers_of(
         found = f"a list of {len(answers)}" if isinstance(answers, list) else shown(answers)
         said = "returned " if failed is None else "raised BatchFailed with results="
         raise ValueError(
-            f"{stage.label} {said}{found} for a batch of {number} messages: give a list with one "
-            "answer for each message, in their order"
+            f"{stage.label} {said}{found} for a batch of {number} messages: return a list with "
+            "one answer for each message, in the same order"
         )
     return [errors.get(index, each) for index, each in enumerate(answers)]
 

@@ -175,8 +175,8 @@ def make_spark_stage(
     """
     if not callable(transform):
         raise ConfigurationError(
-            f"transform: of queue {queue.name!r}: give a function of a DataFrame, "
-            f"not {type(transform).__name__}"
+            f"transform: the stage of queue {queue.name!r} needs a function that takes a "
+            f"DataFrame, not {type(transform).__name__}"
         )
     by_column, targets = arguments.choices(queue.name, to)
     # If a list of targets gets longer, the stage keeps its group, and so its claims.

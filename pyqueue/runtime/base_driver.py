@@ -343,10 +343,10 @@ class BaseDriver(Generic[L]):
                 waiters.scan.forget()
 
     def _watch(self, request: Wait, listener: L) -> Generator[float | None, bool, bool]:
-        """Wait as the leader. Yield the seconds to listen, or None to refresh the clock.
+        """Wait as the leader. Yield the seconds to listen for, or None to refresh the clock.
 
-        A clock that runs behind hides ready messages, and nothing else in this client may ask for
-        the time while its consumers wait.
+        A clock that runs behind hides ready messages. While all consumers of this client wait,
+        nothing else may happen to ask for the time.
         """
         clock, changes, rest = self.clock, self.clock.changes, 0.0
         while True:

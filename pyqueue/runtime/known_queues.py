@@ -107,13 +107,13 @@ class KnownQueues:
         return record.kind
 
     def _make_missing(self, needed: Mapping[str, IndexTerms]) -> Plan[None]:
-        """Make the indexes of a queue that this client does not know to be there."""
+        """Make the indexes of a queue, unless this client knows that they exist."""
         if not needed.keys() <= self._indexes.keys():
             yield from indexes.make_indexes(self._collection, needed)
             self._indexes |= needed
 
     def make_indexes(self, hint: str | None = None) -> Plan[None]:
-        """Make the indexes that this client needs, and the one that a command named in vain."""
+        """Make the indexes that this client needs, and an index that a command did not find."""
         every = indexes.all_indexes()
         if hint is not None and hint in every:
             self._indexes[hint] = every[hint]

@@ -44,7 +44,7 @@ def test_reshape_changes_the_retention(shell: Shell, client: Client) -> None:
     assert shell.run("reshape", "clicks", "--retention", "3600")[1] == "clicks: retention=3600.0\n"
     client.stream("clicks", retention=3600).append(2)
     status, _, error = shell.run("reshape", "clicks")
-    assert (status, "give an option to change" in error) == (2, True)
+    assert (status, "name at least one option to change" in error) == (2, True)
 
 
 def test_ls_shows_the_kind(shell: Shell, client: Client) -> None:

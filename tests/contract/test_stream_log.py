@@ -137,7 +137,9 @@ def test_reshape_changes_the_retention(
         client.reshape(name, retention=599)
     with pytest.raises(ConfigurationError, match=r"strict: .*of kind 'stream'"):
         client.reshape(name, strict=True)
-    with pytest.raises(ConfigurationError, match=r"give an option to change: .* has retention"):
+    with pytest.raises(
+        ConfigurationError, match=r"at least one option to change: .* has retention"
+    ):
         client.reshape(name)
     with pytest.raises(ConfigurationError, match=r"does not exist.*client.stream\(\)"):
         client.reshape(f"{name}-other", retention=600)

@@ -33,7 +33,7 @@ class Packed(Form[PackedReservation[Any]]):
         """Refuse an argument that needs a document for each message."""
         remedy = _REFUSED[argument]
         raise ConfigurationError(
-            f"{argument}: message {held[0].id} shares a document with more messages{remedy}"
+            f"{argument}: message {held[0].id} shares a document with other messages{remedy}"
         )
 
     def commit(self, terms: QueueTerms, held: Held, value: Any, session: object) -> Plan[None]:

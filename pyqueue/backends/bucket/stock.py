@@ -181,7 +181,7 @@ class HeldPack:
             return end
 
     def settled(self, bits: int, end: End | None, *, matched: bool) -> None:
-        """Note how a settlement went. ``bits``: the messages that left, by it or before it."""
+        """Note how a settlement went. ``bits``: the messages that it or an earlier one removed."""
         with self._lock:
             self._busy -= 1
             self.done |= bits

@@ -22,7 +22,7 @@ def follow(
     """Learn the limit from the record of a queue.
 
     Raises:
-        ConfigurationError: this release cannot read the limit, and has read none before.
+        ConfigurationError: this release cannot read the limit, and knows no earlier limit.
     """
     before = state.limit.limit
     try:

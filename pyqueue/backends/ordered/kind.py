@@ -58,7 +58,7 @@ class Ordered(Standard):
         return {**super().needs(shape), **_INDEXES}
 
     def prepare(self) -> Plan[None]:
-        """Insert bounds between the locks of groups."""
+        """Insert the documents that separate the locks of groups in the index."""
         return put_lock_bounds()
 
     def entering(

@@ -219,7 +219,7 @@ def _page_size(scan: Scan) -> int:
 
 
 def _walked(scan: Scan, heads: Sequence[Document]) -> Plan[list[Document]]:
-    """Return the first messages of further free groups."""
+    """Return the first message of each of the next free groups."""
     known = {hashable_id(each["_id"]) for each in heads}
     firsts = yield from _walk(scan.terms.queue, scan.state)
     return [

@@ -69,7 +69,7 @@ class Priority(Standard):
         state.of(LevelStarts).follow(record)
 
     def claimable(self, queue: str, now: datetime, start: ScanStart | None) -> Filter:
-        """Return the filter of messages that may be claimed by age, from ``start`` on."""
+        """Return the filter that matches messages that may be claimed by age, from ``start`` on."""
         messages = transitions.messages_only(queue)
         return transitions.scan_range(queue, {"$lte": now}, start, messages)
 

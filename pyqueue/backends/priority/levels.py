@@ -37,7 +37,7 @@ LOOKS_PER_AGE_LOOK: Final = 16
 def ready_by_level(
     queue: str, levels: Sequence[int], now: datetime, starts: Mapping[int, ScanStart] | None = None
 ) -> Filter:
-    """Return the filter of ready messages in these levels, each from its start on."""
+    """Return the filter that matches ready messages in these levels, each from its start on."""
     found = starts or {}
     return {
         "$or": [
@@ -107,7 +107,7 @@ class LevelStarts(Memory):
         return FIRST, None
 
     def claimable(self, kind: Kind, queue: str, now: datetime, start: ScanStart | None) -> Filter:
-        """Return the filter of messages that may be claimed by level."""
+        """Return the filter that matches messages that may be claimed by level."""
         return ready_by_level(queue, self.in_use, now, self.starts)
 
     def learn(self, seen: Scanned, margin: ScanStart) -> None:

@@ -206,7 +206,7 @@ class _Append:
             raise Unavailable(f"stream {self.stream!r}: {text}")
 
     def was_stored(self) -> Plan[bool]:
-        """Return whether it is in the log. If nothing of it is stored, find the tail."""
+        """Return whether the append is in the log. If no part of it is stored, find the tail."""
         if self.unknown is not None:
             writer = yield from _writer(self.stream, self.unknown)
             if writer == self.nonce:

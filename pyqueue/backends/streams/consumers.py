@@ -250,7 +250,7 @@ def _counts(group: Group, first: int, end: int, now: datetime) -> ConsumerCounts
 
 
 def groups_filter(stream: str) -> Filter:
-    """Return the filter of the groups of a stream."""
+    """Return the filter that matches the groups of a stream."""
     return {"_id": {"$gte": group_id(stream, ""), "$lt": f"~group:{stream}\x7f"}}
 
 

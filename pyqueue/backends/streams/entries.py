@@ -108,11 +108,11 @@ class Range:
         return replace(self, start=start, end=start + width, done=done, **changes)
 
     def held(self) -> dict[str, Any]:
-        """Return the filter of the entry, whatever the end of its lease is."""
+        """Return the filter that matches the entry, whatever the end of its lease is."""
         return {"t": self.token, "d": bits(self.done)}
 
     def same(self) -> dict[str, Any]:
-        """Return the filter of the entry as it was read."""
+        """Return the filter that matches the entry as it was read."""
         return {**self.held(), "u": self.until}
 
 

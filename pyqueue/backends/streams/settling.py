@@ -376,7 +376,7 @@ def bury(
 def entomb(
     state: GroupState, dead_letter: str, messages: Sequence[Buried]
 ) -> Plan[set[tuple[int, str]]]:
-    """Move messages to the dead-letter queue. Return position and token of those not held."""
+    """Move messages to the dead-letter queue. Return those not held, by position and token."""
     target = yield from namespace.target(dead_letter)
     now = yield from ServerTime()
     copies = [_copy(state, target.queue, each, now) for each in messages]
@@ -384,7 +384,7 @@ def entomb(
     if refused:
         raise refused[0].error
     if (yield from ServerTime()) - now > _MAX_BURIAL:
-        raise Unavailable("the burial took too long, and was not decided: try it again")
+        raise Unavailable("the burial took too long and was given up: nothing was buried")
     endings = [
         Ending(each.token, frozenset({each.position}), copy=copy["_id"])
         for each, copy in zip(messages, copies, strict=True)
