@@ -141,10 +141,10 @@ class TakesNotes(Protocol):
     """Stores the notes of a holder on its message: a queue, or a part of a stage."""
 
     def progress(self, reservation: Any, fraction: float, note: str | None = None) -> Any:
-        """Store how far the work is."""
+        """Store how far the work has come."""
 
     def checkpoint(self, reservation: Any, state: Any) -> Any:
-        """Store a state of the work."""
+        """Store the state of the work."""
 
 
 class Delivery(Generic[T]):
@@ -168,13 +168,13 @@ class Delivery(Generic[T]):
         self.message = message
         #: Whether the handler does not hold the message any more, because its lease was lost, its
         #: time is up or the worker was stopped. An async handler is then cancelled. A handler in a
-        #: thread should look here now and then, and return.
+        #: thread should check this now and then, and return.
         self.lost = False
         self._notes = notes
         self._loop = loop  # None for an async handler, which runs in the loop itself
 
     def progress(self, fraction: float, note: str | None = None) -> Any:
-        """Store how far the work is. ``Message.progress`` shows it to any reader.
+        """Store how far the work has come. ``Message.progress`` shows it to any reader.
 
         A message of a stream stores no progress, and neither does one that shares a document with
         other messages of a bucket: the call changes nothing, and the first one of a run logs a
@@ -187,7 +187,7 @@ class Delivery(Generic[T]):
         return self._run(self._notes.progress, fraction, note)
 
     def checkpoint(self, state: Any) -> Any:
-        """Store a state of the work. The next try finds it in ``message.checkpoint``.
+        """Store the state of the work. The next try finds it in ``message.checkpoint``.
 
         Args:
             state: any BSON value.

@@ -46,7 +46,7 @@ class LeaseLost(QueueError):
     """The reservation is no longer held: its lease ended, or it was settled already.
 
     Nothing was changed for the members of ``lost``. The members of ``unknown`` are gone or moved
-    on; either this call or another holder settled them. Only a batch can leave any.
+    on; either this call or another holder settled them. Only a batch can have unknown members.
     """
 
     def __init__(

@@ -62,15 +62,16 @@ class Queue(QueueBase[T, PlanRunner]):
             delay: seconds until the message can be received; not with ``at``.
             at: the instant from which the message can be received. A past instant means now.
             key: a message key, 1-512 characters, unique among the live messages of the queue.
-            on_duplicate: the effect if the key is taken. "ignore" the push; or "replace" payload,
-                headers, time and priority of the live message, so that its tries start again and
-                its holder loses the lease; or raise an "error".
+            on_duplicate: the action if the key is taken. "ignore" the push; or "replace" the
+                payload, headers, time and priority of the live message, so that its tries start
+                again and its holder loses the lease; or raise an "error".
             headers: small labels, {str: str | int | float | bool}.
             id: an ObjectId, or a str of 1-512 characters not starting with "~". A second push with
                 the same id makes no second message.
-            priority: from 0 to 9, highest first; None is 4. Only of ``kind="priority"``.
-            group: messages of one group, 1-512 characters, are received one at a time, in their
-                order; those without a group in any order. Only of ``kind="ordered"``.
+            priority: from 0 to 9, highest first; None is 4. Only with ``kind="priority"``.
+            group: the name of a group, 1-512 characters. Messages of one group are received one at
+                a time and in order; messages without a group in any order. Only with
+                ``kind="ordered"``.
             session: the session of a transaction. The push happens when the transaction commits.
 
         Returns:
@@ -79,7 +80,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Raises:
             InvalidMessage: The payload is not BSON, is too large or does not fit the model.
             DuplicateKey: The key is taken and ``on_duplicate`` is "error", or the id belongs to a
-                message that never was in this queue.
+                message that was never in this queue.
         """
         own = {"keys": key, "ids": id, "priorities": priority, "groups": group}
         same = PushOptions(delay=delay, at=at, headers=headers, on_duplicate=on_duplicate)
@@ -116,8 +117,7 @@ class Queue(QueueBase[T, PlanRunner]):
             session: the session of a transaction.
 
         Returns:
-            The ids, as in ``push``, which lists the errors. If a payload is refused, nothing is
-            written.
+            The ids, as in ``push``. ``push`` lists the errors, too.
         """
         return self._runner.run(
             self._backend.push(
@@ -161,7 +161,7 @@ class Queue(QueueBase[T, PlanRunner]):
 
         Args:
             limit: the most messages to take.
-            timeout: seconds to wait for the first message. None waits without limit, 0 waits not.
+            timeout: seconds to wait for the first message. None waits without limit, 0 does not.
             max_bytes: the most bytes of stored messages. The first message is returned even
                 if it is larger. A call may claim more than it returns if messages become larger
                 from one call to the next; it gives the rest back before it returns.
@@ -205,7 +205,7 @@ class Queue(QueueBase[T, PlanRunner]):
             limit: the most messages to take.
             timeout: as in ``pop_many``.
             lease: seconds; None: the lease of the queue.
-            max_bytes: as in ``pop_many``. For messages given back, the try is not counted.
+            max_bytes: as in ``pop_many``. A message that is given back loses no try.
 
         Returns:
             The reservations in order, or an empty list after the timeout.
@@ -252,7 +252,7 @@ class Queue(QueueBase[T, PlanRunner]):
     def commit(
         self, *reservations: Reservation[T], payload: Any = UNCHANGED, session: Any = None
     ) -> None:
-        """Finish messages. They go to the history if the queue keeps one, else they are deleted.
+        """Finish messages. They go to the history if the queue has one; otherwise they are deleted.
 
         Args:
             reservations: reservations of this queue.
@@ -412,7 +412,7 @@ class Queue(QueueBase[T, PlanRunner]):
     def progress(
         self, reservation: Reservation[T], fraction: float, note: str | None = None
     ) -> None:
-        """Store how far the work is. Any process can read it in ``Message.progress``.
+        """Store how far the work has come. Any process can read it in ``Message.progress``.
 
         Args:
             reservation: a reservation of this queue.
@@ -425,7 +425,7 @@ class Queue(QueueBase[T, PlanRunner]):
         return self._runner.run(self._backend.progress(reservation, fraction, note))
 
     def checkpoint(self, reservation: Reservation[T], state: Any) -> None:
-        """Store a state of the work. The next try finds it in ``Message.checkpoint``.
+        """Store the state of the work. The next try finds it in ``Message.checkpoint``.
 
         Args:
             reservation: a reservation of this queue.
@@ -465,7 +465,7 @@ class Queue(QueueBase[T, PlanRunner]):
 
         Raises:
             Fenced: On settling, if another process has claimed for the group in the meantime.
-            LeaseLost: On ``commit()``, if other consumers hold some of the messages by now.
+            LeaseLost: On ``commit()``, if other consumers hold some of the messages by then.
         """
         return claimed(self._runner, self._backend, group, ClaimSize(limit, max_bytes), lease)
 
@@ -497,7 +497,7 @@ class Queue(QueueBase[T, PlanRunner]):
         return self._runner.run(self._backend.remove(id))
 
     def reprioritize(self, id: Id, priority: int) -> bool:
-        """Give a message another priority, from 0 to 9. A held one has it if it comes back.
+        """Give a message another priority, from 0 to 9. A held message has it once it comes back.
 
         Args:
             id: as in ``remove``.
@@ -531,8 +531,9 @@ class Queue(QueueBase[T, PlanRunner]):
     def counts(self, cap: int | None = None) -> Counts:
         """Count the messages by state. The cost grows with their number.
 
-        On a replica set all numbers are of one instant. On a standalone server and on "memory:", a
-        message that changes its state during the count may be counted twice, or not at all.
+        On a replica set, all numbers are from one instant. On a standalone server and on
+        "memory:", a message that changes its state during the count may be counted twice, or not
+        at all.
 
         Args:
             cap: stop counting a state at this number. Then ``cap`` means "``cap`` or more".
