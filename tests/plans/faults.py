@@ -1,4 +1,4 @@
-"""Faults at each command of a consumer: it dies, loses a message, or sleeps while others work."""
+"""Faults at each command of a consumer: it dies, loses a message, or sleeps while another works."""
 
 from __future__ import annotations
 

@@ -273,7 +273,7 @@ def test_note_of_unknown_outcome_fails_its_task() -> None:
 # ---- scans of an idle runner
 
 
-def test_idle_look_is_one_read() -> None:
+def test_idle_scan_is_one_read() -> None:
     bench = Bench()
     assert bench.run(reading.due_in("a")) == float("inf")
     assert len(bench.process.commands) == 1
@@ -284,7 +284,7 @@ def test_idle_look_is_one_read() -> None:
     assert LEASE - 1 < bench.run(reading.due_in("a")) <= LEASE
 
 
-def test_look_finds_a_message_behind_a_foreign_document() -> None:
+def test_scan_finds_a_message_behind_a_foreign_document() -> None:
     bench = Bench(1)
     bench.world.store.documents["m0000"]["when"] = []  # its place in the index is the first
     runner = Runner([{"_id": "m0000", "when": []}])

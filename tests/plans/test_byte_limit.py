@@ -91,7 +91,7 @@ class Bench:
         return received
 
     def untouched(self, names: Sequence[str]) -> bool:
-        """Return whether these messages look as if they had never been claimed."""
+        """Return whether these messages bear no trace of a claim."""
         stored = [self.world.store.documents[name] for name in names]
         return all(
             "token" not in each and each["when"] == each["due"] and not each.get("tries")
@@ -101,7 +101,7 @@ class Bench:
 
 @verbs
 @pytest.mark.parametrize("seen", [None, SMALL])
-def test_receive_takes_what_fits(pop: bool, seen: int | None) -> None:
+def test_receive_takes_the_messages_that_fit(pop: bool, seen: int | None) -> None:
     bench = Bench([100 * KB] * 10, seen=seen)
     assert bench.receive(10, 350 * KB, pop=pop) == bench.names[:3]
     assert bench.untouched(bench.names[3:])
@@ -190,7 +190,7 @@ def test_large_messages_are_not_claimed_again_and_again() -> None:
 
 @verbs
 @pytest.mark.parametrize("history", [None, 60])
-def test_callers_of_one_batch_each_get_what_fits(pop: bool, history: int | None) -> None:
+def test_callers_of_one_batch_keep_their_byte_limits(pop: bool, history: int | None) -> None:
     bench = Bench([100 * KB] * 12, history=history)
     bench.process.callers = [
         Limits(10, 250 * KB),

@@ -92,7 +92,7 @@ def test_batch_is_read_by_its_token_after_the_claim() -> None:
 
 
 @pytest.mark.parametrize("stored", [5, 3, 2])
-def test_claim_takes_in_callers_that_come_meanwhile(stored: int) -> None:
+def test_claim_takes_in_callers_that_come_during_it(stored: int) -> None:
     """They would else wait for this claim, and claim apart from it ever after."""
     seen = [{"_id": f"m{n}", "when": NOW} for n in range(stored)]
     taken = ["m0", "m1", "m2", "m3"][:stored]
@@ -114,7 +114,7 @@ def test_claim_takes_in_callers_that_come_meanwhile(stored: int) -> None:
     assert late == ([] if stored == 2 else [taken[2:3], taken[3:4]])
 
 
-def test_claim_goes_on_for_callers_beyond_its_scan() -> None:
+def test_claim_continues_for_callers_beyond_its_scan() -> None:
     def read(*taken: str) -> list[Any]:
         return [
             [{"_id": id, "when": NOW} for id in taken],
@@ -262,7 +262,7 @@ def test_pop_does_not_return_a_replaced_message() -> None:
         ([1, [{"_id": "m2"}]], ["m1"]),
     ],
 )
-def test_pop_many_returns_only_what_it_finished(answers: list[Any], handed_out: list[str]) -> None:
+def test_pop_many_returns_messages_it_finished(answers: list[Any], handed_out: list[str]) -> None:
     runner = Runner(
         NOT_PAUSED,
         [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
@@ -292,7 +292,7 @@ def test_pop_many_that_claims_a_message_twice_returns_it() -> None:
     runner = Runner(
         NOT_PAUSED,
         [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
-        Unavailable("the reply was lost"),  # so it looks again for the rest
+        Unavailable("the reply was lost"),  # so it scans again for the rest
         mine("m1", "m2"),
         [{"_id": "m1", "when": NOW}],
         Change(1, None),
@@ -322,7 +322,7 @@ def test_pop_many_is_unknown_if_some_were_finished_elsewhere() -> None:
     assert caught.value.ids == ["m1", "m2"]
 
 
-def test_pop_many_with_history_knows_what_it_finished() -> None:
+def test_pop_many_with_history_knows_its_messages() -> None:
     def found(command: Find) -> list[dict[str, Any]]:
         assert command.filter["token"] == runner.commands[2].update["$set"]["token"]
         return [{"_id": "m1"}]
@@ -360,7 +360,7 @@ def test_claim_one_by_one_skips_what_was_claimed_meanwhile() -> None:
     assert [each.id for each in held] == ["m2"]
 
 
-def test_exhausted_message_is_buried_by_token_and_claim_goes_on() -> None:
+def test_exhausted_message_is_buried_and_the_claim_continues() -> None:
     runner = Runner(
         NOT_PAUSED,
         lambda command: document("worn", tries=4, **command.update["$set"]),
@@ -420,7 +420,7 @@ def test_pause_is_noticed_after_the_clock_was_set_back() -> None:
     assert waiters.scan.paused
 
 
-def test_next_when_is_read_once_a_second_at_most() -> None:
+def test_next_when_is_read_once_a_second() -> None:
     waiters = Waiters("t")
     runner = Runner(NOT_PAUSED, *[lambda command: [] if isinstance(command, Find) else None] * 200)
     reads: list[datetime] = []
@@ -553,7 +553,7 @@ def test_undo_of_a_pop_of_a_message_without_due(history_s: float | None) -> None
     assert runner.signals == [("a", NOW)]
 
 
-def test_undo_of_many_pops_takes_two_commands_at_most() -> None:
+def test_undo_of_many_pops_takes_two_commands() -> None:
     runner = Runner([WriteFailure(1, "key", DuplicateKey("taken"))], [])
     backend = standard()
     popped = [document(id, key=key) for id, key in (("m1", "k1"), ("m2", "k2"))]
@@ -580,7 +580,7 @@ def test_backend_is_small_and_pickles() -> None:
     assert copy.terms.owner() == backend.terms.owner() == "me"
 
 
-def test_what_has_no_valid_due_is_given_back_at_once() -> None:
+def test_message_without_a_valid_due_is_given_back_at_once() -> None:
     """Its ``when`` is the end of the lease, for which it would stay out of sight."""
     held = {"_id": "m1", "token": "t", "when": after(60)}
     runner = Runner((2, []))

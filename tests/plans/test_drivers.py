@@ -303,7 +303,7 @@ def test_new_primary_is_prepared_again(world: World, client: Client) -> None:
     assert world.sent["CreateIndex"] == 0
 
 
-def test_waiting_consumer_looks_at_once_after_a_fail_over(world: World, client: Client) -> None:
+def test_waiting_consumer_scans_at_once_after_a_fail_over(world: World, client: Client) -> None:
     """The new primary may not know of a claim: the message is ready again, without a signal."""
     world.bus = False
 

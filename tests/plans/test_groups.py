@@ -84,7 +84,7 @@ def test_messages_of_one_instant_keep_the_order_of_their_pushes(pushes: str) -> 
 
 @given(st.text(min_size=1) | st.from_regex("[0-9a-f]{3}:.*"))
 def test_group_is_shown_as_it_was_given(group: str) -> None:
-    """Also one that looks as if it had a hash before it."""
+    """Also a name that resembles a stored hash."""
     for kind in ("ordered", "priority", "standard"):
         assert group_of(lookup(kind).entering("a", NOW, 4, group)) == group
 
@@ -165,7 +165,7 @@ DELETING = ("remove", "replace", "purge")
 def drain(store: Store, *, walks: bool = True, now: datetime = NOW) -> list[str]:
     """Receive and commit everything by a new process. Return the ids in their order.
 
-    Nothing may wait longer than a lease. Without ``walks``, the process does not look at groups.
+    Nothing may wait longer than a lease. Without ``walks``, the process walks over no groups.
     """
     waiters = Waiters("a")
     runner = Meddler(store, now=now + timedelta(seconds=1))
@@ -197,7 +197,7 @@ def drain(store: Store, *, walks: bool = True, now: datetime = NOW) -> list[str]
         upcoming = until or min(each["when"] for each in left)
         runner.now = max(runner.now, upcoming) + timedelta(milliseconds=1)
         assert runner.now <= now + timedelta(seconds=2 * LEASE), f"forgotten: {left}"
-    raise AssertionError("looked too often")
+    raise AssertionError("scanned too often")
 
 
 def check_slots(store: Store, now: datetime) -> None:
@@ -394,14 +394,14 @@ def test_rescan_finds_a_group_that_processes_left_when_they_died(name: str) -> N
     """One of them deleted the heir, and one committed the held message. No lease is left."""
     scene = Scene()
     store = scene.store
-    die_before_the_group_goes_on(store, OPERATIONS[name](scene))
-    die_before_the_group_goes_on(store, plans().commit(scene.held))
+    die_before_the_group_continues(store, OPERATIONS[name](scene))
+    die_before_the_group_continues(store, plans().commit(scene.held))
     assert store.documents["g2"]["when"] == NOW + DEFERRED_FOR
     there = live(store)
     assert set(drain(store)) == there
 
 
-def die_before_the_group_goes_on(store: Store, plan: Plan[Any]) -> None:
+def die_before_the_group_continues(store: Store, plan: Plan[Any]) -> None:
     """Run a plan until it would read which messages of a group come first."""
     whole = Meddler(store)
 
@@ -427,7 +427,7 @@ def test_scheduled_message_is_not_brought_forward() -> None:
     assert store.documents["later"]["when"] == after(30)
 
 
-def test_message_rolled_back_meanwhile_is_not_brought_forward() -> None:
+def test_message_just_rolled_back_is_not_brought_forward() -> None:
     """The holder read that it is deferred. Now it waits for its next try."""
     scene = Scene()
     store = scene.store
@@ -460,7 +460,7 @@ def test_message_behind_an_earlier_one_is_given_back() -> None:
     assert "token" not in stored
 
 
-def test_group_goes_on_behind_a_failure_if_it_skips() -> None:
+def test_group_continues_behind_a_failure_if_it_skips() -> None:
     scene = Scene("skip")
     runner = Meddler(scene.store)
     runner.run(plans().rollback(scene.held, delay=20))
@@ -483,7 +483,7 @@ def test_rollback_beside_a_message_without_group_moves_back() -> None:
     assert order == ["g1", "g2", "g0"]
 
 
-def test_crowded_look_finds_other_groups_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crowded_scan_finds_other_groups_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page is full of one group, and there are many such pages."""
     monkeypatch.setattr(scan, "LEAST_PAGE", 5)
     store = World(0).store
@@ -496,7 +496,7 @@ def test_crowded_look_finds_other_groups_at_once(monkeypatch: pytest.MonkeyPatch
     assert len(runner.commands) < 30
 
 
-def test_look_with_enough_defers_nothing() -> None:
+def test_scan_with_enough_defers_nothing() -> None:
     """So a consumer of many groups writes nothing but its claims."""
     store = World(0).store
     runner = Meddler(store)
@@ -513,7 +513,7 @@ def test_look_with_enough_defers_nothing() -> None:
     assert not live(store)
 
 
-def test_settle_tells_no_group_of_other_kinds_to_go_on() -> None:
+def test_settle_releases_no_group_of_another_kind() -> None:
     """A message that was moved out of an ordered queue remembers its group."""
     scene = Scene()
     runner = Meddler(scene.store)
@@ -529,7 +529,7 @@ def test_settle_tells_no_group_of_other_kinds_to_go_on() -> None:
 
 
 @pytest.mark.parametrize("last", range(8))
-def test_group_goes_on_behind_a_handover(last: int) -> None:
+def test_group_continues_behind_a_handover(last: int) -> None:
     """The process dies before a command. An ended message does not hold the lock of its group."""
     steps = Steps()
     steps.run(plans().push([1, 2], groups=["g", "g"]))

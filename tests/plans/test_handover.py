@@ -1,6 +1,6 @@
 """Handover under faults: at each command a process dies, sleeps, or meets a fail-over.
 
-There are two kinds of sources. A message ends, and three new ones begin, with new ids. A pack
+There are two kinds of sources. A message ends, and three new messages begin, with new ids. A pack
 stays, and its places leave it in twos and threes, with ids that are made from the pack, so that
 every attempt makes the same ids. Whatever happens, nothing is lost and nothing is shown twice.
 """
@@ -342,7 +342,7 @@ def test_two_holders_meet_a_fail_over_anywhere(every: int) -> None:
             audit(steps, Pack, seen)
 
 
-def test_first_release_leaves_alone_what_is_hidden() -> None:
+def test_first_release_leaves_hidden_documents_alone() -> None:
     """Its operations go by the name of the queue. It recovers nothing."""
     for at in range(number_of_commands(Message)):
         steps = made(Message)
@@ -434,7 +434,7 @@ def test_finished_message_is_in_the_history_once() -> None:
         assert steps.run(process.plans.receive(process.waiting, 1, timeout=0))
 
 
-def test_former_holder_cannot_touch_what_it_decided() -> None:
+def test_former_holder_cannot_touch_its_decision() -> None:
     """Its token does not match any more, also while the outputs are hidden."""
     steps, process = made(Message), Message(history=HISTORY)
     held = held_message(steps, process)
@@ -675,7 +675,7 @@ def test_recovery_finds_sources_behind_many_copies(monkeypatch: pytest.MonkeyPat
     while start is not None:
         start, _ = steps.run(recovering.recover("in", start))
         passes += 1
-    assert passes == 5, "it goes on where the last pass ended"
+    assert passes == 5, "it continues where the last pass ended"
 
 
 def test_consumers_recover_from_time_to_time() -> None:

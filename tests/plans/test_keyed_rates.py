@@ -272,7 +272,7 @@ def test_first_of_a_key_waits_for_slot_and_permit() -> None:
     assert scene.receive(9) == ["x1"]
 
 
-def test_waiting_consumer_looks_when_a_key_may_start() -> None:
+def test_waiting_consumer_scans_when_a_key_may_start() -> None:
     scene = Scene("xxxxyyy")
     assert scene.receive(9) == ["x0", "x1", "y4", "y5"]
     assert scene.receive(1, timeout=30) == ["x2"]
@@ -295,7 +295,7 @@ def test_waiting_consumer_knows_when_each_key_may_start() -> None:
     assert scene.steps.seconds == pytest.approx(0.15)
 
 
-def test_several_permits_are_used_by_one_look() -> None:
+def test_several_permits_are_used_by_one_scan() -> None:
     """A message comes first. The scan that claims it brings more."""
     scene = Scene("x" * 12, Limit(rate=1, burst=5, per="headers.t"))
     assert len(scene.receive(9)) == 5
@@ -306,7 +306,7 @@ def test_several_permits_are_used_by_one_look() -> None:
     assert len(granting) == 1
 
 
-def test_receive_returns_what_it_has_while_permits_come() -> None:
+def test_receive_returns_early_while_permits_come() -> None:
     """Otherwise the first leases end before it has enough."""
     scene = Scene("x" * 90, Limit(rate=20, per="headers.t"))
     for _ in scene.steps.steps(scene.consumer.receive(90)):
@@ -327,7 +327,7 @@ def test_many_keys_start_though_each_question_takes_long() -> None:
     assert len(set(scene.consumer.started)) == 100
 
 
-def test_permits_given_back_by_others_are_noticed() -> None:
+def test_permits_given_back_by_another_process_are_noticed() -> None:
     """A consumer that knew of none does not defer the message again and again."""
     scene, other = Scene("xxx"), Consumer()
     assert scene.receive(2, other) == ["x0", "x1"]
@@ -341,7 +341,7 @@ def test_permits_given_back_by_others_are_noticed() -> None:
 
 
 def test_another_waiting_consumer_hears_when_a_key_may_start() -> None:
-    """It did not look itself, so it knows from the signal of the one that deferred."""
+    """It has not scanned. It knows from the signal of the process that deferred."""
     scene, other = Scene("xxx"), Consumer()
     scene.steps.listeners.append(other.waiting)
     assert scene.receive(9) == ["x0", "x1"]
@@ -358,7 +358,7 @@ def test_key_that_fills_a_page_holds_up_no_other(monkeypatch: pytest.MonkeyPatch
     assert len(scene.whens()) == 16
 
 
-def test_look_with_enough_defers_nothing() -> None:
+def test_scan_with_enough_defers_nothing() -> None:
     """So a consumer of many keys writes nothing but its claims and its permits."""
     scene = Scene("aabbccddeeffgghh")
     for _ in range(4):
@@ -368,7 +368,7 @@ def test_look_with_enough_defers_nothing() -> None:
         assert not any(each.projection == {"tokens": 1, "at": 1} for each in scene.sent(Find))
 
 
-def test_look_takes_other_keys_in_place_of_refused_ones() -> None:
+def test_scan_takes_other_keys_in_place_of_refused_keys() -> None:
     """It reads the buckets of the rest before it asks again, and asks no bucket in vain twice."""
     scene, other = Scene("aaabbbcdefghij"), Consumer()
     assert scene.receive(4, other) == ["a0", "a1", "b3", "b4"]
@@ -381,7 +381,7 @@ def test_look_takes_other_keys_in_place_of_refused_ones() -> None:
     assert len(scene.sent(rates.TakePermits)) == 4
 
 
-def test_refused_key_makes_a_look_read_the_other_buckets() -> None:
+def test_refused_key_makes_a_scan_read_the_other_buckets() -> None:
     """A page of keys without permits is not asked one by one."""
     keys = "abcdefghijklmnopqrst"
     scene, other = Scene(keys * 2 + keys + "z"), Consumer()
@@ -416,7 +416,7 @@ def test_permits_that_are_given_back_are_used() -> None:
     assert scene.consumer.started == ["x", "x"]
 
 
-def test_look_keeps_permits_that_are_young() -> None:
+def test_scan_keeps_permits_that_are_young() -> None:
     """The answer for one key takes so long that the permits of the other one are too old."""
     scene = Scene("ab")
     for slow in ("=a", "=b"):
@@ -451,7 +451,7 @@ def test_blocked_consumer_sends_few_commands() -> None:
     assert len(scene.steps.commands) < 60 * 3
 
 
-def test_transaction_on_what_waits_makes_no_consumer_poll(
+def test_transaction_on_a_waiting_message_causes_no_polling(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A locked message is not deferred, and the consumer waits for the next permit."""
@@ -495,7 +495,7 @@ def test_pops_obey_a_rate_per_key(wanted: int) -> None:
         {"rate": 1000, "burst": 1000, "per": "headers.t"},
     ],
 )
-def test_changed_limit_lets_everything_go_on(limit: Any) -> None:
+def test_changed_limit_lifts_every_deferral(limit: Any) -> None:
     """Also messages deferred by a process that did not know of the change yet."""
     scene = Scene("xxxxxx", Limit(rate=1, period=3600, burst=2, per="headers.t"))
     scene.receive(10)
@@ -514,7 +514,7 @@ def test_changed_limit_lets_everything_go_on(limit: Any) -> None:
 @pytest.mark.parametrize(
     "limit", [RATE, BOTH, Limit(concurrency=1, per="headers.t"), Limit(rate=1, period=9, burst=2)]
 )
-def test_limit_that_is_removed_during_a_look_defers_nothing(limit: Limit) -> None:
+def test_limit_that_is_removed_during_a_scan_defers_nothing(limit: Limit) -> None:
     """Another thread reads of it, and lifts deferred messages, before the scan defers more."""
     for at in range(40):
         scene = Scene("xxxx", limit)
@@ -531,7 +531,7 @@ def test_limit_that_is_removed_during_a_look_defers_nothing(limit: Limit) -> Non
     raise AssertionError("more commands than expected")
 
 
-def test_rescan_finds_what_killed_processes_left() -> None:
+def test_rescan_finds_messages_that_dead_processes_left() -> None:
     """The first that waits was removed, and no other of its key will be claimed."""
     scene = Scene("xxxxx")
     assert scene.receive(10) == ["x0", "x1"]

@@ -245,29 +245,29 @@ def test_key_that_fills_a_page_holds_up_no_other() -> None:
     assert len(scene.whens()) < 50
 
 
-def test_looks_past_a_key_pause_if_there_is_nothing_else() -> None:
+def test_scans_past_a_key_pause_if_there_is_nothing_else() -> None:
     """The server reads all messages of the key for such a scan."""
     scene = Scene("x" * 400)
 
-    def looks_past() -> int:
+    def scans_past() -> int:
         scene.receive(5)
         finds = [each for each in scene.runner.commands if isinstance(each, Find)]
         return sum("$nin" in each.filter.get("headers.t", {}) for each in finds)
 
-    assert looks_past() == 1
+    assert scans_past() == 1
     scene.waiting.scan.limit.behind_at = after(0.5)
     for document in scene.store.documents.values():
         if document.get("limited"):
             document["when"] = NOW  # a page of them again
-    assert looks_past() == 0
+    assert scans_past() == 0
     scene.runner.now = after(0.6)
     for document in scene.store.documents.values():
         if document.get("limited"):
             document["when"] = NOW
-    assert looks_past() > 0
+    assert scans_past() > 0
 
 
-def test_look_with_enough_defers_nothing() -> None:
+def test_scan_with_enough_defers_nothing() -> None:
     """So a consumer of many keys writes nothing but its claims."""
     scene = Scene("abcdefgh" * 4)
     for _ in range(8):
@@ -279,7 +279,7 @@ def test_look_with_enough_defers_nothing() -> None:
         scene.runner.run(scene.plans.commit(held))
 
 
-def test_end_of_a_claim_lets_the_next_of_its_key_go_on() -> None:
+def test_end_of_a_claim_releases_the_next_of_its_key() -> None:
     scene = Scene("xxxxxxyy")
     held = scene.receive(10)
     del scene.runner.signals[:]
@@ -290,7 +290,7 @@ def test_end_of_a_claim_lets_the_next_of_its_key_go_on() -> None:
     assert scene.whens()["x3"] == after(LEASE)
 
 
-def test_several_free_slots_are_used_by_one_look() -> None:
+def test_several_free_slots_are_used_by_one_scan() -> None:
     """The ends of two claims bring one message forward. The scan that claims it brings more."""
     scene = Scene("xxxxxx")
     held = scene.receive(10)
@@ -298,7 +298,7 @@ def test_several_free_slots_are_used_by_one_look() -> None:
     assert [each.id for each in scene.receive(10)] == ["x2", "x3"]
 
 
-def test_rescan_brings_forward_what_killed_processes_left() -> None:
+def test_rescan_brings_forward_messages_of_dead_processes() -> None:
     """The first that waits was removed, and nothing of its key is held any more."""
     scene = Scene("xxxxx")
     held = scene.receive(10)
@@ -312,7 +312,7 @@ def test_rescan_brings_forward_what_killed_processes_left() -> None:
 @pytest.mark.parametrize(
     "limit", [False, {"concurrency": 9}, {"concurrency": 9, "per": "headers.u"}]
 )
-def test_changed_limit_lets_everything_go_on(limit: Any) -> None:
+def test_changed_limit_lifts_every_deferral(limit: Any) -> None:
     """Also messages deferred by a process that did not know of the change yet."""
     scene = Scene("xxxxxx")
     scene.receive(10)
@@ -350,7 +350,7 @@ def test_values_of_headers_are_told_apart() -> None:
         assert slots.key_of_slot(slots.slot_of(key, 7)) == key
 
 
-def test_crowded_look_reads_a_large_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crowded_scan_reads_a_large_page(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "LEAST_PAGE", 5)
     scene = Scene("x" * 60 + "y")
     found = scene.receive(3)
@@ -394,7 +394,7 @@ def test_competing_processes_hold_no_more_of_a_key(seed: int, mortal: bool) -> N
     assert most[0] == LIMIT
 
 
-def test_reads_of_what_waits_name_their_index() -> None:
+def test_reads_of_deferred_messages_name_their_index() -> None:
     """So that its absence is noticed, and the first scan makes it."""
     assert FirstOfEach("a", limit_indexes.LIMITED).hint in limit_indexes.LIMIT_INDEXES
     assert FirstOfEach("a", GROUPED).hint not in limit_indexes.LIMIT_INDEXES

@@ -53,7 +53,7 @@ STARTS = st.none() | st.tuples(st.integers(-3, 0), st.none() | st.sampled_from(I
 
 @settings(max_examples=25)
 @given(st.dictionaries(st.integers(0, 3), STARTS), st.lists(st.integers(0, 3), unique=True))
-def test_look_finds_what_is_ready_from_the_start_of_its_level(
+def test_scan_finds_ready_messages_from_the_start_of_a_level(
     starts: dict[int, tuple[int, Any] | None], levels: list[int]
 ) -> None:
     begin = {level: (after(at[0]), at[1]) for level, at in starts.items() if at is not None}
@@ -75,7 +75,7 @@ def test_look_finds_what_is_ready_from_the_start_of_its_level(
                 assert matches(document, found) is expected
 
 
-def test_look_passes_over_the_records_of_levels() -> None:
+def test_scan_passes_over_the_records_of_levels() -> None:
     for start in (None, (after(-9), None), (after(-9), "a"), (after(-1), "a")):
         starts = {} if start is None else {4: start}
         record = {"_id": "~queue:a~4", "q": "a", "when": after(-1), "priority": 4, "record": True}
@@ -88,7 +88,7 @@ def test_levels_of_a_damaged_record_are_ignored() -> None:
         assert listed_levels(stored) == ()
 
 
-def test_starts_move_up_to_what_was_seen() -> None:
+def test_starts_move_up_to_the_last_seen_message() -> None:
     margin = (after(-0.5), None)
     levels = LevelStarts(in_use=(9, 4, 1))
     levels.learn(Scanned(None, NOW, NOW, (after(-3), "m"), False, 4), margin)
@@ -319,8 +319,8 @@ def test_strict_queue_finds_a_foreign_level() -> None:
     assert 7 in store.documents[RECORD]["levels"]
 
 
-def test_contested_look_by_level_skips_nothing() -> None:
-    """Or it would claim lower levels before higher ones."""
+def test_contested_scan_by_level_skips_nothing() -> None:
+    """Or it would claim a lower level first."""
     for _ in range(5):
         store, waiters = stored(), Waiters("t")
         waiters.scan.contested = True

@@ -87,7 +87,7 @@ def test_stored_limit_is_read_back(limit: Limit) -> None:
     assert eval(repr(limit), {"Limit": Limit}).stored() == limit.stored()
 
 
-def test_limit_says_what_it_means() -> None:
+def test_limit_has_derived_values() -> None:
     limit = Limit(rate=5, period=timedelta(minutes=1))
     assert (limit.period_s, limit.token_s, limit.capacity, limit.header) == (60, 12, 1, None)
     assert limit.stored() == {"rate": 5, "period": 60}

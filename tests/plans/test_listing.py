@@ -50,12 +50,12 @@ class Meddler(Runner):
         if self.error and place >= self.place:
             raise Unavailable("no answer")
         if place == self.place:
-            # A producer that knows the queue does not look at the record.
+            # A producer that knows the queue does not read the record.
             self.store.documents["late"] = {"_id": "late", "q": "a", "when": NOW}
         return self.store.answer(None, request)  # type: ignore[arg-type]  # no process asks
 
 
-def test_delete_never_loses_a_message_that_comes_meanwhile() -> None:
+def test_delete_never_loses_a_message_pushed_during_it() -> None:
     """Whatever the instant of a push: it is refused, or the message is there and receivable."""
     whole = Meddler(stored(finished=12))
     assert whole.run(all_queues.delete_queue("a", False)) == 12

@@ -141,7 +141,7 @@ def test_claim_gets_past_locked_messages(how: str) -> None:
 
 
 @pytest.mark.parametrize("limit", [{"concurrency": 1}, {"rate": 1, "period": 3600}])
-def test_freed_message_starts_with_a_permit_of_its_own_key(limit: dict[str, Any]) -> None:
+def test_freed_message_starts_with_a_permit_of_its_key(limit: dict[str, Any]) -> None:
     shape = {"limit": {**limit, "per": "headers.t"}}
     bench = Bench(0, shape=shape)
     record = {"_id": "~queue:a", "q": "a", "when": NOW, "record": True, "shape": shape}
@@ -166,7 +166,7 @@ MALFORMED = {"on the page": (1, 2), "behind the page": (20, 20), "untried": (3, 
 
 @pytest.mark.parametrize("where", MALFORMED)
 @pytest.mark.parametrize("how", ["reserve", "reserve_many", "pop_many"])
-def test_malformed_message_beside_locked_ones_is_buried(how: str, where: str) -> None:
+def test_malformed_message_beside_locked_messages_is_buried(how: str, where: str) -> None:
     locked, place = MALFORMED[where]
     bench = Bench(30, locked=locked)
     malformed = bench.world.store.documents[bench.names[place]]
@@ -231,7 +231,7 @@ def test_long_row_of_locked_messages_skips_the_page() -> None:
     assert sorted([*held, *bench.drain()]) == bench.names
 
 
-def test_queue_of_locked_messages_seems_empty_and_goes_on() -> None:
+def test_queue_of_locked_messages_seems_empty_and_continues() -> None:
     bench = Bench(50, locked=50)
     assert bench.receive() == []
     assert bench.world.time < 10_000
@@ -281,7 +281,7 @@ def test_pauses_between_retries_double_up_to_a_minute() -> None:
     assert pauses[:8] == [1, 2, 4, 8, 16, 32, 60, 60]
 
 
-def test_message_that_was_settled_meanwhile_is_forgotten() -> None:
+def test_locked_message_that_was_settled_is_forgotten() -> None:
     bench = Bench(3, locked=1)
     assert bench.receive() == [bench.names[1]]
     del bench.world.store.documents[bench.names[0]]
@@ -347,7 +347,7 @@ def test_interrupted_claim_loses_nothing(limit: int, locked: int) -> None:
     assert requests > 12
 
 
-def test_named_claim_waits_for_one_time_limit_at_most() -> None:
+def test_named_claim_waits_for_one_time_limit() -> None:
     bench = Bench(5, locked=1)
     began = bench.world.time
     with pytest.raises(Unavailable):

@@ -51,7 +51,7 @@ class Consumer:
 
 @cache
 def stored(kind: str, limit: Limit | None = LIMIT) -> list[Any]:
-    """Return the documents of a queue with messages, each of a group of its own."""
+    """Return the documents of a queue with messages, each in a separate group."""
     steps = Steps()
     queue = limited(kind, limit)
     if kind == "bucket":  # packs of several sizes, and single messages
@@ -84,7 +84,7 @@ def numbers(steps: Steps, consumer: Consumer, wanted: int, **how: Any) -> int:
 
 
 @each_kind
-def test_queue_starts_what_its_permits_allow(kind: str) -> None:
+def test_queue_starts_the_messages_its_permits_allow(kind: str) -> None:
     steps, first, second = made(kind), Consumer(kind), Consumer(kind)
     assert [numbers(steps, first, 3), numbers(steps, second, 9), numbers(steps, first, 1)] == [
         *(3, 2, 0)
@@ -111,7 +111,7 @@ def test_consumer_that_is_stopped_sends_no_command(kind: str) -> None:
 
 
 @each_kind
-def test_waiting_consumer_looks_when_the_next_may_start(kind: str) -> None:
+def test_waiting_consumer_scans_when_the_next_may_start(kind: str) -> None:
     steps, consumer = made(kind), Consumer(kind)
     assert numbers(steps, consumer, 5) == 5
     assert numbers(steps, consumer, 1, timeout=30) == 1
@@ -119,7 +119,7 @@ def test_waiting_consumer_looks_when_the_next_may_start(kind: str) -> None:
 
 
 @each_kind
-def test_look_that_finds_less_asks_for_less(kind: str) -> None:
+def test_scan_that_finds_less_asks_for_less(kind: str) -> None:
     steps, consumer = made(kind), Consumer(kind)
     for seconds in (0, 10, 20):
         steps.seconds = seconds
@@ -144,7 +144,7 @@ def test_pops_count_as_starts(kind: str, wanted: int) -> None:
 
 
 @each_kind
-def test_slow_network_starts_what_has_permits(kind: str) -> None:
+def test_slow_network_starts_messages_with_permits(kind: str) -> None:
     """Only the first scan does not know how slow it is. After one by level comes one by age."""
     steps, consumer = made(kind), Consumer(kind)
     received = []
@@ -156,7 +156,7 @@ def test_slow_network_starts_what_has_permits(kind: str) -> None:
     assert received == [2 if kind == "priority" else 0, 2, 2]
 
 
-def test_order_stays_that_of_the_queue() -> None:
+def test_order_of_the_queue_is_kept() -> None:
     steps, consumer = made("standard"), Consumer("standard")
     for second in range(8):
         steps.seconds = second

@@ -332,7 +332,7 @@ def test_message_that_leaves_alone_is_an_ordinary_one() -> None:
 
 
 def test_pack_that_grew_too_large_moves_in_parts() -> None:
-    """A pack has at most 4 MB, also if its messages get new payloads."""
+    """A pack keeps below 4 MB, also if its messages get new payloads."""
     steps, mover = Steps(stored()), Mover()
     held = steps.run(mover.receive("a", 5))
     big = "x" * (packs.MAX_PACK_BYTES // 2 - 1000)

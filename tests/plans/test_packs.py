@@ -475,7 +475,7 @@ def test_messages_of_a_pack_are_split_together() -> None:
 
 
 def audit_split(steps: Steps) -> None:
-    """Check that each message is there once, or that two others are."""
+    """Check that each message is there once, or that its two outputs are."""
     check(steps)
     delivered = drain(steps)
     assert sorted([*delivered * 2, *numbers_in(steps, "b")]) == sorted([*range(MESSAGES)] * 2)
@@ -550,7 +550,7 @@ def test_next_single_receive_needs_no_claim() -> None:
     assert [each.tries for each in held] == [1, 1]
 
 
-def test_receive_returns_what_it_has_while_its_leases_are_fresh() -> None:
+def test_receive_returns_early_while_its_leases_are_fresh() -> None:
     """Small packs take many commands, and here each of them takes long."""
     steps, waiting, held = Steps(), Waiters("a"), set[Any]()
     for number in range(12):
@@ -857,7 +857,7 @@ def test_last_try_that_is_rolled_back_is_buried() -> None:
     assert (dead["dead"]["reason"], dead["error"]["message"]) == ("tries", "no")
 
 
-def test_backoff_delays_only_what_failed() -> None:
+def test_backoff_delays_only_failed_messages() -> None:
     steps, consumer = made(), Consumer()
     held = steps.run(consumer.receive(3))
     steps.run(consumer.plans.rollback(held[:2], delay=30))

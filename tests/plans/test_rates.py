@@ -129,7 +129,7 @@ def test_late_permits_are_given_back_less_what_came_since(late_s: float, left: i
 
 
 @pytest.mark.parametrize("lost", [lost_request, lost_reply])
-def test_look_that_lost_a_message_grants_nothing(lost: Callable[[int], Any]) -> None:
+def test_request_that_lost_a_message_grants_nothing(lost: Callable[[int], Any]) -> None:
     """Its permits may be lost; they are never used."""
     steps = made()
     with pytest.raises(Unavailable):

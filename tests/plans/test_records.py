@@ -230,7 +230,7 @@ def test_race_for_the_name_of_a_deleted_queue(quick: str, dies: bool) -> None:
         else:
             list(running)
         if quick in ("standard", "bucket"):
-            assert stored(steps)["kind"] == seen, "what a program was told stays true"
+            assert stored(steps)["kind"] == seen, "the kind that a program received stays"
         steps.seconds += 120 if quick == "deletes" else 0
         final = steps.run(use("ordered", "dave"))
         assert (final, "deleted" in stored(steps)) == (stored(steps)["kind"], False)
@@ -340,7 +340,7 @@ def test_race_to_name_the_kind(quick: str, dies: bool) -> None:
             with suppress(ConfigurationError):
                 list(running)
         record = stored(steps)
-        assert record["kind"] == (seen or record["kind"]), "what a program was told stays true"
+        assert record["kind"] == (seen or record["kind"]), "the kind that a program received stays"
         if quick == "reshapes":
             assert record["shape"]["limit"] == Limit(rate=5).stored()
         if quick in ("moves", "reshapes") and not dies:
@@ -402,7 +402,7 @@ def test_default_options_are_not_stored(client: Client) -> None:
     assert shown == {"lease": 60, "max_tries": 20, "dead_letter": "a.dead", "history": None}
 
 
-def test_index_may_be_added_while_others_are_made(client: Client) -> None:
+def test_index_may_be_added_while_more_are_made(client: Client) -> None:
     """After a fail-over a client makes its indexes, and other calls continue."""
     making = runner_of(client).open().known.make_indexes()
     next(making)

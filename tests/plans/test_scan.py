@@ -635,7 +635,7 @@ def test_scan_during_a_step_back_sets_no_bound() -> None:
     scan = learnt()
     start = scan.start(after(0.5))
     scan.observe(after(-3600))
-    scan.start(after(-3600))  # another thread looks
+    scan.start(after(-3600))  # another thread scans
     scan.scanned(Scanned(start, after(0.5), after(-3600), None, True), 15)
     assert scan.start(after(-3599)) in (None, (rules.FIRST, None))
 
@@ -699,8 +699,8 @@ def test_idle_process_sends_few_commands() -> None:
     (process,) = model.processes
     before = len(process.commands)
     model.run(60)
-    # Seven scans. Before each, the pause flag is read; after each, the next ``when`` is read. And
-    # at most every 10 s it looks for handovers whose processes died.
+    # Seven scans. Before each, the pause flag is read; after each, the next ``when`` is read. In
+    # addition, it searches for handovers of dead processes, with pauses of 10 s or more.
     assert len(process.commands) - before <= 3 * 7 + 6
 
 

@@ -245,7 +245,7 @@ def test_later_move_of_a_settled_message_leaves_it_unknown() -> None:
     assert (caught.value.lost, caught.value.unknown) == ([], held)
 
 
-def test_count_tells_what_the_documents_do_not() -> None:
+def test_count_resolves_an_unclear_outcome() -> None:
     """If another consumer is seen to hold all that is missing, then the rest was settled."""
     held = [reservation("m1"), reservation("m2")]
     stored = [{"_id": "m1", "left": "another's"}, {"_id": "m2", "token": "another's"}]
@@ -310,7 +310,7 @@ def test_timed_out_call_with_several_messages_is_not_repeated() -> None:
         (60, [{"_id": "m1", "token": "another's"}], 1, 0),
     ],
 )
-def test_repeated_commit_says_what_the_first_one_did(
+def test_repeated_commit_reports_the_first_outcome(
     left_s: float, stored: list[Any], lost: int, unknown: int
 ) -> None:
     runner = Shared(LOCKED, 0, stored, now=after(1))
@@ -368,7 +368,7 @@ def test_last_try_is_one_update_into_the_dead_queue() -> None:
 
 
 def test_move_is_one_update_for_each_message() -> None:
-    """Different payloads take one update each in one command; equal ones take one update."""
+    """Different payloads take one update each in one command; equal payloads take one update."""
     held = (reservation("m1"), reservation("m2", "t2"))
     runner = Runner((2, []))
     runner.run(standard().move([(each, each.id) for each in held], to=standard("b")))

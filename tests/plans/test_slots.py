@@ -244,7 +244,7 @@ def test_fail_over_anywhere_undoes_only_claims(faults: Faults[Consumer], every: 
 class Scene:
     """A store with a queue that has messages, and its processes.
 
-    In an ordered queue, each message has a group of its own, unless ``groups`` names them.
+    In an ordered queue, each message has a separate group, unless ``groups`` names them.
     """
 
     def __init__(
@@ -308,7 +308,7 @@ def test_messages_up_to_the_limit_are_held(kind: str, limit: int) -> None:
     assert scene.waiting.scan.limit.blocked_until is None
 
 
-def test_blocked_look_keeps_the_levels() -> None:
+def test_blocked_scan_keeps_the_levels() -> None:
     """Nothing that it saw and left is forgotten until the next rescan."""
     scene = Scene(0, 1, kind="priority")
     for priority in (3, 9, 5, 9):
@@ -325,7 +325,7 @@ def test_blocked_look_keeps_the_levels() -> None:
 
 
 @pytest.mark.usefixtures("same_slots")
-def test_look_that_chose_a_taken_slot_looks_again() -> None:
+def test_scan_that_chose_a_taken_slot_scans_again() -> None:
     """Also by level alone, after a rescan. Only a scan without a message in reach is the last."""
     scene = Scene(6, 6, kind="priority")
     record = scene.store.documents["~queue:a"]
@@ -366,7 +366,7 @@ def test_slot_of_a_lapsed_lease_is_taken_for_good(kind: str) -> None:
     scene = Scene(kind=kind)
     former = scene.receive(3)
     scene.passes(LEASE + 1)
-    scene.runner.run(scene.plans.extend(former[:1]))  # nobody needed the slot
+    scene.runner.run(scene.plans.extend(former[:1]))  # no consumer needed the slot
     again = scene.receive(10, Waiters("a"))
     assert len(again) == 2
     for plan in (scene.plans.extend(former[1:]), scene.plans.commit(former[1:])):
@@ -377,7 +377,7 @@ def test_slot_of_a_lapsed_lease_is_taken_for_good(kind: str) -> None:
 
 
 @each_kind
-def test_lease_that_is_extended_meanwhile_keeps_its_slot(kind: str) -> None:
+def test_lease_that_is_extended_in_time_keeps_its_slot(kind: str) -> None:
     """A scan saw that it had ended. Then its holder extended it."""
     for place in range(9):
         scene = Scene(6, 1, kind=kind)
@@ -464,7 +464,7 @@ def test_lowered_limit_starts_no_more_than_it_allows(kind: str, per: str | None,
         number = steps.collection.count_documents({"q": "a", "token": {"$exists": True}})
         assert number <= max(most, 3)
         most = number
-    assert most or steps.run(news[0].receive(1)), "what is free can be taken"
+    assert most or steps.run(news[0].receive(1)), "a free slot can be taken"
 
 
 def test_former_limit_is_forgotten_when_nothing_is_left_of_it() -> None:
@@ -623,7 +623,7 @@ def test_full_limit_defers_no_message_of_a_free_group() -> None:
     assert len(scene.runner.commands) <= 80
 
 
-def test_look_uses_free_slots_for_free_groups() -> None:
+def test_scan_uses_free_slots_for_free_groups() -> None:
     """Messages behind a held message are deferred if they are in the way, as without a limit."""
     scene = Scene(60, 5, groups=["a"] * 58 + ["b", "c"], kind="ordered")
     held = scene.receive(3)
@@ -652,7 +652,7 @@ def test_slot_of_a_lapsed_lease_gives_its_group_back() -> None:
 
 
 def test_message_behind_an_earlier_one_gives_its_slot_back() -> None:
-    """Its group waits for one that was rolled back. Consumers that wait for the slot look again."""
+    """Its group waits for one that was rolled back. Consumers that wait for the slot scan again."""
     scene = Scene(3, 1, groups="aab", kind="ordered")
     (first,) = scene.receive(1)
     scene.runner.run(scene.plans.rollback([first], delay=20))
@@ -666,7 +666,7 @@ def test_message_behind_an_earlier_one_gives_its_slot_back() -> None:
     assert scene.receive(10) == []
 
 
-def test_look_that_met_a_lock_expects_locks() -> None:
+def test_scan_that_met_a_lock_expects_locks() -> None:
     """It expected none, and claimed with a slot for each message. It tries no lock again."""
     scene = Scene(4, 4, groups="aabb", kind="ordered")
     scene.runner.run(scene.plans.release(scene.receive(1)))

@@ -261,7 +261,7 @@ def test_single_receives_read_a_pack_once() -> None:
 
 @pytest.mark.parametrize("ends", ["release", "rollback", "lapse"])
 def test_old_view_of_a_divided_range_claims_nothing_twice(ends: str) -> None:
-    """Each claim of a part leaves a rest, which must not look like the range of before."""
+    """Each claim of a part leaves a rest, which must not resemble the former range."""
     steps, holder = made(), Consumer()
     held = steps.run(holder.receive(9))
     if ends == "release":
@@ -274,13 +274,13 @@ def test_old_view_of_a_divided_range_claims_nothing_twice(ends: str) -> None:
     received: list[int] = []
     for _ in range(3):
         consumer = Consumer()
-        consumer.plans.state.seen = view  # from before the claims of the others
+        consumer.plans.state.seen = view  # from before the other claims
         received += [each.position for each in steps.run(consumer.receive(2))]
     assert received == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("ends", ["commit", "rollback", "release", "bury"])
-def test_old_view_settles_what_another_process_received(ends: str) -> None:
+def test_old_view_settles_messages_of_another_process(ends: str) -> None:
     """A pickled reservation, for example: positions missing in the old view are held."""
     steps, holder, settler = made(), Consumer(), Consumer()
     assert steps.run(settler.receive(1))
@@ -307,7 +307,7 @@ def test_group_is_not_forgotten_for_a_late_answer(late: str) -> None:
     assert [each.until for each in state.seen.back] == [steps.now + timedelta(seconds=30)]
 
 
-def test_consumer_looks_again_if_the_group_is_unknown() -> None:
+def test_consumer_scans_again_if_the_group_is_unknown() -> None:
     """Another call of the process has found that its view was old."""
     steps, consumer = made(), Consumer()
     held = steps.run(consumer.receive(MESSAGES))
@@ -359,7 +359,7 @@ def test_last_try_that_is_rolled_back_is_buried() -> None:
     assert following.position == 1
 
 
-def test_backoff_delays_only_what_failed() -> None:
+def test_backoff_delays_only_failed_messages() -> None:
     steps, consumer = made(), Consumer()
     held = steps.run(consumer.receive(3))
     steps.run(consumer.plans.rollback(held[:2], delay=30))

@@ -201,7 +201,7 @@ def test_append_writes_and_reads_at_majority(steps: Steps) -> None:
     assert [each.majority for each in inserts] == [True]
 
 
-def test_trim_keeps_the_last_pack_and_young_ones(steps: Steps) -> None:
+def test_trim_keeps_the_last_pack_and_young_packs(steps: Steps) -> None:
     assert steps.run(opened().trim(30)) == 0, "all are young"
     steps.seconds += 601
     assert steps.run(opened().trim(15)) == 10

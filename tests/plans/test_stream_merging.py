@@ -122,7 +122,7 @@ def by_position(ranges: Sequence[Range]) -> dict[int, Range]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_merged_entries_keep_what_a_claim_goes_by(seed: int) -> None:
+def test_merged_entries_keep_the_data_of_a_claim(seed: int) -> None:
     before = scattered(seed, 900, 3000)
     more = merged(before[:890], before[890:], NOW)
     assert more is not None
@@ -162,7 +162,7 @@ def test_group_stops_before_its_document_is_too_large(beyond: int) -> None:
     assert (claimed is None) == bool(beyond)
 
 
-def test_claim_of_a_wide_entry_takes_what_is_read_together() -> None:
+def test_claim_of_a_wide_entry_takes_one_read() -> None:
     wide = Range("a", 0, 3 * MAX_RANGE, ((1 << 3 * MAX_RANGE - 1) - 1) & ~0b101, NOW, 1)
     group = Group(3 * MAX_RANGE, [], [wide], [], 0, False, 1)
     found = claim_step(group, NOW, after(60), 3 * MAX_RANGE, [10])
@@ -182,7 +182,7 @@ def test_claim_of_a_wide_entry_takes_what_is_read_together() -> None:
 def test_merging_anywhere_loses_nothing(
     monkeypatch: pytest.MonkeyPatch, most: int, fault: Callable[[], None]
 ) -> None:
-    """Each entry that is added meets others, which must be alike unless ``most`` is exceeded."""
+    """An added entry meets entries that must be alike, unless there are more than ``most``."""
     monkeypatch.setattr(entries, "MERGE_ABOVE", 1)
     monkeypatch.setattr(entries, "MAX_BACK", most)
     fault()

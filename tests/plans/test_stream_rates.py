@@ -61,7 +61,7 @@ def started(steps: Steps, group: str = "g") -> int:
     return sum(each["e"] - each["s"] for each in found["out"]) if found else 0
 
 
-def test_group_starts_what_its_permits_allow() -> None:
+def test_group_starts_the_messages_its_permits_allow() -> None:
     steps, first, second = made(), Consumer(), Consumer("h")
     assert len(steps.run(first.receive(3))) == 3
     assert len(steps.run(first.receive(9))) == 2
@@ -76,7 +76,7 @@ def test_group_starts_what_its_permits_allow() -> None:
     assert steps.run(second.receive(9)) == []
 
 
-def test_look_that_finds_less_asks_for_less() -> None:
+def test_scan_that_finds_less_asks_for_less() -> None:
     steps, consumer = made(), Consumer()
     steps.seconds = 1
     assert len(steps.run(consumer.receive(9))) == 5
@@ -89,7 +89,7 @@ def test_look_that_finds_less_asks_for_less() -> None:
     assert bucket["tokens"] == pytest.approx(3)
 
 
-def test_waiting_consumer_looks_when_the_next_may_start() -> None:
+def test_waiting_consumer_scans_when_the_next_may_start() -> None:
     steps, consumer = made(), Consumer()
     steps.run(consumer.receive(5))
     plans = consumer.plans

@@ -38,7 +38,7 @@ class Popper(pacing.Consumer):
 
 
 class Claimer(pacing.Consumer):
-    """It claims with a name: each process for a group of its own."""
+    """It claims with a name: each process for another group."""
 
     names = iter(range(1_000_000))
 
@@ -160,7 +160,7 @@ def popped_around_a_sleep(kind: str, sizes: list[int], at: int, reply: bool) -> 
 @pytest.mark.parametrize(
     ("kind", "sizes"), [("standard", [9, 1]), ("priority", [1, 1]), ("bucket", [9, 1])]
 )
-def test_suspended_pop_knows_what_it_finished(kind: str, sizes: list[int], reply: bool) -> None:
+def test_suspended_pop_knows_its_messages(kind: str, sizes: list[int], reply: bool) -> None:
     """Its leases end, and another process pops one of the messages that it had claimed."""
     steps = pacing.made(kind, None)
     steps.run(Popper(kind).receive(3))

@@ -114,7 +114,7 @@ def test_message_keeps_its_id_in_its_bucket_and_in_trails() -> None:
     one = steps.run(consumer.receive(4))[3]
     steps.run(plans_of("results", Options(dead_letter="dead")).push(["r"], ids=[one.id]))
     steps.run(consumer.plans.rollback([one], delay=0, error="again"))
-    assert one.hold.state == "held", "the process goes on with the rest of the pack"
+    assert one.hold.state == "held", "the process continues with the rest of the pack"
     (again,) = [each for each in steps.run(consumer.receive(20)) if each.payload == one.payload]
     assert (again.id, again.tries, again.error["message"]) == (one.id, 2, "again")
     steps.run(consumer.plans.bury([again]))
@@ -124,7 +124,7 @@ def test_message_keeps_its_id_in_its_bucket_and_in_trails() -> None:
     assert steps.collection.count_documents({"_id": one.id, "payload": "r"}) == 1
 
 
-def test_recovery_of_a_former_queue_shows_what_is_decided_now() -> None:
+def test_recovery_of_a_former_queue_shows_the_last_decision() -> None:
     """A copy in the former queue leads it to the pack, which hands over from another queue."""
     steps, consumer = taken(ends.FAULTS, "zombie").made()
     held = steps.run(consumer.receive(4))

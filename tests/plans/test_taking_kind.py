@@ -197,7 +197,7 @@ def test_message_without_a_record_is_received() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_object_without_a_kind_takes_that_of_the_record(name: str) -> None:
+def test_object_without_a_kind_takes_the_kind_of_the_record(name: str) -> None:
     with Client("memory:") as client:
         client.queue("a", kind=name).push_many([1, 2])
         queue = client.queue("a", lease=7)
