@@ -6,6 +6,7 @@ find less to show than it decided on.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -20,3 +21,10 @@ def handovers_show_all(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Fail if the holder of a source could not show all that it decided on."""
     yield
     assert "cannot be shown" not in caplog.text
+
+
+@pytest.fixture
+def same_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try slots in one order, so that each run of a plan has the same commands."""
+    monkeypatch.setattr(random, "shuffle", lambda names: None)
+    monkeypatch.setattr(random, "sample", lambda values, number: list(values)[:number])

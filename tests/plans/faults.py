@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from itertools import count
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import pytest
 
-from pyqueue import QueueError, Unavailable
+from pyqueue import LeaseLost, QueueError, Unavailable
 from pyqueue.requests import Plan
-from tests.plans.steps import Cut, Fault, Steps, cut
+from tests.plans.steps import Cut, Fault, Steps, cut, lost_reply, lost_request
 
 
 class Works(Protocol):
@@ -22,12 +23,52 @@ class Works(Protocol):
         ...
 
 
+class Settler:
+    """A process that settles messages, and its knowledge of their ends."""
+
+    #: Numbers the settlements of all processes.
+    counter = count()
+
+    def __init__(self) -> None:
+        #: The messages it began to end, and when. The outcome is unknown if that did not end.
+        self.begun: dict[int, int] = {}
+
+    def number(self, held: Any) -> int:
+        """Return the number of a message."""
+        number: int = held.payload
+        return number
+
+    def settle(self, plan: Plan[None], held: list[Any], into: set[int] | None = None) -> Plan[None]:
+        """Run a plan that settles messages. ``into`` gets their numbers, if they end by it."""
+        numbers = {self.number(each) for each in held}
+        if into is not None:
+            self.begun |= dict.fromkeys(numbers, next(self.counter))
+        lost: set[int] = set()
+        try:
+            yield from plan
+        except LeaseLost as error:
+            lost = {self.number(each) for each in (*error.lost, *error.unknown)}
+        if into is not None:
+            into |= numbers - lost
+
+
+def check_ends(
+    left: list[int], ended: Sequence[int], consumers: Iterable[Settler], messages: int
+) -> None:
+    """Check that each message is left, or was finished once."""
+    assert len(left) == len(set(left)), "in two places"
+    assert len(ended) == len(set(ended)), "finished twice"
+    assert not set(left) & set(ended), "finished, and there all the same"
+    begun = {number for each in consumers for number in each.begun}
+    assert set(range(messages)) - set(left) <= begun, "lost"
+
+
 C = TypeVar("C", bound=Works)
 
 
 @dataclass(frozen=True)
 class Faults(Generic[C]):
-    """A set of faults for the consumers of one kind.
+    """A world for the faults of consumers.
 
     Args:
         stored: Returns the documents with which each run begins.
@@ -36,6 +77,7 @@ class Faults(Generic[C]):
         most_commands: An upper bound on the commands of ``work``.
         check: Checks the invariants after each command.
         store: Makes a store with these documents.
+        stride: ``make test`` stops at every n-th command, ``make test-slow`` at each.
     """
 
     stored: Callable[[], list[Any]]
@@ -44,6 +86,7 @@ class Faults(Generic[C]):
     most_commands: int
     check: Callable[[Steps], None] = lambda steps: None
     store: Callable[[list[Any]], Steps] = Steps
+    stride: int = 1
 
     def made(self) -> tuple[Steps, C]:
         """Return a new store and a process."""
@@ -74,7 +117,7 @@ class Faults(Generic[C]):
             self.audit(steps, consumer)
 
     def dies_twice(self, every: int, again: Iterable[int]) -> None:
-        """Let a process die, and the one that takes over as well, at these commands."""
+        """Let a process die, and its successor as well, at these commands."""
         for first in range(0, self.number_of_commands(), every):
             for second in again:
                 steps, consumer = self.made()
@@ -89,7 +132,7 @@ class Faults(Generic[C]):
     def sleeps(
         self,
         every: int,
-        meanwhile: Callable[[Steps, C], None],
+        act: Callable[[Steps, C], object],
         undone: bool = False,
         gives_up: bool = False,
         **audited: int,
@@ -98,7 +141,7 @@ class Faults(Generic[C]):
 
         Args:
             every: Stop at every n-th command.
-            meanwhile: Acts on the store and with another process while the first one sleeps.
+            act: Acts on the store and with another process while the first one sleeps.
             undone: Whether it has a fail-over.
             gives_up: Whether it may find that it slept for too long.
             audited: Further arguments of ``audit``.
@@ -111,7 +154,7 @@ class Faults(Generic[C]):
             if running is None:
                 assert at > 10
                 return
-            meanwhile(steps, quick)
+            act(steps, quick)
             with suppress(*[Unavailable] * gives_up):
                 for _ in running:
                     self.check(steps)
@@ -125,18 +168,41 @@ class Faults(Generic[C]):
     def sleeps_beyond_its_lease(self, every: int) -> None:
         """Let another process work twice after the leases of one that sleeps have ended."""
 
-        def meanwhile(steps: Steps, quick: C) -> None:
+        def act(steps: Steps, quick: C) -> None:
             steps.seconds += 61
             steps.run(quick.work())
             steps.run(quick.work())
 
-        self.sleeps(every, meanwhile)
+        self.sleeps(every, act)
 
     def fails_over(self, every: int) -> None:
         """Undo writes without a majority while one process sleeps, and let another one work."""
 
-        def meanwhile(steps: Steps, quick: C) -> None:
+        def act(steps: Steps, quick: C) -> None:
             steps.fail_over()
             steps.run(quick.work())
 
-        self.sleeps(every, meanwhile, undone=True)
+        self.sleeps(every, act, undone=True)
+
+
+#: Each disturbs every n-th command of a process.
+DISTURBANCES: Final[Mapping[str, Callable[[Faults[Any], int], None]]] = {
+    "dies before a command": lambda faults, every: faults.dies(False, every),
+    "dies after a command": lambda faults, every: faults.dies(True, every),
+    "loses a request": lambda faults, every: faults.loses_a_message(lost_request, every),
+    "loses a reply": lambda faults, every: faults.loses_a_message(lost_reply, every),
+    "sleeps while another works": lambda faults, every: faults.sleeps_while_another_works(every),
+    "sleeps beyond its lease": lambda faults, every: faults.sleeps_beyond_its_lease(every),
+    "meets a fail-over": lambda faults, every: faults.fails_over(every),
+}
+
+
+def each_command(faults: Faults[Any]) -> pytest.MarkDecorator:
+    """Return the parameter ``every`` of a test that disturbs this world in another way."""
+    return pytest.mark.parametrize(
+        "every",
+        [
+            pytest.param(faults.stride, id="some"),
+            pytest.param(1, id="all", marks=pytest.mark.slow),
+        ],
+    )

@@ -6,7 +6,7 @@ waits for a majority came after it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from copy import deepcopy
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
@@ -89,14 +89,23 @@ def lost_reply(at: int) -> Fault:
     return fault
 
 
-def asleep(at: int, meanwhile: Callable[[], object], *, after: bool) -> Fault:
+def asleep(at: int, act: Callable[[], object], *, after: bool) -> Fault:
     """Return a fault: the process sleeps before its command number ``at``, or before the reply."""
 
     def fault(number: int, done: bool) -> None:
         if number == at and done == after:
-            meanwhile()
+            act()
 
     return fault
+
+
+#: The faults that end a process, or that its caller cannot tell from a success.
+FAULTS: Final[Mapping[str, Callable[[int], Fault]]] = {
+    "dies before": lambda at: cut(at, after=False),
+    "dies after": lambda at: cut(at, after=True),
+    "loses a request": lost_request,
+    "loses a reply": lost_reply,
+}
 
 
 class _Clock(Clock):
@@ -178,12 +187,7 @@ class Steps:
 
     def run(self, plan: Plan[T], fault: Fault | None = None) -> T:
         """Run a plan to its end."""
-        running = self.steps(plan, fault)
-        while True:
-            try:
-                next(running)
-            except StopIteration as stop:
-                return stop.value  # type: ignore[no-any-return]
+        return resume(self.steps(plan, fault))
 
     def steps(self, plan: Plan[T], fault: Fault | None = None) -> Generator[Any, None, T]:
         """Run a plan; stop before each command."""
@@ -278,3 +282,39 @@ class Steps:
         if fault is not None:
             fault(number, True)
         return answer
+
+
+def lasting(before: list[Document] | None = None) -> Steps:
+    """Return a store whose documents do not expire: mongomock takes the wall clock."""
+    steps = Steps(before)
+    steps.collection.drop_index("expires")
+    return steps
+
+
+def resume(running: Generator[Any, None, T]) -> T:
+    """Run a stalled plan to its end, and return its result."""
+    while True:
+        try:
+            next(running)
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+
+def at_each_command(
+    made: Callable[[], Steps], plan: Callable[[], Plan[Any]], least: int
+) -> Iterator[tuple[Steps, Generator[Any, None, Any]]]:
+    """Yield new stores with the plan, stalled before each of its commands in turn.
+
+    Args:
+        made: Makes a store.
+        plan: Makes the plan.
+        least: The plan has more commands than this.
+    """
+    for at in range(100):
+        steps = made()
+        running = steps.stalled(plan(), at)
+        if running is None:
+            assert at > least, "fewer commands than expected"
+            return
+        yield steps, running
+    raise AssertionError("more commands than expected")

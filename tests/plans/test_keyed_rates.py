@@ -1,14 +1,14 @@
 """Rates ``per`` header, alone and beside a limit on concurrency: each key starts at its own rate.
 
-Each operation is cut, stalled and undone at each of its commands. There is no server. The last
-tests run real plans in virtual time, with processes that die.
+There is no server. ``test_faults`` disturbs each operation at each of its commands. The last tests
+run real plans in virtual time, with processes that die.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from functools import cache, partial
 from itertools import groupby, islice
@@ -29,30 +29,21 @@ from pyqueue.messages import Backoff
 from pyqueue.requests import Command, Find, Plan, Update, UpdateEach
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.competing import compete
-from tests.plans.faults import Faults
+from tests.plans.faults import Faults, Settler, check_ends, each_command
 from tests.plans.meddler import Meddler
 from tests.plans.runner import after
-from tests.plans.steps import Steps, lost_reply, lost_request
+from tests.plans.steps import Steps, lasting
 from tests.plans.store import World
 
 LEASE = 60.0
 BURST = 2
 RATE = Limit(rate=1, period=10, burst=BURST, per="headers.t")
 BOTH = Limit(concurrency=2, rate=1, period=10, burst=BURST, per="headers.t")
+LIMITS = {"rate": RATE, "both": BOTH}
 MESSAGES = 15
 
-#: ``make test`` stops at some commands, ``make test-slow`` at each.
-some_or_every = pytest.mark.parametrize(
-    "every", [pytest.param(127, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
-)
-each_limit = pytest.mark.parametrize("limit", [RATE, BOTH], ids=["rate", "both"])
-
-
-@pytest.fixture(autouse=True)
-def same_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try slots in one order, so that each run of a plan has the same commands."""
-    monkeypatch.setattr(random, "shuffle", lambda names: None)
-    monkeypatch.setattr(random, "sample", lambda values, number: list(values)[:number])
+each_limit = pytest.mark.parametrize("limit", LIMITS.values(), ids=LIMITS)
+pytestmark = pytest.mark.usefixtures("same_slots")
 
 
 def plans(limit: Limit | None = None, **options: Any) -> QueuePlans:
@@ -67,57 +58,37 @@ def headers_of(number: int) -> dict[str, Any]:
     return {} if number % 5 == 4 else {"t": "y" if number % 5 == 3 else "x"}
 
 
-class Consumer:
+class Consumer(Settler):
     """A consuming process, and the messages it has started and finished."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.plans = plans()
         self.waiting = Waiters("a")
         self.started: list[Any] = []
         self.ended: set[int] = set()
-        #: The messages it began to end. The outcome is unknown if that did not end.
-        self.begun: set[int] = set()
 
     def receive(self, limit: int, **how: Any) -> Plan[list[Any]]:
         found = yield from self.plans.receive(self.waiting, limit, **{"timeout": 0, **how})
         self.started += [each.headers.get("t") for each in found]
         return found
 
-    def settle(self, plan: Plan[None], held: list[Any], *, ends: bool) -> Plan[None]:
-        numbers = {each.payload for each in held}
-        if ends:
-            self.begun |= numbers
-        lost: set[int] = set()
-        try:
-            yield from plan
-        except LeaseLost as error:
-            lost = {each.payload for each in (*error.lost, *error.unknown)}
-        if ends:
-            self.ended |= numbers - lost
-
     def work(self) -> Plan[None]:
         """Receive several times, and end each message in another way."""
         for _ in range(2):
             held = yield from self.receive(8)
-            yield from self.settle(self.plans.commit(held[:2]), held[:2], ends=True)
-            yield from self.settle(self.plans.rollback(held[2:], delay=0), held[2:], ends=False)
+            yield from self.settle(self.plans.commit(held[:2]), held[:2], self.ended)
+            yield from self.settle(self.plans.rollback(held[2:], delay=0), held[2:])
             held = yield from self.receive(1, timeout=11)
-            yield from self.settle(self.plans.release(held), held, ends=False)
+            yield from self.settle(self.plans.release(held), held)
             held = yield from self.receive(3, timeout=11)
-            yield from self.settle(self.plans.bury(held), held, ends=True)
-
-
-def made(documents: list[Any] | None = None) -> Steps:
-    """Return a store whose clock does not expire documents: mongomock takes the wall clock."""
-    steps = Steps(documents)
-    steps.collection.drop_index("expires")
-    return steps
+            yield from self.settle(self.plans.bury(held), held, self.ended)
 
 
 @cache
 def stored(limit: Limit) -> list[Any]:
     """Return the documents of a queue with a limit."""
-    steps = made()
+    steps = lasting()
     for number in range(MESSAGES):
         steps.run(plans(limit).push([number], headers=headers_of(number)))
     return steps.all()
@@ -151,68 +122,25 @@ def audit(steps: Steps, *consumers: Consumer) -> None:
     last = Consumer()
     left = drain(steps, last)
     check(steps, last, *consumers)
-    assert len(left) == len(set(left))
     ended = [number for each in consumers for number in each.ended]
-    assert len(ended) == len(set(ended))
-    assert not set(left) & set(ended)
-    begun = {number for each in consumers for number in each.begun}
-    assert set(range(MESSAGES)) - set(left) <= begun
+    check_ends(left, ended, consumers, MESSAGES)
 
 
-class KeyedFaults(Faults[Consumer]):
-    """Faults in a store whose documents do not expire."""
-
-    def made(self) -> tuple[Steps, Consumer]:
-        return made(self.stored()), self.consumer()
-
-
-def faults(limit: Limit) -> KeyedFaults:
-    return KeyedFaults(partial(stored, limit), Consumer, audit, 400)
+FAULTS = {
+    name: Faults(partial(stored, limit), Consumer, audit, 400, store=lasting, stride=127)
+    for name, limit in LIMITS.items()
+}
 
 
-@each_limit
-@some_or_every
-@pytest.mark.parametrize("after", [False, True])
-def test_consumer_dies_anywhere(limit: Limit, after: bool, every: int) -> None:
-    faults(limit).dies(after, every)
-
-
-@each_limit
-@some_or_every
-@pytest.mark.parametrize("lost", [lost_request, lost_reply])
-def test_message_to_the_server_is_lost_anywhere(
-    limit: Limit, lost: Callable[..., Any], every: int
-) -> None:
-    faults(limit).loses_a_message(lost, every)
-
-
-@each_limit
-@some_or_every
-def test_consumer_sleeps_anywhere_while_another_works(limit: Limit, every: int) -> None:
-    faults(limit).sleeps_while_another_works(every)
-
-
-@each_limit
-@some_or_every
-def test_consumer_sleeps_anywhere_beyond_its_lease(limit: Limit, every: int) -> None:
-    faults(limit).sleeps_beyond_its_lease(every)
-
-
-@each_limit
-@some_or_every
-def test_fail_over_anywhere_undoes_no_permits(limit: Limit, every: int) -> None:
-    faults(limit).fails_over(every)
-
-
-@each_limit
-@some_or_every
-def test_walk_beside_a_consumer_changes_nothing(limit: Limit, every: int) -> None:
+@pytest.mark.parametrize("name", FAULTS)
+@each_command(FAULTS["rate"])
+def test_walk_beside_a_consumer_changes_nothing(name: str, every: int) -> None:
     """Another process corrects deferred messages before each command."""
 
     def walk(steps: Steps, quick: Consumer) -> None:
-        steps.run(limit_waiting.restore("a", FollowedLimit(limit), None))
+        steps.run(limit_waiting.restore("a", FollowedLimit(LIMITS[name]), None))
 
-    faults(limit).sleeps(every, walk)
+    FAULTS[name].sleeps(every, walk)
 
 
 # ---- one scan
@@ -222,7 +150,7 @@ class Scene:
     """A queue with messages, and processes that consume it."""
 
     def __init__(self, keys: str, limit: Limit = RATE) -> None:
-        self.steps = made()
+        self.steps = lasting()
         for key, each in groupby(enumerate(keys), lambda each: each[1]):
             numbers = [number for number, _ in each]
             ids = [f"{key}{number}" for number in numbers]
@@ -585,7 +513,7 @@ def test_reading_a_bucket_counts_as_taking_does() -> None:
     """Whatever the clock does."""
     chance = random.Random(5)
     for _ in range(200):
-        steps = made()
+        steps = lasting()
         limit = Limit(
             rate=chance.choice([0.3, 2, 7.5]), burst=chance.randint(1, 4), per="headers.t"
         )

@@ -1,20 +1,19 @@
 """Limits on concurrency ``per`` header: each key has its slots, and none holds up another one.
 
-Each operation is cut, stalled and undone at each of its commands. There is no server. The last
-tests run real plans in virtual time, with processes that die.
+There is no server. ``test_faults`` disturbs each operation at each of its commands. The last tests
+run real plans in virtual time, with processes that die.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import pytest
 
-from pyqueue import LeaseLost
 from pyqueue.backends import reshaping
 from pyqueue.backends.limits import indexes as limit_indexes
 from pyqueue.backends.limits import scan, slots
@@ -28,21 +27,16 @@ from pyqueue.messages import Backoff
 from pyqueue.requests import Find, Plan, UpdateEach
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.competing import compete
-from tests.plans.faults import Faults
+from tests.plans.faults import Faults, Settler, check_ends, each_command
 from tests.plans.meddler import Meddler
 from tests.plans.runner import NOW, after
-from tests.plans.steps import Steps, lost_reply, lost_request
+from tests.plans.steps import Steps
 from tests.plans.store import World, instant
 
 LEASE = 60.0
 LIMIT = 2
 PER = Limit(concurrency=LIMIT, per="headers.t")
 MESSAGES = 15
-
-#: ``make test`` stops at some commands, ``make test-slow`` at each.
-some_or_every = pytest.mark.parametrize(
-    "every", [pytest.param(97, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
-)
 
 
 def plans(limit: Limit | None = PER, kind: str = "standard") -> QueuePlans:
@@ -66,51 +60,31 @@ def held_in(documents: Any, now: Any) -> Counter[str]:
     )
 
 
-@pytest.fixture
-def same_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try slots in one order, so that each run of a plan has the same commands."""
-    monkeypatch.setattr(random, "shuffle", lambda names: None)
-    monkeypatch.setattr(random, "sample", lambda values, number: list(values)[:number])
-
-
-class Consumer:
+class Consumer(Settler):
     """A consuming process, and the messages it has finished."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.plans = plans()
         self.waiting = Waiters("a")
         self.ended: set[int] = set()
-        #: The messages it began to end. The outcome is unknown if that did not end.
-        self.begun: set[int] = set()
 
     def receive(self, limit: int) -> Plan[list[Any]]:
         return self.plans.receive(self.waiting, limit, timeout=0)
-
-    def settle(self, plan: Plan[None], held: list[Any], *, ends: bool) -> Plan[None]:
-        numbers = {each.payload for each in held}
-        if ends:
-            self.begun |= numbers
-        lost: set[int] = set()
-        try:
-            yield from plan
-        except LeaseLost as error:
-            lost = {each.payload for each in (*error.lost, *error.unknown)}
-        if ends:
-            self.ended |= numbers - lost
 
     def work(self) -> Plan[None]:
         """Receive several times, and end each message in another way."""
         for _ in range(2):
             held = yield from self.receive(8)
-            yield from self.settle(self.plans.commit(held[:2]), held[:2], ends=True)
-            yield from self.settle(self.plans.bury(held[2:3]), held[2:3], ends=True)
-            yield from self.settle(self.plans.rollback(held[3:], delay=0), held[3:], ends=False)
+            yield from self.settle(self.plans.commit(held[:2]), held[:2], self.ended)
+            yield from self.settle(self.plans.bury(held[2:3]), held[2:3], self.ended)
+            yield from self.settle(self.plans.rollback(held[3:], delay=0), held[3:])
             held = yield from self.receive(1)
-            yield from self.settle(self.plans.release(held), held, ends=False)
+            yield from self.settle(self.plans.release(held), held)
             held = yield from self.receive(8)
             move = self.plans.move([(each, each.payload) for each in held[:2]], to="b")
-            yield from self.settle(move, held[:2], ends=True)
-            yield from self.settle(self.plans.rollback(held[2:], delay=9), held[2:], ends=False)
+            yield from self.settle(move, held[:2], self.ended)
+            yield from self.settle(self.plans.rollback(held[2:], delay=9), held[2:])
 
 
 @cache
@@ -149,47 +123,14 @@ def check(steps: Steps) -> None:
 def audit(steps: Steps, *consumers: Consumer) -> None:
     """Check that each message is delivered, or was finished once."""
     check(steps)
-    left = drain(steps)
-    assert len(left) == len(set(left))
     ended = [number for each in consumers for number in each.ended]
-    assert len(ended) == len(set(ended))
-    assert not set(left) & set(ended)
-    begun = {number for each in consumers for number in each.begun}
-    assert set(range(MESSAGES)) - set(left) <= begun
+    check_ends(drain(steps), ended, consumers, MESSAGES)
 
 
-FAULTS = Faults(stored, Consumer, audit, 400, check)
+FAULTS = Faults(stored, Consumer, audit, 400, check, stride=97)
 
 
-@pytest.mark.usefixtures("same_slots")
-@some_or_every
-@pytest.mark.parametrize("after", [False, True])
-def test_consumer_dies_anywhere(after: bool, every: int) -> None:
-    FAULTS.dies(after, every)
-
-
-@some_or_every
-@pytest.mark.parametrize("lost", [lost_request, lost_reply])
-def test_message_to_the_server_is_lost_anywhere(lost: Callable[..., Any], every: int) -> None:
-    FAULTS.loses_a_message(lost, every)
-
-
-@some_or_every
-def test_consumer_sleeps_anywhere_while_another_works(every: int) -> None:
-    FAULTS.sleeps_while_another_works(every)
-
-
-@some_or_every
-def test_consumer_sleeps_anywhere_beyond_its_lease(every: int) -> None:
-    FAULTS.sleeps_beyond_its_lease(every)
-
-
-@some_or_every
-def test_fail_over_anywhere_undoes_only_claims(every: int) -> None:
-    FAULTS.fails_over(every)
-
-
-@some_or_every
+@each_command(FAULTS)
 def test_walk_beside_a_consumer_changes_nothing(every: int) -> None:
     """Another process corrects deferred messages before each command."""
     FAULTS.sleeps(every, lambda steps, quick: steps.run(walk()))

@@ -1,5 +1,6 @@
-"""Moves of packed messages between buckets under faults: whole packs, parts, and parts of parts.
+"""Moves of packed messages between buckets: whole packs, parts, and parts of parts.
 
+``test_faults`` disturbs them at each command.
 Whatever happens, each message is in one queue, or is finished, and it keeps its id.
 """
 
@@ -21,16 +22,11 @@ from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.messages import UNCHANGED
 from pyqueue.requests import Document, Plan
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.faults import Faults
-from tests.plans.steps import Steps, lost_reply, lost_request
+from tests.plans.faults import Faults, Settler, check_ends
+from tests.plans.steps import Steps
 
 MESSAGES = 20
 MOST_COMMANDS = 150
-
-#: ``make test`` stops at some commands, ``make test-slow`` at each.
-some_or_every = pytest.mark.parametrize(
-    "every", [pytest.param(37, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
-)
 
 
 def plans(queue: str) -> QueuePlans:
@@ -39,15 +35,18 @@ def plans(queue: str) -> QueuePlans:
     return plans_of(queue, options, kind="bucket", owner="me")
 
 
-class Mover:
+class Mover(Settler):
     """A process that takes messages from "a" to "c", some of them to "d", and finishes some."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.plans = {name: plans(name) for name in "acd"}
         self.waiting = {name: Waiters(name) for name in "acd"}
         self.committed: set[int] = set()
-        #: The messages it began to commit. The outcome is unknown if that did not end.
-        self.begun: set[int] = set()
+
+    def number(self, held: Any) -> int:
+        number: int = held.payload["n"]
+        return number
 
     def receive(self, queue: str, limit: int) -> Plan[list[Any]]:
         return self.plans[queue].receive(self.waiting[queue], limit, timeout=0)
@@ -63,14 +62,7 @@ class Mover:
             yield from self.plans[queue].move(pairs, to=self.plans[to], **options)
 
     def commit(self, queue: str, held: list[Any]) -> Plan[None]:
-        numbers = {each.payload["n"] for each in held}
-        self.begun |= numbers
-        lost: set[int] = set()
-        try:
-            yield from self.plans[queue].commit(held)
-        except LeaseLost as error:
-            lost = {each.payload["n"] for each in (*error.lost, *error.unknown)}
-        self.committed |= numbers - lost
+        return self.settle(self.plans[queue].commit(held), held, self.committed)
 
     def work(self) -> Plan[None]:
         held = yield from self.receive("a", 5)
@@ -138,17 +130,12 @@ def audit(steps: Steps, *movers: Mover) -> None:
     """Check where each message is."""
     check(steps)
     known = [number for each in movers for number in each.committed]
-    assert len(known) == len(set(known)), "committed twice"
     delivered = drain(steps)
-    numbers = [each.payload["n"] for each in delivered]
-    assert len(numbers) == len(set(numbers)), "in two places"
-    assert not set(known) & set(numbers), "committed, and there all the same"
-    begun = set().union(*(each.begun for each in movers))
-    assert set(range(MESSAGES)) - set(numbers) - set(known) <= begun, "lost"
+    check_ends([each.payload["n"] for each in delivered], known, movers, MESSAGES)
     assert {each.payload["n"]: each.id for each in delivered}.items() <= ids().items()
 
 
-FAULTS = Faults(stored, Mover, audit, MOST_COMMANDS, check)
+FAULTS = Faults(stored, Mover, audit, MOST_COMMANDS, check, stride=37)
 
 
 def commands(steps: Steps) -> list[str]:
@@ -167,38 +154,6 @@ def test_moves_without_faults() -> None:
     steps.run(mover.work())
     assert len(mover.committed) == 3
     audit(steps, mover)
-
-
-@pytest.mark.parametrize("after", [False, True])
-@some_or_every
-def test_mover_dies_anywhere(after: bool, every: int) -> None:
-    FAULTS.dies(after, every)
-
-
-@pytest.mark.parametrize("lost", [lost_request, lost_reply])
-@some_or_every
-def test_mover_loses_a_message_anywhere(lost: Any, every: int) -> None:
-    FAULTS.loses_a_message(lost, every)
-
-
-@some_or_every
-def test_mover_sleeps_anywhere_while_another_works(every: int) -> None:
-    FAULTS.sleeps_while_another_works(every)
-
-
-@some_or_every
-def test_mover_sleeps_anywhere_beyond_its_lease(every: int) -> None:
-    FAULTS.sleeps_beyond_its_lease(every)
-
-
-@some_or_every
-def test_fail_over_anywhere_undoes_no_move(every: int) -> None:
-    FAULTS.fails_over(every)
-
-
-@some_or_every
-def test_mover_dies_after_another_one_died(every: int) -> None:
-    FAULTS.dies_twice(3 * every, (1, 7, 12))
 
 
 # ---- documents stored by a move

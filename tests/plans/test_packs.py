@@ -1,4 +1,4 @@
-"""Packs under faults: at each command a process dies, sleeps, or meets a fail-over.
+"""Packs: their claims, settlements and pushes. ``test_faults`` disturbs them at each command.
 
 Whatever happens, each message is finished once, or is delivered again, or is in another queue;
 never in two of these places, and never in none.
@@ -28,17 +28,12 @@ from pyqueue.messages import UNCHANGED, Backoff
 from pyqueue.payloads import Codec
 from pyqueue.requests import Coalesce, FindAndModify, Insert, Plan, ServerTime, Update, UpdateEach
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.faults import Faults
+from tests.plans.faults import Faults, Settler, each_command
 from tests.plans.runner import NOW
 from tests.plans.steps import WRITES, Cut, Steps, cut, lost_reply, lost_request, shared
 
 MESSAGES = 19
 MOST_COMMANDS = 250
-
-#: ``make test`` stops at some commands, ``make test-slow`` at each.
-some_or_every = pytest.mark.parametrize(
-    "every", [pytest.param(61, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
-)
 
 
 def plans(codec: Codec[Any] | None = None, **options: Any) -> QueuePlans:
@@ -58,32 +53,19 @@ def pushed_late(steps: Steps, plan: Plan[Any]) -> tuple[Insert, list[Any]]:
     raise AssertionError("there was no insert")
 
 
-class Consumer:
+class Consumer(Settler):
     """A consuming process, and its knowledge of the ends of its messages."""
 
     def __init__(self, **options: Any) -> None:
+        super().__init__()
         self.plans = plans(**options)
         self.waiting = Waiters("a")
         self.committed: set[int] = set()
         self.buried: set[int] = set()
         self.moved: set[int] = set()
-        #: The messages it began to end. The outcome is unknown if that did not end.
-        self.begun: set[int] = set()
 
     def receive(self, limit: int, **options: Any) -> Plan[list[Any]]:
         return self.plans.receive(self.waiting, limit, timeout=0, **options)
-
-    def settle(self, plan: Plan[None], held: list[Any], into: set[int] | None = None) -> Plan[None]:
-        numbers = {each.payload for each in held}
-        if into is not None:
-            self.begun |= numbers
-        lost: set[int] = set()
-        try:
-            yield from plan
-        except LeaseLost as error:
-            lost = {each.payload for each in (*error.lost, *error.unknown)}
-        if into is not None:
-            into |= numbers - lost
 
     def work(self) -> Plan[None]:
         """Receive several times, and end each message in another way."""
@@ -109,11 +91,6 @@ def stored() -> list[Any]:
     for name in ("a.dead", "b"):
         steps.run(namespace.target(name))  # makes its record
     return steps.all()
-
-
-def made() -> Steps:
-    """Return a store with such a queue."""
-    return Steps(stored())
 
 
 def drain(steps: Steps) -> list[int]:
@@ -162,56 +139,29 @@ def audit(steps: Steps, *consumers: Consumer) -> None:
     assert set(range(MESSAGES)) - set(everywhere) - committed <= begun, "lost"
 
 
-FAULTS = Faults(stored, Consumer, audit, MOST_COMMANDS, check)
+FAULTS = Faults(stored, Consumer, audit, MOST_COMMANDS, check, stride=61)
 
 
 def test_work_without_faults() -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     steps.run(consumer.work())
     assert (len(consumer.committed), len(consumer.buried), len(consumer.moved)) == (6, 2, 2)
     audit(steps, consumer)
 
 
-@pytest.mark.parametrize("after", [False, True])
-@some_or_every
-def test_consumer_dies_anywhere(after: bool, every: int) -> None:
-    FAULTS.dies(after, every)
-
-
-@pytest.mark.parametrize("lost", [lost_request, lost_reply])
-@some_or_every
-def test_consumer_loses_a_message_anywhere(lost: Any, every: int) -> None:
-    FAULTS.loses_a_message(lost, every)
-
-
-@some_or_every
-def test_consumer_sleeps_anywhere_while_another_works(every: int) -> None:
-    FAULTS.sleeps_while_another_works(every)
-
-
-@some_or_every
-def test_consumer_sleeps_anywhere_beyond_its_lease(every: int) -> None:
-    FAULTS.sleeps_beyond_its_lease(every)
-
-
-@some_or_every
-def test_fail_over_anywhere_undoes_only_claims(every: int) -> None:
-    FAULTS.fails_over(every)
-
-
-@some_or_every
+@each_command(FAULTS)
 def test_queue_is_purged_anywhere_while_a_consumer_works(every: int) -> None:
     """Purged messages count as ended and never come back, and nothing else is lost."""
 
-    def meanwhile(steps: Steps, quick: Consumer) -> None:
+    def purge(steps: Steps, quick: Consumer) -> None:
         before = set(numbers_alive(steps))
         purged = steps.run(quick.plans.purge())
         elsewhere = [*numbers_in(steps, "a.dead"), *numbers_in(steps, "b")]
         gone = before - set(numbers_alive(steps)) - set(elsewhere)
         assert len(gone) == purged
-        quick.begun |= gone
+        quick.begun |= dict.fromkeys(gone, 0)
 
-    FAULTS.sleeps(every, meanwhile)
+    FAULTS.sleeps(every, purge)
 
 
 def numbers_alive(steps: Steps) -> list[int]:
@@ -230,12 +180,6 @@ def numbers_alive(steps: Steps) -> list[int]:
         elif "payload" in document and (document["q"] == "a" or document["_id"] in listed):
             found.append(document["payload"])
     return found
-
-
-@some_or_every
-def test_fault_after_a_fault_is_survived(every: int) -> None:
-    """The process that takes over dies, too."""
-    FAULTS.dies_twice(3 * every, (1, 7, 12))
 
 
 # ---- two calls of one process
@@ -268,7 +212,7 @@ def finished(running: Generator[Any, None, list[Any]], most: int) -> list[Any]:
 def test_two_calls_of_a_process_share_a_pack(verb: str) -> None:
     """In any order of their commands, each message ends as its call says, and the claim ends."""
     for turns in combinations(range(5), 2):
-        steps = made()
+        steps = Steps(stored())
         consumer = Consumer()
         held = steps.run(consumer.receive(4))
         first = consumer.settle(consumer.plans.commit(held[:2]), held[:2], consumer.committed)
@@ -286,7 +230,7 @@ def test_two_calls_of_a_process_share_a_pack(verb: str) -> None:
 @pytest.mark.parametrize("pop", [False, True])
 def test_receive_goes_past_a_pack_whose_claim_ends(pop: bool) -> None:
     """The command that ends it waits, for example for a transaction. The next pack is claimed."""
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = [] if pop else steps.run(consumer.receive(1))
     plan: Plan[Any] = consumer.receive(1, pop=True) if pop else consumer.plans.commit(held)
     ending = steps.steps(plan)
@@ -321,7 +265,7 @@ def failing_at(plan: Plan[Any], at: int) -> Generator[Any, Any, Any]:
 def test_pack_stays_held_if_the_time_is_unknown(verb: str) -> None:
     """The call fails before its first command. A later call of the process ends the pack."""
     for at in range(10):
-        steps, consumer = made(), Consumer()
+        steps, consumer = Steps(stored()), Consumer()
         held = steps.run(consumer.receive(5))
         plans = consumer.plans
         target = plans_of("further", Options(shape={"pack": 5}), kind="bucket", owner="me")
@@ -341,7 +285,7 @@ def test_pack_stays_held_if_the_time_is_unknown(verb: str) -> None:
 @pytest.mark.parametrize("fails", ["commit", "bury"])
 def test_pack_that_was_lost_while_extended_stays_claimed(fails: str) -> None:
     """Another call of the process has failed. Messages drawn before are still held."""
-    steps, consumer = made(), Consumer(lease=60)
+    steps, consumer = Steps(stored()), Consumer(lease=60)
     held = steps.run(consumer.receive(2))
     steps.seconds += 30
     ending = steps.steps(getattr(consumer.plans, fails)(held[:1]))
@@ -362,7 +306,7 @@ def test_pack_that_was_lost_while_extended_stays_claimed(fails: str) -> None:
 @pytest.mark.parametrize("ends", ["one commit", "two commits", "purge"])
 def test_pack_stays_until_what_it_handed_over_is_shown(ends: str) -> None:
     """A process got one of its messages by pickle. It decides to move it, and dies."""
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = steps.run(consumer.receive(5))
     sent = pickle.loads(pickle.dumps(held[0]))
     moving = steps.steps(consumer.plans.move([(sent, -1)], to="b"))
@@ -386,7 +330,7 @@ def test_pack_stays_until_what_it_handed_over_is_shown(ends: str) -> None:
 
 @pytest.mark.parametrize("force", [False, True])
 def test_message_that_comes_back_counts_for_a_deletion(force: bool) -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = steps.run(consumer.receive(MESSAGES))
     back = steps.steps(consumer.plans.rollback(held[:1], delay=0))
     next(each for each in back if isinstance(each, UpdateEach) and each.many)
@@ -398,7 +342,7 @@ def test_message_that_comes_back_counts_for_a_deletion(force: bool) -> None:
 
 def test_same_message_is_committed_once() -> None:
     for turns in combinations(range(4), 2):
-        steps, one, two = made(), Consumer(), Consumer()
+        steps, one, two = Steps(stored()), Consumer(), Consumer()
         held = steps.run(one.receive(3))
         first = one.settle(one.plans.commit(held), held, one.committed)
         second = two.settle(two.plans.commit(held[1:]), held[1:], two.committed)
@@ -421,7 +365,7 @@ def test_cancelled_receive_consumes_nothing(pop: bool, taker: dict[str, Any], nu
 
     Another document, or a copy of a dead holder, may have the id of a popped message.
     """
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     steps.listeners.append(consumer.waiting)
     running = consumer.receive(number, pop=pop)
     request = next(running)
@@ -465,7 +409,7 @@ def test_messages_of_a_pack_are_split_together() -> None:
     """It takes no more commands than one message."""
     counts = []
     for number in (1, 5):
-        steps, consumer = made(), Consumer()
+        steps, consumer = Steps(stored()), Consumer()
         held = steps.run(consumer.receive(number))
         assert steps.run(split(consumer, held)) == [True] * number
         assert sorted(numbers_in(steps, "b")) == sorted([*range(number)] * 2)
@@ -484,7 +428,7 @@ def audit_split(steps: Steps) -> None:
 @pytest.mark.parametrize("given", [(0, 1), (1, 2, 2, 4), (2, 2), (0, 1, 1)])
 def test_message_is_split_once(given: tuple[int, ...]) -> None:
     """Calls share a batch that have the same message, or one that is not held any more."""
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = steps.run(consumer.receive(5))
     steps.run(consumer.plans.release(held[:1]))
     done = steps.run(split(consumer, [held[number] for number in given]))
@@ -495,7 +439,7 @@ def test_message_is_split_once(given: tuple[int, ...]) -> None:
 
 def test_batch_that_splits_a_pack_dies_anywhere() -> None:
     for at in range(MOST_COMMANDS):
-        steps, consumer = made(), Consumer()
+        steps, consumer = Steps(stored()), Consumer()
         held = steps.run(consumer.receive(5))
         try:
             steps.run(split(consumer, held[:4]), cut(at, after=True))
@@ -510,7 +454,7 @@ def test_batch_that_splits_a_pack_dies_anywhere() -> None:
 def test_batch_that_splits_a_pack_loses_a_message(lost: Any) -> None:
     """Then each of its calls tries again alone."""
     for at in range(MOST_COMMANDS):
-        steps, consumer = made(), Consumer()
+        steps, consumer = Steps(stored()), Consumer()
         held = steps.run(consumer.receive(5))
         with suppress(QueueError):
             steps.run(split(consumer, held[:4]), lost(at))
@@ -532,7 +476,7 @@ def commands(steps: Steps) -> list[str]:
 
 
 def test_batch_of_a_pack_is_claimed_and_settled_by_two_commands() -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     steps.run(consumer.receive(5))
     assert commands(steps)[-1] == "FindAndModify"
     held = steps.run(consumer.receive(5))
@@ -542,7 +486,7 @@ def test_batch_of_a_pack_is_claimed_and_settled_by_two_commands() -> None:
 
 
 def test_next_single_receive_needs_no_claim() -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = [*steps.run(consumer.receive(1)), *steps.run(consumer.receive(1))]
     assert commands(steps) == []
     steps.run(consumer.plans.commit(held[:1]))
@@ -571,7 +515,7 @@ def test_receive_returns_early_while_its_leases_are_fresh() -> None:
 
 def test_rest_of_a_pack_comes_back_without_a_try() -> None:
     """The process takes it again for a second. Then any other process gets it."""
-    steps, consumer, other = made(), Consumer(), Consumer()
+    steps, consumer, other = Steps(stored()), Consumer(), Consumer()
     (held,) = steps.run(consumer.receive(1))
     steps.run(consumer.plans.commit([held]))
     (again,) = steps.run(consumer.receive(1))
@@ -846,7 +790,7 @@ def test_windows_cover_every_message_once_in_order(size: int) -> None:
 
 
 def test_last_try_that_is_rolled_back_is_buried() -> None:
-    steps, consumer = made(), Consumer(max_tries=2)
+    steps, consumer = Steps(stored()), Consumer(max_tries=2)
     for tries in (1, 2):
         held = steps.run(consumer.receive(20))
         (one,) = [each for each in held if each.payload == 3]
@@ -858,7 +802,7 @@ def test_last_try_that_is_rolled_back_is_buried() -> None:
 
 
 def test_backoff_delays_only_failed_messages() -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = steps.run(consumer.receive(3))
     steps.run(consumer.plans.rollback(held[:2], delay=30))
     rest = steps.run(consumer.receive(100))
@@ -869,7 +813,7 @@ def test_backoff_delays_only_failed_messages() -> None:
 
 
 def test_whole_pack_waits_in_place() -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = steps.run(consumer.receive(5))
     steps.run(consumer.plans.rollback(held, delay=30, error="why"))
     assert commands(steps) == ["Update"]
@@ -881,7 +825,7 @@ def test_whole_pack_waits_in_place() -> None:
 
 
 def test_extension_is_one_command_for_a_pack() -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = steps.run(consumer.receive(5))
     steps.run(consumer.plans.commit(held[:1]))
     steps.seconds += 30
@@ -898,7 +842,7 @@ def test_extension_is_one_command_for_a_pack() -> None:
 @pytest.mark.parametrize("verb", ["commit", "rollback", "release", "bury", "move", "extend"])
 def test_unknown_outcome_names_all_messages(verb: str) -> None:
     """The server does not answer. The call has messages of several packs, and an ordinary one."""
-    steps, consumer = made(), Consumer(max_tries=None)
+    steps, consumer = Steps(stored()), Consumer(max_tries=None)
     held = steps.run(consumer.receive(MESSAGES))
 
     def fails(number: int, done: bool) -> None:
@@ -924,7 +868,7 @@ def test_invalid_payload_goes_to_the_dead_letter_queue() -> None:
 
 
 def test_unsupported_settlements_are_refused_before_any_write() -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = steps.run(consumer.receive(3))
     before = steps.all()
     refused: list[Callable[[], Plan[Any]]] = [

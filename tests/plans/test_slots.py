@@ -1,8 +1,8 @@
 """Limits on concurrency: no failure and no race holds more messages, and no slot is lost.
 
-Each operation is cut, stalled and undone at each of its commands. There is no server. The last
-tests run real plans in virtual time, with processes that die; ``test_groups`` has the tests of
-ordered queues.
+There is no server. ``test_faults`` disturbs each operation at each of its commands. The last tests
+run real plans in virtual time, with processes that die; ``test_groups`` has the tests of ordered
+queues.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from functools import cache, partial
-from itertools import count
 from typing import Any
 
 import pytest
@@ -33,20 +32,15 @@ from pyqueue.messages import Backoff
 from pyqueue.requests import FindAndModify, Plan, UpdateEach, WriteFailure
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.competing import compete
-from tests.plans.faults import Faults
+from tests.plans.faults import Faults, Settler, check_ends
 from tests.plans.meddler import Meddler
 from tests.plans.runner import NOW, after
-from tests.plans.steps import WRITES, Steps, lost_reply, lost_request
+from tests.plans.steps import WRITES, Steps
 from tests.plans.store import World, instant
 
 LEASE = 60.0
 LIMIT = 3
 MESSAGES = 12
-
-#: ``make test`` stops at some commands, ``make test-slow`` at each.
-some_or_every = pytest.mark.parametrize(
-    "every", [pytest.param(47, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
-)
 
 
 def plans(concurrency: int | None = LIMIT, kind: str = "standard", **options: Any) -> QueuePlans:
@@ -68,64 +62,40 @@ def held_in(documents: Any, now: Any) -> list[Any]:
     ]
 
 
-@pytest.fixture
-def same_slots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Try slots in one order, so that each run of a plan has the same commands."""
-    monkeypatch.setattr(random, "shuffle", lambda names: None)
-    monkeypatch.setattr(random, "sample", lambda values, number: list(values)[:number])
-
-
-class Consumer:
+class Consumer(Settler):
     """A consuming process, and the messages it has finished."""
 
-    #: Counts the operations that all consumers begin.
-    counter = count()
-
     def __init__(self, kind: str = "standard") -> None:
+        super().__init__()
         self.kind = kind
         self.plans = plans(kind=kind)
         self.waiting = Waiters("a")
-        #: The messages it ended, and when it began to.
-        self.ended: dict[int, int] = {}
-        #: The messages it began to end. The outcome is unknown if that did not end.
-        self.begun: set[int] = set()
+        self.ended: set[int] = set()
 
     def receive(self, limit: int) -> Plan[list[Any]]:
         return self.plans.receive(self.waiting, limit, timeout=0)
-
-    def settle(self, plan: Plan[None], held: list[Any], *, ends: bool) -> Plan[None]:
-        numbers = {each.payload: next(self.counter) for each in held}
-        if ends:
-            self.begun |= numbers.keys()
-        lost: set[int] = set()
-        try:
-            yield from plan
-        except LeaseLost as error:
-            lost = {each.payload for each in (*error.lost, *error.unknown)}
-        if ends:
-            self.ended |= {each: began for each, began in numbers.items() if each not in lost}
 
     def work(self) -> Plan[None]:
         """Receive several times, and end each message in another way."""
         for first in ("commit", "fan out"):
             held = yield from self.receive(5)
             if first == "commit":
-                yield from self.settle(self.plans.commit(held[:1]), held[:1], ends=True)
+                yield from self.settle(self.plans.commit(held[:1]), held[:1], self.ended)
             else:
                 for each in held[:1]:
                     outputs = [Output(f"new{each.payload}", other().target, 100, None)]
                     end = fan_out(self.plans.terms, each, outputs)
-                    yield from self.settle(end, [each], ends=True)
-            yield from self.settle(self.plans.extend(held[1:2]), held[1:2], ends=False)
-            yield from self.settle(self.plans.bury(held[1:2]), held[1:2], ends=True)
+                    yield from self.settle(end, [each], self.ended)
+            yield from self.settle(self.plans.extend(held[1:2]), held[1:2])
+            yield from self.settle(self.plans.bury(held[1:2]), held[1:2], self.ended)
             later = 0 if first == "commit" else 9
             again = self.plans.rollback(held[2:], delay=later)
-            yield from self.settle(again, held[2:], ends=False)
+            yield from self.settle(again, held[2:])
             held = yield from self.receive(1)
-            yield from self.settle(self.plans.release(held), held, ends=False)
+            yield from self.settle(self.plans.release(held), held)
             held = yield from self.receive(2)
             move = self.plans.move([(each, each.payload) for each in held], to="b")
-            yield from self.settle(move, held, ends=True)
+            yield from self.settle(move, held, self.ended)
 
 
 def other() -> QueuePlans:
@@ -184,58 +154,20 @@ def audit(steps: Steps, *consumers: Consumer) -> None:
     check(steps)
     kind = consumers[0].kind
     left = drain(steps, kind)
-    assert len(left) == len(set(left))
-    ended = sorted((began, number) for each in consumers for number, began in each.ended.items())
+    ended = sorted((each.begun[number], number) for each in consumers for number in each.ended)
     done = [number for _, number in ended]
-    assert len(done) == len(set(done))
-    assert not set(left) & set(done)
-    begun = {number for each in consumers for number in each.begun}
-    assert set(range(MESSAGES)) - set(left) <= begun
+    check_ends(left, done, consumers, MESSAGES)
     for name in {group_of(number, kind) for number in range(MESSAGES)} - {None}:
         order = [number for number in [*done, *left] if group_of(number, kind) == name]
         assert order == sorted(order), f"{name} is not in order"
 
 
 FAULTS = {
-    kind: Faults(partial(stored, kind), partial(Consumer, kind), audit, 500, check, LockingSteps)
+    kind: Faults(
+        partial(stored, kind), partial(Consumer, kind), audit, 500, check, LockingSteps, stride=47
+    )
     for kind in ("standard", "ordered")
 }
-of_each_kind = pytest.mark.parametrize("faults", FAULTS.values(), ids=FAULTS)
-
-
-@pytest.mark.usefixtures("same_slots")
-@some_or_every
-@pytest.mark.parametrize("after", [False, True])
-@of_each_kind
-def test_consumer_dies_anywhere(faults: Faults[Consumer], after: bool, every: int) -> None:
-    faults.dies(after, every)
-
-
-@some_or_every
-@pytest.mark.parametrize("lost", [lost_request, lost_reply])
-@of_each_kind
-def test_message_to_the_server_is_lost_anywhere(
-    faults: Faults[Consumer], lost: Callable[..., Any], every: int
-) -> None:
-    faults.loses_a_message(lost, every)
-
-
-@some_or_every
-@of_each_kind
-def test_consumer_sleeps_anywhere_while_another_works(faults: Faults[Consumer], every: int) -> None:
-    faults.sleeps_while_another_works(every)
-
-
-@some_or_every
-@of_each_kind
-def test_consumer_sleeps_anywhere_beyond_its_lease(faults: Faults[Consumer], every: int) -> None:
-    faults.sleeps_beyond_its_lease(every)
-
-
-@some_or_every
-@of_each_kind
-def test_fail_over_anywhere_undoes_only_claims(faults: Faults[Consumer], every: int) -> None:
-    faults.fails_over(every)
 
 
 # ---- one scan

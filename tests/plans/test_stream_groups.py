@@ -1,4 +1,4 @@
-"""Consumer groups under faults: at each command a process dies, sleeps, or meets a fail-over.
+"""Consumer groups: leases, tries, burials. ``test_faults`` disturbs them at each command.
 
 Whatever happens, each position is finished once, or is delivered again, or is in the dead-letter
 queue; never in two of these places, and never in none.
@@ -25,22 +25,18 @@ from pyqueue.messages import UNCHANGED, Backoff
 from pyqueue.payloads import Codec
 from pyqueue.requests import Coalesce, Find, FindAndModify, Insert, Listen, Plan, Update, Wait
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.faults import Faults
+from tests.plans.faults import Faults, Settler, each_command
 from tests.plans.steps import Steps, lost_reply, lost_request
 
 MESSAGES = 24
 MOST_COMMANDS = 60
 
-#: ``make test`` stops at every fourth command, ``make test-slow`` at each.
-some_or_every = pytest.mark.parametrize(
-    "every", [pytest.param(4, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
-)
 
-
-class Consumer:
+class Consumer(Settler):
     """A consuming process, and its knowledge of the ends of its messages."""
 
     def __init__(self, **options: Any) -> None:
+        super().__init__()
         given = {"max_tries": 5, "dead_letter": "log.g.dead", "backoff": Backoff(jitter=0)}
         self.plans: GroupPlans = StreamPlans("log", Codec(), {}, owner="me").group(
             "g", Options(lease=60, **{**given, **options}), "first"
@@ -48,23 +44,13 @@ class Consumer:
         self.waiting = Waiters("log~g")
         self.committed: set[int] = set()
         self.buried: set[int] = set()
-        #: The messages it began to commit or to bury. The outcome is unknown if that did not end.
-        self.begun: set[int] = set()
+
+    def number(self, held: Any) -> int:
+        position: int = held.position
+        return position
 
     def receive(self, limit: int) -> Plan[list[Any]]:
         return self.plans.receive(self.waiting, limit, timeout=0)
-
-    def settle(self, plan: Plan[None], held: list[Any], into: set[int] | None = None) -> Plan[None]:
-        positions = {each.position for each in held}
-        if into is not None:
-            self.begun |= positions
-        lost: set[int] = set()
-        try:
-            yield from plan
-        except LeaseLost as error:
-            lost = {each.position for each in error.lost}
-        if into is not None:
-            into |= positions - lost
 
     def work(self) -> Plan[None]:
         """Receive twice, and end each message in another way."""
@@ -88,15 +74,10 @@ def stored() -> list[Any]:
     return steps.all()
 
 
-def made() -> Steps:
-    """Return a store with a stream of packs of 5 messages, and a group."""
-    return Steps(stored())
-
-
 @pytest.mark.parametrize("late", [Find, Update])
 def test_late_burial_takes_nothing_back(late: type[Any]) -> None:
     """It sleeps before it shows its copy, until another process has shown it and moved it on."""
-    steps, slow, quick = made(), Consumer(), Consumer()
+    steps, slow, quick = Steps(stored()), Consumer(), Consumer()
     held = steps.run(slow.receive(1))
     burying = steps.steps(slow.plans.bury(held))
     for command in burying:  # before it reads or updates its copy
@@ -159,65 +140,32 @@ def audit(steps: Steps, *consumers: Consumer, gone: int = 0) -> None:
     assert group["skipped"] >= len(missing)
 
 
-FAULTS = Faults(stored, Consumer, audit, MOST_COMMANDS)
+FAULTS = Faults(stored, Consumer, audit, MOST_COMMANDS, stride=4)
 
 
 def test_work_without_faults() -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     steps.run(consumer.work())
     assert (len(consumer.committed), len(consumer.buried)) == (5, 2)
     audit(steps, consumer)
 
 
-@pytest.mark.parametrize("after", [False, True])
-@some_or_every
-def test_consumer_dies_anywhere(after: bool, every: int) -> None:
-    FAULTS.dies(after, every)
-
-
-@pytest.mark.parametrize("lost", [lost_request, lost_reply])
-@some_or_every
-def test_consumer_loses_a_message_anywhere(lost: Any, every: int) -> None:
-    FAULTS.loses_a_message(lost, every)
-
-
-@some_or_every
-def test_consumer_sleeps_anywhere_while_another_works(every: int) -> None:
-    FAULTS.sleeps_while_another_works(every)
-
-
-@some_or_every
-def test_consumer_sleeps_anywhere_beyond_its_lease(every: int) -> None:
-    FAULTS.sleeps_beyond_its_lease(every)
-
-
-@some_or_every
-def test_fail_over_anywhere_undoes_only_claims(every: int) -> None:
-    FAULTS.fails_over(every)
-
-
-@some_or_every
+@each_command(FAULTS)
 def test_log_is_trimmed_anywhere_while_a_consumer_works(every: int) -> None:
-    def meanwhile(steps: Steps, quick: Consumer) -> None:
+    def trim(steps: Steps, quick: Consumer) -> None:
         steps.seconds += 700
         steps.run(StreamPlans("log", Codec(), {}).trim(12))
         steps.run(quick.work())
 
     # A burial gives up after ten minutes, and only older packs are trimmed.
-    FAULTS.sleeps(every, meanwhile, gives_up=True, gone=10)
-
-
-@some_or_every
-def test_fault_after_a_fault_is_survived(every: int) -> None:
-    """The recovery of a burial dies, too."""
-    FAULTS.dies_twice(2 * every, (1, 4, 7))
+    FAULTS.sleeps(every, trim, gives_up=True, gone=10)
 
 
 # ---- leases, tries, order
 
 
 def test_one_worker_gets_positions_in_order() -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     seen: list[int] = []
     for limit in (1, 4, 3, 100):
         held = steps.run(consumer.receive(limit))
@@ -227,7 +175,7 @@ def test_one_worker_gets_positions_in_order() -> None:
 
 
 def test_packs_are_read_at_majority_and_claims_wait_for_one() -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = steps.run(consumer.receive(3))
     finds: list[Any] = [each for each in steps.commands if type(each).__name__ == "Find"]
     packs = [each for each in finds if "~log" in str(each.filter)]
@@ -241,7 +189,7 @@ def test_packs_are_read_at_majority_and_claims_wait_for_one() -> None:
 
 
 def test_claim_of_a_busy_group_is_two_commands() -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     steps.run(consumer.receive(5))
     held = steps.run(consumer.receive(5))
     names = [type(each).__name__ for each in steps.commands]
@@ -250,7 +198,7 @@ def test_claim_of_a_busy_group_is_two_commands() -> None:
 
 
 def test_single_receives_read_a_pack_once() -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     steps.run(consumer.receive(1))
     for position in range(1, 5):
         (held,) = steps.run(consumer.receive(1))
@@ -262,7 +210,7 @@ def test_single_receives_read_a_pack_once() -> None:
 @pytest.mark.parametrize("ends", ["release", "rollback", "lapse"])
 def test_old_view_of_a_divided_range_claims_nothing_twice(ends: str) -> None:
     """Each claim of a part leaves a rest, which must not resemble the former range."""
-    steps, holder = made(), Consumer()
+    steps, holder = Steps(stored()), Consumer()
     held = steps.run(holder.receive(9))
     if ends == "release":
         steps.run(holder.plans.release(held))
@@ -282,7 +230,7 @@ def test_old_view_of_a_divided_range_claims_nothing_twice(ends: str) -> None:
 @pytest.mark.parametrize("ends", ["commit", "rollback", "release", "bury"])
 def test_old_view_settles_messages_of_another_process(ends: str) -> None:
     """A pickled reservation, for example: positions missing in the old view are held."""
-    steps, holder, settler = made(), Consumer(), Consumer()
+    steps, holder, settler = Steps(stored()), Consumer(), Consumer()
     assert steps.run(settler.receive(1))
     held = steps.run(holder.receive(2))
     steps.run(getattr(settler.plans, ends)(held))
@@ -293,7 +241,7 @@ def test_old_view_settles_messages_of_another_process(ends: str) -> None:
 @pytest.mark.parametrize("late", ["read", "change"])
 def test_group_is_not_forgotten_for_a_late_answer(late: str) -> None:
     """A consumer that waits would not know when the next try is due."""
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = steps.run(consumer.receive(2))
     state = consumer.plans.state
 
@@ -309,7 +257,7 @@ def test_group_is_not_forgotten_for_a_late_answer(late: str) -> None:
 
 def test_consumer_scans_again_if_the_group_is_unknown() -> None:
     """Another call of the process has found that its view was old."""
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = steps.run(consumer.receive(MESSAGES))
     steps.run(consumer.plans.rollback(held[:1], delay=30))
     state = consumer.plans.state
@@ -345,7 +293,7 @@ def test_message_that_ends_its_consumers_is_buried_alone() -> None:
 
 
 def test_last_try_that_is_rolled_back_is_buried() -> None:
-    steps, consumer = made(), Consumer(max_tries=2)
+    steps, consumer = Steps(stored()), Consumer(max_tries=2)
     for tries in (1, 2):
         (held,) = steps.run(consumer.receive(1))
         assert (held.position, held.tries) == (0, tries)
@@ -360,7 +308,7 @@ def test_last_try_that_is_rolled_back_is_buried() -> None:
 
 
 def test_backoff_delays_only_failed_messages() -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = steps.run(consumer.receive(3))
     steps.run(consumer.plans.rollback(held[:2], delay=30))
     rest = steps.run(consumer.receive(100))
@@ -371,7 +319,7 @@ def test_backoff_delays_only_failed_messages() -> None:
 
 
 def test_group_behind_the_retention_jumps(caplog: pytest.LogCaptureFixture) -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = steps.run(consumer.receive(3))
     steps.seconds += 700
     assert steps.run(StreamPlans("log", Codec(), {}).trim(21)) == 20
@@ -448,7 +396,7 @@ def test_claim_whose_burial_fails_holds_nothing_else(step: str, lost: Any) -> No
 
 
 def test_second_claim_of_a_call_fails_and_the_first_comes_back() -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = steps.run(consumer.receive(1))
     steps.run(consumer.plans.release(held))
 
@@ -501,7 +449,7 @@ def test_max_bytes_returns_the_rest() -> None:
 
 
 def test_seek_ends_every_lease() -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = steps.run(consumer.receive(6))
     assert steps.run(consumer.plans.seek(3)) == 3
     with pytest.raises(LeaseLost):
@@ -510,7 +458,7 @@ def test_seek_ends_every_lease() -> None:
 
 
 def test_start_counts_for_a_new_group_only() -> None:
-    steps = made()
+    steps = Steps(stored())
     stream = StreamPlans("log", Codec(), {})
     options = Options(dead_letter="x")
     for start, position in (("last", MESSAGES), (4, 4), ("first", 0)):
@@ -526,7 +474,7 @@ def test_start_counts_for_a_new_group_only() -> None:
 
 
 def test_paused_group_receives_nothing() -> None:
-    steps, consumer, other = made(), Consumer(), Consumer()
+    steps, consumer, other = Steps(stored()), Consumer(), Consumer()
     steps.run(other.receive(1))
     steps.run(consumer.plans.pause(True))
     assert steps.run(other.receive(5)) == []
@@ -536,7 +484,7 @@ def test_paused_group_receives_nothing() -> None:
 
 
 def test_extend_keeps_the_longest_lease() -> None:
-    steps, consumer = made(), Consumer()
+    steps, consumer = Steps(stored()), Consumer()
     held = steps.run(consumer.receive(2))
     steps.run(consumer.plans.extend(held[:1], lease=100))
     steps.run(consumer.plans.extend(held[1:], lease=1))

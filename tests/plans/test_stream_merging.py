@@ -5,7 +5,7 @@ However many wait for their next try, new messages are claimed, and one more cos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from random import Random
 from typing import Any
@@ -19,8 +19,9 @@ from pyqueue.backends.streams.plans import StreamPlans
 from pyqueue.backends.streams.ranges import Group, claim_step, group_id
 from pyqueue.backends.streams.settling import reload
 from pyqueue.payloads import OPTIONS, Codec
+from tests.plans.faults import DISTURBANCES
 from tests.plans.runner import NOW, after
-from tests.plans.steps import Steps, lost_reply
+from tests.plans.steps import Steps
 from tests.plans.test_stream_groups import FAULTS, Consumer
 
 ID = group_id("log", "g")
@@ -171,18 +172,18 @@ def test_claim_of_a_wide_entry_takes_one_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "fault"),
+    ("most", "disturbance", "every"),
     [
-        (1, lambda: FAULTS.dies(True, 6)),
-        (MAX_BACK, lambda: FAULTS.loses_a_message(lost_reply, 6)),
-        (MAX_BACK, lambda: FAULTS.sleeps_while_another_works(3)),
-        (1, lambda: FAULTS.fails_over(6)),
+        (1, "dies after a command", 6),
+        (MAX_BACK, "loses a reply", 6),
+        (MAX_BACK, "sleeps while another works", 3),
+        (1, "meets a fail-over", 6),
     ],
 )
 def test_merging_anywhere_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch, most: int, fault: Callable[[], None]
+    monkeypatch: pytest.MonkeyPatch, most: int, disturbance: str, every: int
 ) -> None:
     """An added entry meets entries that must be alike, unless there are more than ``most``."""
     monkeypatch.setattr(entries, "MERGE_ABOVE", 1)
     monkeypatch.setattr(entries, "MAX_BACK", most)
-    fault()
+    DISTURBANCES[disturbance](FAULTS, every)

@@ -27,9 +27,9 @@ from pyqueue.messages import PackedReservation
 from pyqueue.requests import Document, UpdateEach
 from tests.plans import test_pack_moves as moves
 from tests.plans import test_packs as ends
-from tests.plans.faults import Faults
+from tests.plans.faults import DISTURBANCES, Faults
 from tests.plans.runner import NOW
-from tests.plans.steps import Steps, lost_reply
+from tests.plans.steps import Steps
 
 #: Documents that have the ids. An ended source lies in a hidden queue, too, under its own id.
 TAKERS: dict[str, Document] = {
@@ -44,6 +44,8 @@ TAKERS: dict[str, Document] = {
     "zombie": {"q": "~handover:former", "when": NOW, "payload": "zombie"},
 }
 WORKS: dict[str, Faults[Any]] = {"ends": ends.FAULTS, "moves": moves.FAULTS}
+#: ``test_faults`` tries these, without a taken id.
+UNTRIED = {"loses a request", "sleeps while another works"}
 
 some_or_every = pytest.mark.parametrize(
     "every", [pytest.param(97, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
@@ -85,27 +87,13 @@ def taken(faults: Faults[Any], taker: str) -> Faults[Any]:
 
 
 @each_case
-@pytest.mark.parametrize("fault", ["dies before", "dies after", "loses a reply"])
+@pytest.mark.parametrize("disturbance", sorted(DISTURBANCES.keys() - UNTRIED))
 @some_or_every
-def test_process_meets_a_taken_id_and_dies(work: str, taker: str, fault: str, every: int) -> None:
-    faults = taken(WORKS[work], taker)
-    if fault == "loses a reply":
-        faults.loses_a_message(lost_reply, every)
-    else:
-        faults.dies(fault == "dies after", every)
-
-
-@each_case
-@pytest.mark.parametrize("undone", [False, True])
-@some_or_every
-def test_process_meets_a_taken_id_and_sleeps(
-    work: str, taker: str, undone: bool, every: int
+def test_process_meets_a_taken_id_and_dies(
+    work: str, taker: str, disturbance: str, every: int
 ) -> None:
-    faults = taken(WORKS[work], taker)
-    if undone:
-        faults.fails_over(every)
-    else:
-        faults.sleeps_beyond_its_lease(every)
+    """It dies, loses a reply, or sleeps."""
+    DISTURBANCES[disturbance](taken(WORKS[work], taker), every)
 
 
 def test_message_keeps_its_id_in_its_bucket_and_in_trails() -> None:
