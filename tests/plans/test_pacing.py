@@ -1,28 +1,25 @@
-"""Queues with a rate: no more messages start than the limit allows, whatever fails."""
+"""Queues with a rate: no more messages start than the limit allows.
+
+``test_suspended`` has the tests with faults.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import pytest
 
-from pyqueue import Limit, Unavailable
+from pyqueue import Limit
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.requests import Plan
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.steps import Cut, Fault, Steps, cut, lost_reply, lost_request
+from tests.plans.steps import Steps, lasting
 
 LIMIT = Limit(rate=2, period=1, burst=5)
 MESSAGES = 12
 KINDS = ["standard", "priority", "ordered", "bucket"]
-#: ``make test`` stops at every fifth command, ``make test-slow`` at each.
-some_or_every = pytest.mark.parametrize(
-    "every", [pytest.param(5, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
-)
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -65,18 +62,7 @@ def stored(kind: str, limit: Limit | None = LIMIT) -> list[Any]:
 
 
 def made(kind: str, limit: Limit | None = LIMIT) -> Steps:
-    steps = Steps(stored(kind, limit))
-    steps.collection.drop_index("expires")  # mongomock expires by the wall clock
-    return steps
-
-
-def started(steps: Steps, *consumers: Consumer) -> int:
-    """Return how many messages have started, including messages of a process that died."""
-    received = sum(len(each.received) for each in consumers)
-    if consumers[0].plans.kind.name == "bucket":
-        return received
-    held: int = steps.collection.count_documents({"token": {"$exists": True}})
-    return max(received, held)
+    return lasting(stored(kind, limit))
 
 
 def numbers(steps: Steps, consumer: Consumer, wanted: int, **how: Any) -> int:
@@ -190,54 +176,3 @@ def test_consumer_uses_a_raised_rate_within_seconds() -> None:
         pass
     assert len(consumer.received) > 1
     assert steps.seconds <= 11
-
-
-# ---- faults
-
-FAULTS: dict[str, Callable[[int], Fault]] = {
-    "dies before": lambda at: cut(at, after=False),
-    "dies after": lambda at: cut(at, after=True),
-    "loses a request": lost_request,
-    "loses a reply": lost_reply,
-}
-
-
-def number_of_commands(kind: str) -> int:
-    steps = made(kind)
-    steps.run(Consumer(kind).work())
-    return len(steps.commands)
-
-
-@each_kind
-@some_or_every
-@pytest.mark.parametrize("fault", FAULTS)
-def test_fault_at_any_command_starts_no_more(kind: str, fault: str, every: int) -> None:
-    for at in range(0, number_of_commands(kind), every):
-        steps, consumer, other = made(kind), Consumer(kind), Consumer(kind)
-        with suppress(Cut, Unavailable):
-            steps.run(consumer.work(), FAULTS[fault](at))
-        steps.run(other.work())
-        assert started(steps, consumer, other) <= 5
-        steps.seconds = 0.5
-        steps.run(other.work())
-        assert started(steps, consumer, other) <= 6
-
-
-@each_kind
-@some_or_every
-@pytest.mark.parametrize("fails_over", [False, True])
-def test_sleep_at_any_command_starts_no_more(kind: str, fails_over: bool, every: int) -> None:
-    """Another process works during it, and writes without a majority may be undone before."""
-    for at in range(0, number_of_commands(kind), every):
-        steps, consumer, other = made(kind), Consumer(kind), Consumer(kind)
-        steps.safe = steps.all() if fails_over else None
-        running = steps.steps(consumer.work())
-        for _ in range(at + 1):
-            next(running)
-        if fails_over:
-            steps.fail_over()
-        steps.run(other.work())
-        with suppress(Unavailable):
-            for _ in running:
-                pass
-        assert started(steps, consumer, other) <= 5

@@ -1,22 +1,23 @@
-"""The rate of a stream: the permits of a group cap the messages it starts, with faults."""
+"""The rate of a stream: the permits of a group cap the messages it starts.
+
+``test_suspended`` has the tests with faults.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import pytest
 
-from pyqueue import Limit, Unavailable
+from pyqueue import Limit
 from pyqueue.backends.options import Options
 from pyqueue.backends.streams.consumers import GroupPlans
 from pyqueue.backends.streams.plans import StreamPlans
 from pyqueue.payloads import Codec
 from pyqueue.requests import Plan
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.steps import Cut, Fault, Steps, cut, lost_reply, lost_request
+from tests.plans.steps import Steps, lasting
 
 LIMIT = Limit(rate=2, period=1, burst=5)
 
@@ -50,9 +51,7 @@ def stored() -> list[Any]:
 
 
 def made() -> Steps:
-    steps = Steps(stored())
-    steps.collection.drop_index("expires")  # mongomock expires by the wall clock
-    return steps
+    return lasting(stored())
 
 
 def started(steps: Steps, group: str = "g") -> int:
@@ -109,48 +108,3 @@ def test_consumer_follows_a_changed_limit() -> None:
     assert steps.run(consumer.receive(1)) == []
     steps.collection.update_one(record, {"$unset": {"shape.limit": 1}})
     assert len(steps.run(consumer.receive(9))) == 5
-
-
-def number_of_commands() -> int:
-    steps = made()
-    steps.run(Consumer().work())
-    return len(steps.commands)
-
-
-FAULTS: dict[str, Callable[[int], Fault]] = {
-    "dies before": lambda at: cut(at, after=False),
-    "dies after": lambda at: cut(at, after=True),
-    "loses a request": lost_request,
-    "loses a reply": lost_reply,
-}
-
-
-@pytest.mark.parametrize("kind", FAULTS)
-def test_fault_at_any_command_starts_no_more(kind: str) -> None:
-    for at in range(number_of_commands()):
-        steps = made()
-        with suppress(Cut, Unavailable):
-            steps.run(Consumer().work(), FAULTS[kind](at))
-        steps.run(Consumer().work())
-        assert started(steps) <= 5
-        steps.seconds = 0.5
-        steps.run(Consumer().work())
-        assert started(steps) <= 6
-
-
-@pytest.mark.parametrize("fails_over", [False, True])
-def test_sleep_at_any_command_starts_no_more(fails_over: bool) -> None:
-    """Another process works during it, before or after writes without a majority are undone."""
-    for at in range(number_of_commands()):
-        steps = made()
-        steps.safe = steps.all() if fails_over else None
-        running = steps.steps(Consumer().work())
-        for _ in range(at + 1):
-            next(running)
-        if fails_over:
-            steps.fail_over()
-        steps.run(Consumer().work())
-        with suppress(Unavailable):
-            for _ in running:
-                pass
-        assert started(steps) <= 5

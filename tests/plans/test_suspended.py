@@ -1,23 +1,24 @@
-"""Consumers that are suspended at any command: a late start takes new permits.
+"""Consumers of queues with a rate that fail or sleep at any command: no more messages start.
 
 A process may be stopped between any two commands, or while a reply travels, and another one uses
-the permits that came since.
+the permits that came since. A late start takes new permits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol
 
 import pytest
 
-from pyqueue import Limit
+from pyqueue import Limit, Unavailable
 from pyqueue.backends.claims.claims import NamedClaims
 from pyqueue.backends.limits import rates
 from pyqueue.requests import Plan
 from tests.plans import test_pacing as pacing
 from tests.plans import test_stream_rates as streams
-from tests.plans.steps import Steps, asleep
+from tests.plans.steps import FAULTS, Cut, Steps, asleep, resume
 
 #: While a consumer sleeps, the bucket fills again.
 RATE: Final[dict[str, Any]] = {"rate": 2, "period": 1, "burst": 5}
@@ -70,12 +71,22 @@ def anywhere(steps: Steps, consumers: list[Any]) -> int:
 
 
 class User(NamedTuple):
-    """A user of permits: its store, its processes, and the counter of its starts."""
+    """A user of permits: its store, its processes, and the counter of its starts.
+
+    ``make test`` disturbs it at each command that is a multiple of ``stride``.
+    """
 
     made: Callable[[], Steps]
     slow: Callable[[], Works]
     other: Callable[[], Works]
     started: Callable[[Steps, list[Any]], int]
+    stride: int = 5
+
+    def commands(self, some: bool) -> range:
+        """Return the numbers of commands at which it is disturbed."""
+        steps = self.made()
+        steps.run(self.slow().work())
+        return range(0, len(steps.commands), self.stride if some else 1)
 
 
 def queue(
@@ -105,36 +116,81 @@ USERS: Final = {
         streams.Consumer,
         streams.Consumer,
         lambda steps, consumers: streams.started(steps),
+        stride=1,
     ),
 }
+some_or_all = pytest.mark.parametrize(
+    "some", [pytest.param(True, id="some"), pytest.param(False, id="all", marks=pytest.mark.slow)]
+)
+at_a_reply = pytest.mark.parametrize("reply", [False, True], ids=["a command", "a reply"])
+each_kind = pytest.mark.parametrize("kind", [*pacing.KINDS, "stream"])
 
 
 def starts_after_a_sleep(user: str, at: int, reply: bool) -> int:
     """Return how many messages start when a consumer has slept while another one worked."""
-    made, make_slow, make_other, started = USERS[user]
+    made, make_slow, make_other, started, _ = USERS[user]
     steps, slow, other = made(), make_slow(), make_other()
     before = 0
 
-    def meanwhile() -> None:
+    def act() -> None:
         nonlocal before
         before = started(steps, [slow, other])
         steps.seconds += SLEEP_S
         steps.run(other.work())
 
-    steps.run(slow.work(), asleep(at, meanwhile, after=reply))
+    steps.run(slow.work(), asleep(at, act, after=reply))
     return started(steps, [slow, other]) - before
 
 
-@pytest.mark.parametrize(
-    "every", [pytest.param(5, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize("reply", [False, True], ids=["before a command", "before a reply"])
+@some_or_all
+@at_a_reply
 @pytest.mark.parametrize("user", USERS)
-def test_suspended_consumer_starts_no_more(user: str, reply: bool, every: int) -> None:
-    steps = USERS[user].made()
-    steps.run(USERS[user].slow().work())
-    for at in range(0, len(steps.commands), every):
+def test_suspended_consumer_starts_no_more(user: str, reply: bool, some: bool) -> None:
+    for at in USERS[user].commands(some):
         assert starts_after_a_sleep(user, at, reply) <= RATE["burst"], at
+
+
+def started(kind: str, steps: Steps, consumers: list[Any]) -> int:
+    """Return how many messages have started, also by a dead process, or by a claim undone since."""
+    found = USERS[kind].started(steps, consumers)
+    return found if kind == "stream" else max(found, in_hand(steps, consumers))
+
+
+@some_or_all
+@pytest.mark.parametrize("fault", FAULTS)
+@each_kind
+def test_fault_at_any_command_starts_no_more(kind: str, fault: str, some: bool) -> None:
+    """Another process takes over. After half a second, there is one more permit."""
+    user = USERS[kind]
+    for at in user.commands(some):
+        steps, consumers = user.made(), [user.slow(), user.other(), user.other()]
+        with suppress(Cut, Unavailable):
+            steps.run(consumers[0].work(), FAULTS[fault](at))
+        steps.run(consumers[1].work())
+        assert started(kind, steps, consumers) <= RATE["burst"]
+        steps.seconds = 0.5
+        for each in consumers[1:]:
+            steps.run(each.work())
+        assert started(kind, steps, consumers) <= RATE["burst"] + 1
+
+
+@some_or_all
+@pytest.mark.parametrize("fails_over", [False, True])
+@each_kind
+def test_sleep_at_any_command_starts_no_more(kind: str, fails_over: bool, some: bool) -> None:
+    """Another process works during it, and writes without a majority may be undone before."""
+    user = USERS[kind]
+    for at in user.commands(some):
+        steps, consumers = user.made(), [user.slow(), user.other()]
+        steps.safe = steps.all() if fails_over else None
+        running = steps.stalled(consumers[0].work(), at)
+        assert running is not None
+        if fails_over:
+            steps.fail_over()
+        steps.run(consumers[1].work())
+        with suppress(Unavailable):
+            resume(running)
+        assert started(kind, steps, consumers) <= RATE["burst"]
 
 
 def popped_around_a_sleep(kind: str, sizes: list[int], at: int, reply: bool) -> list[int]:
@@ -144,19 +200,19 @@ def popped_around_a_sleep(kind: str, sizes: list[int], at: int, reply: bool) -> 
     """
     steps, slow, other = pacing.made(kind, None), Popper(kind), Popper(kind)
 
-    def meanwhile() -> None:
+    def act() -> None:
         steps.seconds += 60
         for wanted in sizes:
             steps.run(other.receive(wanted))
 
-    steps.run(slow.receive(3), asleep(at, meanwhile, after=reply))
+    steps.run(slow.receive(3), asleep(at, act, after=reply))
     for _ in range(5):
         steps.seconds += 60
         steps.run(other.receive(9))
     return sorted([*slow.received, *other.received])
 
 
-@pytest.mark.parametrize("reply", [False, True], ids=["before a command", "before a reply"])
+@at_a_reply
 @pytest.mark.parametrize(
     ("kind", "sizes"), [("standard", [9, 1]), ("priority", [1, 1]), ("bucket", [9, 1])]
 )
