@@ -7,6 +7,7 @@ the driver is a fake.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import math
 import threading
@@ -14,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import pymongo
 import pytest
@@ -26,6 +27,8 @@ from pyqueue import LeaseLost, Unavailable
 from pyqueue.requests import Coalesce
 from pyqueue.runtime.coalescing import MAX_BATCH_BYTES, MAX_BATCH_ITEMS, Coalescer, ThreadCoalescer
 from tests.support.eventually import eventually
+
+P = ParamSpec("P")
 
 
 class FakeDriver:
@@ -102,6 +105,12 @@ class FakeDriver:
         )
         return asyncio.create_task(self.coalescer.join(request))
 
+    async def open_call(self, item: Any, **how: Any) -> asyncio.Task[Any]:
+        """Make a call, and wait until its batch is in flight."""
+        call = self.call(item, **how)
+        await self.until_open(1)
+        return call
+
     async def until_open(self, number: int) -> None:
         for _ in range(50):
             if sum(not gate.done() for gate in self.open) >= number:
@@ -128,388 +137,340 @@ class FakeDriver:
             await asyncio.sleep(0)
         return [task.result() for task in tasks]
 
-
-def run(test: Callable[[FakeDriver], Coroutine[Any, Any, None]]) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(20):
-            fake = FakeDriver()
-            await test(fake)
-            while fake.coalescer.tasks:  # work for callers that were cancelled
-                if any(not gate.done() for gate in fake.open):
-                    fake.end()
-                await asyncio.sleep(0)
-            assert not fake.coalescer._pending
-            assert not fake.coalescer._batches
-
-    asyncio.run(main())
+    async def drain(self) -> None:
+        """End all batches in flight until no work for a cancelled caller is left."""
+        while self.coalescer.tasks:
+            if any(not gate.done() for gate in self.open):
+                self.end()
+            await asyncio.sleep(0)
 
 
-def test_lone_call_runs_at_once_without_a_task() -> None:
-    async def test(fake: FakeDriver) -> None:
-        fake.turns = 0
-        assert await fake.coalescer.join(Coalesce("a", 1, fake.batch)) == "answer to 1"
-        assert not fake.coalescer.tasks
+async def finished(fake: FakeDriver, test: Coroutine[Any, Any, None]) -> None:
+    """Run a test, and the work for callers that were cancelled."""
+    async with asyncio.timeout(20):
+        await test
+        await fake.drain()
         assert not fake.coalescer._pending
-
-    run(test)
-
-
-def test_running_batch_admits_the_calls_that_wait() -> None:
-    async def test(fake: FakeDriver) -> None:
-        first = fake.call(0, max_in_flight=1, undo=True)
-        await fake.until_open(1)
-        rest = [fake.call(n, max_in_flight=1, undo=True) for n in range(1, 5)]
-        await asyncio.sleep(0)
-        rest[0].cancel()
-        fake.coalescer.admit(fake.batches[0])
-        rest[1].cancel()
-        await asyncio.sleep(0)
-        fake.coalescer.admit(fake.batches[0])
-        assert fake.batches == [[0, 2, 3, 4]]
-        assert await fake.finish(first, *rest[2:]) == [f"answer to {n}" for n in (0, 3, 4)]
-        await fake.until_open(1)
-        fake.end()
-        await fake.coalescer.settled()
-        assert fake.undone == ["answer to 2"]
-
-    run(test)
+        assert not fake.coalescer._batches
 
 
-def test_failed_batch_fails_the_calls_that_it_admitted() -> None:
-    async def test(fake: FakeDriver) -> None:
-        calls = [fake.call(0, max_in_flight=1, undo=True)]
-        await fake.until_open(1)
-        calls += [fake.call(n, max_in_flight=1, undo=True) for n in range(1, 3)]
-        await asyncio.sleep(0)
-        fake.coalescer.admit(fake.batches[0])
-        fake.end(Unavailable("gone"))
-        errors = await asyncio.gather(*calls, return_exceptions=True)
-        assert [type(each) for each in errors] == [Unavailable] * 3
+def on_the_loop(
+    test: Callable[Concatenate[FakeDriver, P], Coroutine[Any, Any, None]],
+) -> Callable[Concatenate[FakeDriver, P], None]:
+    """Return a test that runs in an event loop."""
 
-    run(test)
+    @functools.wraps(test)
+    def run(fake: FakeDriver, *args: P.args, **kwargs: P.kwargs) -> None:
+        asyncio.run(finished(fake, test(fake, *args, **kwargs)))
+
+    return run
 
 
-def test_admitted_calls_keep_to_the_limits_of_a_batch() -> None:
-    async def test(fake: FakeDriver) -> None:
-        calls = [fake.call(0, max_in_flight=1, undo=True)]
-        await fake.until_open(1)
-        calls += [fake.call(n, max_in_flight=1, undo=True) for n in range(1, MAX_BATCH_ITEMS + 2)]
-        await asyncio.sleep(0)
-        fake.coalescer.admit(fake.batches[0])
-        assert len(fake.batches[0]) == MAX_BATCH_ITEMS
-        fake.coalescer.admit(fake.batches[0])
-        fake.coalescer.admit(["of no batch"])
-        assert len(fake.batches[0]) == MAX_BATCH_ITEMS
-        await fake.finish(*calls)
-        assert [len(each) for each in fake.batches] == [MAX_BATCH_ITEMS, 2]
-
-    run(test)
+@pytest.fixture
+def fake() -> FakeDriver:
+    return FakeDriver()
 
 
-def test_calls_go_together_while_another_batch_runs() -> None:
+@on_the_loop
+async def test_lone_call_runs_at_once_without_a_task(fake: FakeDriver) -> None:
+    fake.turns = 0
+    assert await fake.coalescer.join(Coalesce("a", 1, fake.batch)) == "answer to 1"
+    assert not fake.coalescer.tasks
+    assert not fake.coalescer._pending
+
+
+@on_the_loop
+async def test_running_batch_admits_the_calls_that_wait(fake: FakeDriver) -> None:
+    first = await fake.open_call(0, max_in_flight=1, undo=True)
+    rest = [fake.call(n, max_in_flight=1, undo=True) for n in range(1, 5)]
+    await asyncio.sleep(0)
+    rest[0].cancel()
+    fake.coalescer.admit(fake.batches[0])
+    rest[1].cancel()
+    await asyncio.sleep(0)
+    fake.coalescer.admit(fake.batches[0])
+    assert fake.batches == [[0, 2, 3, 4]]
+    assert await fake.finish(first, *rest[2:]) == [f"answer to {n}" for n in (0, 3, 4)]
+    await fake.until_open(1)
+    fake.end()
+    await fake.coalescer.settled()
+    assert fake.undone == ["answer to 2"]
+
+
+@on_the_loop
+async def test_failed_batch_fails_the_calls_that_it_admitted(fake: FakeDriver) -> None:
+    calls = [await fake.open_call(0, max_in_flight=1, undo=True)]
+    calls += [fake.call(n, max_in_flight=1, undo=True) for n in range(1, 3)]
+    await asyncio.sleep(0)
+    fake.coalescer.admit(fake.batches[0])
+    fake.end(Unavailable("gone"))
+    errors = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(each) for each in errors] == [Unavailable] * 3
+
+
+@on_the_loop
+async def test_admitted_calls_keep_to_the_limits_of_a_batch(fake: FakeDriver) -> None:
+    calls = [await fake.open_call(0, max_in_flight=1, undo=True)]
+    calls += [fake.call(n, max_in_flight=1, undo=True) for n in range(1, MAX_BATCH_ITEMS + 2)]
+    await asyncio.sleep(0)
+    fake.coalescer.admit(fake.batches[0])
+    assert len(fake.batches[0]) == MAX_BATCH_ITEMS
+    fake.coalescer.admit(fake.batches[0])
+    fake.coalescer.admit(["of no batch"])
+    assert len(fake.batches[0]) == MAX_BATCH_ITEMS
+    await fake.finish(*calls)
+    assert [len(each) for each in fake.batches] == [MAX_BATCH_ITEMS, 2]
+
+
+@on_the_loop
+async def test_calls_go_together_while_another_batch_runs(fake: FakeDriver) -> None:
     """Callers that were answered together make their next calls in one turn of the loop."""
-
-    async def test(fake: FakeDriver) -> None:
-        other = fake.call("other", key="b")
-        await fake.until_open(1)
-        calls = [fake.call(n) for n in range(3)]
-        await fake.until_open(2)
-        assert fake.batches == [["other"], [0, 1, 2]]
-        await fake.finish(other, *calls)
-
-    run(test)
+    other = await fake.open_call("other", key="b")
+    calls = [fake.call(n) for n in range(3)]
+    await fake.until_open(2)
+    assert fake.batches == [["other"], [0, 1, 2]]
+    await fake.finish(other, *calls)
 
 
-def test_calls_during_a_batch_form_the_next_batch() -> None:
-    async def test(fake: FakeDriver) -> None:
-        first = fake.call(0, max_in_flight=1)
-        await fake.until_open(1)
-        rest = [fake.call(n, max_in_flight=1) for n in range(1, 6)]
-        await asyncio.sleep(0)
-        fake.end()
-        await fake.until_open(1)
-        assert fake.batches == [[0], [1, 2, 3, 4, 5]]
-        assert await fake.finish(first, *rest) == [f"answer to {n}" for n in range(6)]
-
-    run(test)
+@on_the_loop
+async def test_calls_during_a_batch_form_the_next_batch(fake: FakeDriver) -> None:
+    first = await fake.open_call(0, max_in_flight=1)
+    rest = [fake.call(n, max_in_flight=1) for n in range(1, 6)]
+    await asyncio.sleep(0)
+    fake.end()
+    await fake.until_open(1)
+    assert fake.batches == [[0], [1, 2, 3, 4, 5]]
+    assert await fake.finish(first, *rest) == [f"answer to {n}" for n in range(6)]
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 2])
-def test_batches_in_flight_are_limited(max_in_flight: int) -> None:
-    async def test(fake: FakeDriver) -> None:
-        fake.turns = 3
-        calls = []
-        for n in range(40):
-            calls.append(fake.call(n, max_in_flight=max_in_flight))
-            await asyncio.sleep(0)
-        await asyncio.gather(*calls)
-        assert fake.most == max_in_flight
-        assert len(fake.batches) < 40
-
-    run(test)
+@on_the_loop
+async def test_batches_in_flight_are_limited(fake: FakeDriver, max_in_flight: int) -> None:
+    fake.turns = 3
+    calls = []
+    for n in range(40):
+        calls.append(fake.call(n, max_in_flight=max_in_flight))
+        await asyncio.sleep(0)
+    await asyncio.gather(*calls)
+    assert fake.most == max_in_flight
+    assert len(fake.batches) < 40
 
 
 @pytest.mark.parametrize("crowd", [2, 8])
-def test_callers_woken_together_form_one_batch(crowd: int) -> None:
+@on_the_loop
+async def test_callers_woken_together_form_one_batch(fake: FakeDriver, crowd: int) -> None:
     """Callers that wake in one turn of the loop form one batch, not a first call and a rest.
 
     A single call runs alone again after that batch.
     """
-
-    async def test(fake: FakeDriver) -> None:
-        fake.turns = 1
-        await asyncio.gather(*(fake.call(n) for n in range(1 + crowd)))
-        fake.batches.clear()
-        await asyncio.gather(*(fake.call(n) for n in range(crowd)))
-        assert fake.batches == [list(range(crowd))]
-        await fake.call(1)
-        assert (
-            not fake.coalescer._pending
-        )  # the last batch held one call: it is not crowded any more
-        assert not fake.coalescer.tasks
-
-    run(test)
+    fake.turns = 1
+    await asyncio.gather(*(fake.call(n) for n in range(1 + crowd)))
+    fake.batches.clear()
+    await asyncio.gather(*(fake.call(n) for n in range(crowd)))
+    assert fake.batches == [list(range(crowd))]
+    await fake.call(1)
+    assert not fake.coalescer._pending  # the last batch held one call: it is not crowded any more
+    assert not fake.coalescer.tasks
 
 
-def test_batches_are_bounded_by_count() -> None:
-    async def test(fake: FakeDriver) -> None:
-        calls = [fake.call(n, max_in_flight=1) for n in range(2 * MAX_BATCH_ITEMS + 10)]
-        await fake.finish(*calls)
-        assert max(map(len, fake.batches)) == MAX_BATCH_ITEMS
-        assert [item for batch in fake.batches for item in batch] == list(
-            range(2 * MAX_BATCH_ITEMS + 10)
-        )
-
-    run(test)
+@on_the_loop
+async def test_batches_are_bounded_by_count(fake: FakeDriver) -> None:
+    calls = [fake.call(n, max_in_flight=1) for n in range(2 * MAX_BATCH_ITEMS + 10)]
+    await fake.finish(*calls)
+    assert max(map(len, fake.batches)) == MAX_BATCH_ITEMS
+    assert [item for batch in fake.batches for item in batch] == list(
+        range(2 * MAX_BATCH_ITEMS + 10)
+    )
 
 
-def test_calls_that_share_nothing_run_alone_up_to_a_limit() -> None:
-    async def test(fake: FakeDriver) -> None:
-        stuck = [fake.call(n, alone=True, max_in_flight=3) for n in range(2)]
-        await fake.until_open(2)
-        rest = [fake.call(n, alone=True, max_in_flight=3) for n in range(2, 9)]
-        await fake.until_open(3)
-        while not all(call.done() for call in rest):  # the two oldest stay in flight
-            gates = [gate for gate in fake.open if not gate.done()]
-            if len(gates) > 2:
-                gates[2].set_result(None)
-            await asyncio.sleep(0)
-        assert not any(call.done() for call in stuck)
-        assert fake.batches == [[n] for n in range(9)]
-        assert fake.most == 3
-        await fake.finish(*stuck)
-
-    run(test)
+@on_the_loop
+async def test_calls_that_share_nothing_run_alone_up_to_a_limit(fake: FakeDriver) -> None:
+    stuck = [fake.call(n, alone=True, max_in_flight=3) for n in range(2)]
+    await fake.until_open(2)
+    rest = [fake.call(n, alone=True, max_in_flight=3) for n in range(2, 9)]
+    await fake.until_open(3)
+    while not all(call.done() for call in rest):  # the two oldest stay in flight
+        gates = [gate for gate in fake.open if not gate.done()]
+        if len(gates) > 2:
+            gates[2].set_result(None)
+        await asyncio.sleep(0)
+    assert not any(call.done() for call in stuck)
+    assert fake.batches == [[n] for n in range(9)]
+    assert fake.most == 3
+    await fake.finish(*stuck)
 
 
-def test_batches_are_bounded_by_bytes_and_a_large_one_goes_alone() -> None:
-    async def test(fake: FakeDriver) -> None:
-        sizes = [
-            1,
-            MAX_BATCH_BYTES // 2,
-            MAX_BATCH_BYTES // 2,
-            1,
-            MAX_BATCH_BYTES,
-            2 * MAX_BATCH_BYTES,
-            5,
-            5,
-        ]
-        calls = [fake.call((n, size), size=size, max_in_flight=1) for n, size in enumerate(sizes)]
-        await fake.finish(*calls)
-        assert [[n for n, _ in batch] for batch in fake.batches] == [
-            [0],
-            [1, 2],
-            [3],
-            [4],
-            [5],
-            [6, 7],
-        ]
-
-    run(test)
+@on_the_loop
+async def test_batches_are_bounded_by_bytes_and_a_large_one_goes_alone(fake: FakeDriver) -> None:
+    sizes = [
+        1,
+        MAX_BATCH_BYTES // 2,
+        MAX_BATCH_BYTES // 2,
+        1,
+        MAX_BATCH_BYTES,
+        2 * MAX_BATCH_BYTES,
+        5,
+        5,
+    ]
+    calls = [fake.call((n, size), size=size, max_in_flight=1) for n, size in enumerate(sizes)]
+    await fake.finish(*calls)
+    assert [[n for n, _ in batch] for batch in fake.batches] == [
+        [0],
+        [1, 2],
+        [3],
+        [4],
+        [5],
+        [6, 7],
+    ]
 
 
-def test_keys_do_not_mix() -> None:
-    async def test(fake: FakeDriver) -> None:
-        calls = [fake.call((key, n), key=key, max_in_flight=1) for n in range(10) for key in "ab"]
-        await fake.finish(*calls)
-        assert all(len({key for key, _ in batch}) == 1 for batch in fake.batches)
-
-    run(test)
+@on_the_loop
+async def test_keys_do_not_mix(fake: FakeDriver) -> None:
+    calls = [fake.call((key, n), key=key, max_in_flight=1) for n in range(10) for key in "ab"]
+    await fake.finish(*calls)
+    assert all(len({key for key, _ in batch}) == 1 for batch in fake.batches)
 
 
-def test_error_answer_reaches_only_its_call() -> None:
+@on_the_loop
+async def test_error_answer_reaches_only_its_call(fake: FakeDriver) -> None:
     """Plans of pushes and settles answer with errors; each error reaches one caller."""
+    lost = LeaseLost("gone", lost=[], unknown=[])
 
-    async def test(fake: FakeDriver) -> None:
-        lost = LeaseLost("gone", lost=[], unknown=[])
+    def batch(items: list[Any]) -> Generator[Any, Any, list[Any]]:
+        yield items
+        return [lost if item == 3 else "done" for item in items]
 
-        def batch(items: list[Any]) -> Generator[Any, Any, list[Any]]:
-            yield items
-            return [lost if item == 3 else "done" for item in items]
-
-        requests = [Coalesce("a", n, batch) for n in range(6)]
-        calls = [asyncio.create_task(fake.coalescer.join(request)) for request in requests]
-        answers = await fake.finish(*calls)
-        assert [answer is lost for answer in answers] == [n == 3 for n in range(6)]
-
-    run(test)
+    requests = [Coalesce("a", n, batch) for n in range(6)]
+    calls = [asyncio.create_task(fake.coalescer.join(request)) for request in requests]
+    answers = await fake.finish(*calls)
+    assert [answer is lost for answer in answers] == [n == 3 for n in range(6)]
 
 
-def test_failed_batch_gives_each_caller_a_separate_error() -> None:
-    async def test(fake: FakeDriver) -> None:
-        first = fake.call(0, max_in_flight=1)
-        await fake.until_open(1)
-        failing = [fake.call(n, max_in_flight=1) for n in (1, 2)]
-        await asyncio.sleep(0)
-        fake.end()
-        await fake.until_open(1)
-        spared = [fake.call(n, max_in_flight=1) for n in (3, 4)]
-        await asyncio.sleep(0)
-        fake.end(Unavailable("gone", ids=["m1"]))
-        assert await fake.finish(first, *spared) == ["answer to 0", "answer to 3", "answer to 4"]
-        errors = [task.exception() for task in failing]
-        assert [type(error) for error in errors] == [Unavailable] * 2
-        assert errors[0] is not errors[1]
-        assert [error.ids for error in errors if isinstance(error, Unavailable)] == [["m1"]] * 2
-
-    run(test)
+@on_the_loop
+async def test_failed_batch_gives_each_caller_a_separate_error(fake: FakeDriver) -> None:
+    first = await fake.open_call(0, max_in_flight=1)
+    failing = [fake.call(n, max_in_flight=1) for n in (1, 2)]
+    await asyncio.sleep(0)
+    fake.end()
+    await fake.until_open(1)
+    spared = [fake.call(n, max_in_flight=1) for n in (3, 4)]
+    await asyncio.sleep(0)
+    fake.end(Unavailable("gone", ids=["m1"]))
+    assert await fake.finish(first, *spared) == ["answer to 0", "answer to 3", "answer to 4"]
+    errors = [task.exception() for task in failing]
+    assert [type(error) for error in errors] == [Unavailable] * 2
+    assert errors[0] is not errors[1]
+    assert [error.ids for error in errors if isinstance(error, Unavailable)] == [["m1"]] * 2
 
 
-def test_error_that_cannot_be_copied_is_shared_by_callers() -> None:
+@on_the_loop
+async def test_error_that_cannot_be_copied_is_shared_by_callers(fake: FakeDriver) -> None:
     class Odd(Exception):
         def __init__(self, one: str, two: str) -> None:
             super().__init__(one + two)
 
-    async def test(fake: FakeDriver) -> None:
-        for failure in (Odd("a", "b"), Unavailable("gone")):
-            failing = [fake.call(n, undo=True, max_in_flight=1) for n in (1, 2)]
-            await fake.until_open(1)
-            fake.end(failure)
-            await asyncio.wait(failing)
-            errors = [task.exception() for task in failing]
-            if isinstance(failure, Odd):
-                assert errors == [failure, failure]
-            else:
-                assert [error and error.__cause__ for error in errors] == [failure, failure]
-
-    run(test)
-
-
-def test_cancelled_caller_does_not_see_the_batch_fail() -> None:
-    async def test(fake: FakeDriver) -> None:
-        gone, stays = (fake.call(n, undo=True, max_in_flight=1) for n in (1, 2))
+    for failure in (Odd("a", "b"), Unavailable("gone")):
+        failing = [fake.call(n, undo=True, max_in_flight=1) for n in (1, 2)]
         await fake.until_open(1)
-        gone.cancel()
-        await asyncio.wait([gone])
-        fake.end(Unavailable("gone"))
-        await asyncio.wait([stays])
-        assert gone.cancelled()
-        assert isinstance(stays.exception(), Unavailable)
+        fake.end(failure)
+        await asyncio.wait(failing)
+        errors = [task.exception() for task in failing]
+        if isinstance(failure, Odd):
+            assert errors == [failure, failure]
+        else:
+            assert [error and error.__cause__ for error in errors] == [failure, failure]
 
-    run(test)
+
+@on_the_loop
+async def test_cancelled_caller_does_not_see_the_batch_fail(fake: FakeDriver) -> None:
+    gone, stays = (fake.call(n, undo=True, max_in_flight=1) for n in (1, 2))
+    await fake.until_open(1)
+    gone.cancel()
+    await asyncio.wait([gone])
+    fake.end(Unavailable("gone"))
+    await asyncio.wait([stays])
+    assert gone.cancelled()
+    assert isinstance(stays.exception(), Unavailable)
 
 
-def test_base_exception_reaches_the_callers_and_ends_the_task() -> None:
+@on_the_loop
+async def test_base_exception_reaches_the_callers_and_ends_the_task(fake: FakeDriver) -> None:
     """An interrupt does so."""
 
     class Interrupt(BaseException):
         pass
 
-    async def test(fake: FakeDriver) -> None:
-        calls = [fake.call(n, undo=True, max_in_flight=1) for n in (1, 2)]
-        await fake.until_open(1)
-        (task,) = fake.coalescer.tasks
-        fake.end(Interrupt())
-        await asyncio.wait([*calls, task])
-        assert [type(each.exception()) for each in (*calls, task)] == [Interrupt] * 3
-        assert await fake.finish(fake.call(3)) == ["answer to 3"]
-
-    run(test)
+    calls = [fake.call(n, undo=True, max_in_flight=1) for n in (1, 2)]
+    await fake.until_open(1)
+    (task,) = fake.coalescer.tasks
+    fake.end(Interrupt())
+    await asyncio.wait([*calls, task])
+    assert [type(each.exception()) for each in (*calls, task)] == [Interrupt] * 3
+    assert await fake.finish(fake.call(3)) == ["answer to 3"]
 
 
-def test_failed_lone_call_does_not_block_the_next() -> None:
-    async def test(fake: FakeDriver) -> None:
-        lone = fake.call(0)
-        await fake.until_open(1)
-        fake.end(Unavailable("gone"))
-        with pytest.raises(Unavailable):
-            await lone
-        assert await fake.finish(fake.call(1)) == ["answer to 1"]
-
-    run(test)
+@on_the_loop
+async def test_failed_lone_call_does_not_block_the_next(fake: FakeDriver) -> None:
+    lone = await fake.open_call(0)
+    fake.end(Unavailable("gone"))
+    with pytest.raises(Unavailable):
+        await lone
+    assert await fake.finish(fake.call(1)) == ["answer to 1"]
 
 
-def test_call_cancelled_before_its_batch_is_not_run() -> None:
-    async def test(fake: FakeDriver) -> None:
-        first = fake.call(0, max_in_flight=1)
-        await fake.until_open(1)
-        gone, stays = fake.call(1, max_in_flight=1), fake.call(2, max_in_flight=1)
-        await asyncio.sleep(0)
-        gone.cancel()
-        await asyncio.sleep(0)
-        assert await fake.finish(first, stays) == ["answer to 0", "answer to 2"]
-        assert gone.cancelled()
-        assert fake.batches == [[0], [2]]
-
-    run(test)
+@on_the_loop
+async def test_call_cancelled_before_its_batch_is_not_run(fake: FakeDriver) -> None:
+    first = await fake.open_call(0, max_in_flight=1)
+    gone, stays = fake.call(1, max_in_flight=1), fake.call(2, max_in_flight=1)
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.sleep(0)
+    assert await fake.finish(first, stays) == ["answer to 0", "answer to 2"]
+    assert gone.cancelled()
+    assert fake.batches == [[0], [2]]
 
 
 @pytest.mark.parametrize("undo", [True, False])
-def test_batch_of_a_cancelled_caller_ends_and_is_undone(
-    undo: bool,
-) -> None:
-    async def test(fake: FakeDriver) -> None:
-        first = fake.call(0, undo=True, max_in_flight=1)
-        await fake.until_open(1)
-        gone, stays = (
-            fake.call(1, undo=undo, max_in_flight=1),
-            fake.call(2, undo=undo, max_in_flight=1),
-        )
-        await asyncio.sleep(0)
-        fake.end()
-        await fake.until_open(1)
-        assert fake.batches[-1] == [1, 2]
-        gone.cancel()
-        await asyncio.sleep(0)
-        assert gone.cancelled()
-        assert await fake.finish(first, stays) == ["answer to 0", "answer to 2"]
-        while fake.coalescer.tasks:
-            if any(not gate.done() for gate in fake.open):
-                fake.end()
-            await asyncio.sleep(0)
-        assert fake.undone == (["answer to 1"] if undo else [])
-        assert fake.stats["given back"] == undo
-
-    run(test)
+@on_the_loop
+async def test_batch_of_a_cancelled_caller_ends_and_is_undone(fake: FakeDriver, undo: bool) -> None:
+    first = await fake.open_call(0, undo=True, max_in_flight=1)
+    gone, stays = (
+        fake.call(1, undo=undo, max_in_flight=1),
+        fake.call(2, undo=undo, max_in_flight=1),
+    )
+    await asyncio.sleep(0)
+    fake.end()
+    await fake.until_open(1)
+    assert fake.batches[-1] == [1, 2]
+    gone.cancel()
+    await asyncio.sleep(0)
+    assert gone.cancelled()
+    assert await fake.finish(first, stays) == ["answer to 0", "answer to 2"]
+    await fake.drain()
+    assert fake.undone == (["answer to 1"] if undo else [])
+    assert fake.stats["given back"] == undo
 
 
-def test_call_cancelled_with_its_answer_ready_is_undone() -> None:
-    async def test(fake: FakeDriver) -> None:
-        gone = fake.call(1, undo=True, max_in_flight=1)
-        await fake.until_open(1)
-        fake.end()
-        await fake.until_over()  # the answer is ready, and the caller has not run yet
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
-        while fake.coalescer.tasks:
-            if any(not gate.done() for gate in fake.open):
-                fake.end()
-            await asyncio.sleep(0)
-        got = [] if gone.cancelled() else [gone.result()]
-        assert got + fake.undone == ["answer to 1"]
-        assert gone.cancelled()
-
-    run(test)
+@on_the_loop
+async def test_call_cancelled_with_its_answer_ready_is_undone(fake: FakeDriver) -> None:
+    gone = await fake.open_call(1, undo=True, max_in_flight=1)
+    fake.end()
+    await fake.until_over()  # the answer is ready, and the caller has not run yet
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    await fake.drain()
+    got = [] if gone.cancelled() else [gone.result()]
+    assert got + fake.undone == ["answer to 1"]
+    assert gone.cancelled()
 
 
-def test_failed_undo_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_undo_is_logged(fake: FakeDriver, caplog: pytest.LogCaptureFixture) -> None:
     """It has no caller, who could be told, and asyncio would only complain about a lost error."""
     complaints: list[Any] = []
 
-    async def test(fake: FakeDriver) -> None:
+    async def test() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, each: complaints.append(each))
-        gone = fake.call(1, undo=True, max_in_flight=1)
-        await fake.until_open(1)
+        gone = await fake.open_call(1, undo=True, max_in_flight=1)
         gone.cancel()
         fake.end()
         await fake.until_open(1)  # its undo
@@ -517,94 +478,79 @@ def test_failed_undo_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         await asyncio.wait(fake.coalescer.tasks)
         gc.collect()
 
-    run(test)
+    asyncio.run(finished(fake, test()))
     assert complaints == []
     assert "a cancelled call" in caplog.text
     assert "no answer" in caplog.text
 
 
-def test_call_cancelled_with_its_error_ready_is_cancelled() -> None:
-    async def test(fake: FakeDriver) -> None:
-        gone = fake.call(1, undo=True, max_in_flight=1)
-        await fake.until_open(1)
-        fake.end(Unavailable("gone"))
-        await fake.until_over()  # the error is ready, and the caller has not run yet
+@on_the_loop
+async def test_call_cancelled_with_its_error_ready_is_cancelled(fake: FakeDriver) -> None:
+    gone = await fake.open_call(1, undo=True, max_in_flight=1)
+    fake.end(Unavailable("gone"))
+    await fake.until_over()  # the error is ready, and the caller has not run yet
+    gone.cancel()
+    await asyncio.wait([gone])
+    assert gone.cancelled()
+
+
+@on_the_loop
+async def test_cancelled_lone_call_does_not_stop_later_calls(fake: FakeDriver) -> None:
+    lone = await fake.open_call(0)
+    rest = [fake.call(n, max_in_flight=1) for n in (1, 2)]
+    await asyncio.sleep(0)
+    lone.cancel()
+    await asyncio.gather(lone, return_exceptions=True)
+    assert await fake.finish(*rest) == ["answer to 1", "answer to 2"]
+
+
+@on_the_loop
+async def test_settled_waits_for_work_of_cancelled_callers(fake: FakeDriver) -> None:
+    fake.turns = 5
+    gone = fake.call(1, undo=True, max_in_flight=1)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    gone.cancel()
+    await fake.coalescer.settled()
+    assert fake.undone == ["answer to 1"]
+
+
+@on_the_loop
+async def test_settled_waits_for_every_batch_after_a_failure(fake: FakeDriver) -> None:
+    fake.turns = 5
+
+    def failing(answer: Any) -> Generator[Any, Any, None]:
+        yield answer
+        raise Unavailable("gone")
+
+    for key, undo in (("a", failing), ("b", fake.undo)):
+        gone = asyncio.create_task(fake.coalescer.join(Coalesce(key, key, fake.batch, undo=undo)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
         gone.cancel()
-        await asyncio.wait([gone])
-        assert gone.cancelled()
-
-    run(test)
+    await fake.coalescer.settled()
+    assert fake.undone == ["answer to b"]
 
 
-def test_cancelled_lone_call_does_not_stop_later_calls() -> None:
-    async def test(fake: FakeDriver) -> None:
-        lone = fake.call(0)
-        await fake.until_open(1)
-        rest = [fake.call(n, max_in_flight=1) for n in (1, 2)]
-        await asyncio.sleep(0)
-        lone.cancel()
-        await asyncio.gather(lone, return_exceptions=True)
-        assert await fake.finish(*rest) == ["answer to 1", "answer to 2"]
-
-    run(test)
-
-
-def test_settled_waits_for_work_of_cancelled_callers() -> None:
-    async def test(fake: FakeDriver) -> None:
-        fake.turns = 5
-        gone = fake.call(1, undo=True, max_in_flight=1)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        gone.cancel()
-        await fake.coalescer.settled()
-        assert fake.undone == ["answer to 1"]
-
-    run(test)
-
-
-def test_settled_waits_for_every_batch_after_a_failure() -> None:
-    async def test(fake: FakeDriver) -> None:
-        fake.turns = 5
-
-        def failing(answer: Any) -> Generator[Any, Any, None]:
-            yield answer
-            raise Unavailable("gone")
-
-        for key, undo in (("a", failing), ("b", fake.undo)):
-            gone = asyncio.create_task(
-                fake.coalescer.join(Coalesce(key, key, fake.batch, undo=undo))
-            )
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            gone.cancel()
-        await fake.coalescer.settled()
-        assert fake.undone == ["answer to b"]
-
-    run(test)
-
-
-def test_no_caller_starves() -> None:
+@on_the_loop
+async def test_no_caller_starves(fake: FakeDriver) -> None:
     """Sixty-four callers call repeatedly and are served in turn.
 
     Between two calls of one caller, no other caller is served more than twice.
     """
+    fake.turns = 2
+    served: list[int] = []
 
-    async def test(fake: FakeDriver) -> None:
-        fake.turns = 2
-        served: list[int] = []
+    async def caller(number: int) -> None:
+        for _ in range(50):
+            await fake.coalescer.join(Coalesce("a", number, fake.batch))
+            served.append(number)
 
-        async def caller(number: int) -> None:
-            for _ in range(50):
-                await fake.coalescer.join(Coalesce("a", number, fake.batch))
-                served.append(number)
-
-        await asyncio.gather(*(caller(number) for number in range(64)))
-        counts: Counter[int] = Counter()
-        for number in served:
-            counts[number] += 1
-            assert counts[number] - min(counts[each] for each in range(64)) <= 3
-
-    run(test)
+    await asyncio.gather(*(caller(number) for number in range(64)))
+    counts: Counter[int] = Counter()
+    for number in served:
+        counts[number] += 1
+        assert counts[number] - min(counts[each] for each in range(64)) <= 3
 
 
 @given(
@@ -622,8 +568,9 @@ def test_every_call_gets_its_answer_or_is_undone(
 
     Whatever was done for a call is returned to it, or undone.
     """
+    fake = FakeDriver()
 
-    async def test(fake: FakeDriver) -> None:
+    async def test() -> None:
         fake.turns = turns
         tasks: list[asyncio.Task[Any]] = []
 
@@ -651,7 +598,7 @@ def test_every_call_gets_its_answer_or_is_undone(
             if not cancelled
         )
 
-    run(test)
+    asyncio.run(finished(fake, test()))
 
 
 # ---- the deadline of one caller
@@ -668,44 +615,39 @@ def test_deadline_of_pymongo_is_known() -> None:
         assert 99 < deadline_now() - time.monotonic() <= 100
 
 
-def test_deadline_of_one_caller_ends_only_its_call() -> None:
-    async def test(fake: FakeDriver) -> None:
-        seen: list[float] = []
-        drive = fake.coalescer._drive
+@on_the_loop
+async def test_deadline_of_one_caller_ends_only_its_call(fake: FakeDriver) -> None:
+    seen: list[float] = []
+    drive = fake.coalescer._drive
 
-        async def driven(plan: Any) -> Any:
-            seen.append(deadline_now())
-            return await drive(plan)
+    async def driven(plan: Any) -> Any:
+        seen.append(deadline_now())
+        return await drive(plan)
 
-        fake.coalescer._drive = driven
-        with pymongo.timeout(0.001):
-            late = fake.call(0, max_in_flight=1, undo=True)
-        rest = [fake.call(n, max_in_flight=1, undo=True) for n in range(1, 8)]
-        with pytest.raises(Unavailable):
-            await late
-        assert await fake.finish(*rest) == [f"answer to {n}" for n in range(1, 8)]
-        await fake.until_open(1)
-        fake.end()
-        await fake.coalescer.settled()
-        assert fake.undone == ["answer to 0"]
-        assert seen == [math.inf] * 2
-
-    run(test)
+    fake.coalescer._drive = driven
+    with pymongo.timeout(0.001):
+        late = fake.call(0, max_in_flight=1, undo=True)
+    rest = [fake.call(n, max_in_flight=1, undo=True) for n in range(1, 8)]
+    with pytest.raises(Unavailable):
+        await late
+    assert await fake.finish(*rest) == [f"answer to {n}" for n in range(1, 8)]
+    await fake.until_open(1)
+    fake.end()
+    await fake.coalescer.settled()
+    assert fake.undone == ["answer to 0"]
+    assert seen == [math.inf] * 2
 
 
-def test_call_whose_deadline_is_over_joins_no_batch() -> None:
-    async def test(fake: FakeDriver) -> None:
-        first = fake.call(0, max_in_flight=1, undo=True)
-        await fake.until_open(1)
-        with pymongo.timeout(0.001):
-            late = fake.call(1, max_in_flight=1, undo=True)
-        with pytest.raises(Unavailable):
-            await late
-        assert await fake.finish(first) == ["answer to 0"]
-        await fake.coalescer.settled()
-        assert fake.batches == [[0]]
-
-    run(test)
+@on_the_loop
+async def test_call_whose_deadline_is_over_joins_no_batch(fake: FakeDriver) -> None:
+    first = await fake.open_call(0, max_in_flight=1, undo=True)
+    with pymongo.timeout(0.001):
+        late = fake.call(1, max_in_flight=1, undo=True)
+    with pytest.raises(Unavailable):
+        await late
+    assert await fake.finish(first) == ["answer to 0"]
+    await fake.coalescer.settled()
+    assert fake.batches == [[0]]
 
 
 # ---- threads
