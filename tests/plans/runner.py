@@ -45,6 +45,33 @@ def standard(queue: str = "a", **options: Any) -> QueuePlans:
     return plans_of(queue, Options(dead_letter=f"{queue}.dead", **options), owner="me")
 
 
+def record(kind: str = "standard", **fields: Any) -> dict[str, Any]:
+    """Return the record of queue "a"."""
+    given: dict[str, Any] = {
+        "_id": "~queue:a",
+        "q": "a",
+        "when": NOW,
+        "record": True,
+        "kind": kind,
+        "v": 1,
+    }
+    return given | fields
+
+
+def message(id: Any, **fields: Any) -> dict[str, Any]:
+    """Return a stored message of queue "a" that is ready and was never received."""
+    given: dict[str, Any] = {
+        "_id": id,
+        "q": "a",
+        "when": NOW,
+        "due": NOW,
+        "pushed": NOW,
+        "tries": 0,
+        "payload": id,
+    }
+    return given | fields
+
+
 def giving(backend: QueuePlans) -> tuple[str, Kind, float | None]:
     """Return the queue state needed by the plans that give messages back."""
     return backend.queue, backend.kind, backend.options.history

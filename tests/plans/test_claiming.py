@@ -5,7 +5,7 @@ There is no database.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -20,31 +20,47 @@ from pyqueue.backends.popping import undo_pop
 from pyqueue.backends.scan import FIRST
 from pyqueue.requests import Change, Delete, Find, FindAndModify, Insert, Update, Wait, WriteFailure
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.runner import NOW, Runner, after, giving, standard
+from tests.plans.runner import NOW, Runner, after, giving, message, standard
 
 
 def document(id: str, **fields: Any) -> dict[str, Any]:
-    return {
-        "_id": id,
-        "q": "a",
-        "when": NOW,
-        "due": NOW,
-        "pushed": NOW,
-        "tries": 1,
-        "payload": id,
-    } | fields
-
-
-def claimed(command: Any, *ids: str) -> list[dict[str, Any]]:
-    """Return these documents as the claim leaves them."""
-    return [document(id, **command.update["$set"]) for id in ids]
+    """Return a message that was received once."""
+    return message(id, tries=1) | fields
 
 
 NOT_PAUSED: list[Any] = [{"_id": "~queue:t"}]
 
 
+def seen(*ids: str) -> list[dict[str, Any]]:
+    """Return the fields of these messages that a scan reads."""
+    return [{"_id": id, "when": NOW} for id in ids]
+
+
+def takes(id: str, **fields: Any) -> Callable[[Any], dict[str, Any]]:
+    """Return an answer to a claim of one: the message as the claim leaves it."""
+    return lambda command: document(id, **fields, **command.update["$set"])
+
+
+def mine(*ids: str, until: float = 60) -> Callable[[Any], list[dict[str, Any]]]:
+    """Return an answer to a read by a token: these messages have it."""
+    return lambda command: [
+        document(id, token=command.filter["token"], when=after(until)) for id in ids
+    ]
+
+
+def popping(*ids: str, answers: Sequence[Any]) -> Runner:
+    """Return a runner whose first claim takes these messages for a pop."""
+    return Runner(NOT_PAUSED, seen(*ids), Change(len(ids), None), mine(*ids, until=30), *answers)
+
+
+def receive(runner: Runner, limit: int, *, history: float | None = None, **how: Any) -> list[Any]:
+    """Receive without waiting. Return the ids."""
+    plan = standard(history=history).receive(Waiters("t"), limit, timeout=0, **how)
+    return [each.id for each in runner.run(plan)]
+
+
 def test_claim_writes_a_token_and_the_end_of_the_lease() -> None:
-    runner = Runner(NOT_PAUSED, lambda command: claimed(command, "m1")[0], now=after(5))
+    runner = Runner(NOT_PAUSED, takes("m1"), now=after(5))
     (held,) = runner.run(standard(lease=30).receive(Waiters("t"), 1, timeout=0))
     command = runner.commands[1]
     assert isinstance(command, FindAndModify)
@@ -63,7 +79,7 @@ def test_claim_writes_a_token_and_the_end_of_the_lease() -> None:
 def test_every_claim_has_a_unique_token() -> None:
     tokens = set()
     for _ in range(50):
-        runner = Runner(NOT_PAUSED, lambda command: claimed(command, "m1")[0])
+        runner = Runner(NOT_PAUSED, takes("m1"))
         tokens.add(runner.run(standard().receive(Waiters("t"), 1, timeout=0))[0].token)
     assert len(tokens) == 50
 
@@ -72,7 +88,7 @@ def test_batch_is_read_by_its_token_after_the_claim() -> None:
     """A message may be replaced between scan and claim, so the scanned document is stale."""
     runner = Runner(
         NOT_PAUSED,
-        [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
+        seen("m1", "m2"),
         Change(1, None),
         lambda command: [
             document("m2", token=command.filter["token"], payload="replaced", when=after(60))
@@ -94,17 +110,12 @@ def test_batch_is_read_by_its_token_after_the_claim() -> None:
 @pytest.mark.parametrize("stored", [5, 3, 2])
 def test_claim_takes_in_callers_that_come_during_it(stored: int) -> None:
     """They would else wait for this claim, and claim apart from it ever after."""
-    seen = [{"_id": f"m{n}", "when": NOW} for n in range(stored)]
     taken = ["m0", "m1", "m2", "m3"][:stored]
-    runner = Runner(NOT_PAUSED, seen)
+    runner = Runner(NOT_PAUSED, seen(*(f"m{n}" for n in range(stored))))
     runner.latecomers = [Limits(1, 1000), Limits(1, 1000)]
     waiters = Waiters("t")
     waiters.scan.last_claim, waiters.scan.largest_seen = 3, 200
-    put = {"when": after(60)}
-    runner.answers += [
-        Change(len(taken), None),
-        lambda command: [document(id, token=command.filter["token"], **put) for id in taken],
-    ]
+    runner.answers += [Change(len(taken), None), mine(*taken)]
     held = runner.run(standard().receive(waiters, 2, timeout=0))
     scan, claim, read = runner.commands[1:]
     assert scan.limit == 5  # the limit of the call plus the size of the last claim
@@ -116,11 +127,7 @@ def test_claim_takes_in_callers_that_come_during_it(stored: int) -> None:
 
 def test_claim_continues_for_callers_beyond_its_scan() -> None:
     def read(*taken: str) -> list[Any]:
-        return [
-            [{"_id": id, "when": NOW} for id in taken],
-            Change(len(taken), None),
-            lambda command: [document(id, token=command.filter["token"]) for id in taken],
-        ]
+        return [seen(*taken), Change(len(taken), None), mine(*taken, until=0)]
 
     runner = Runner(NOT_PAUSED, *read("m0", "m1", "m2", "m3", "m4"), *read("m5", "m6"))
     runner.latecomers = [Limits(1, 1000)] * 5
@@ -134,15 +141,14 @@ def test_claim_continues_for_callers_beyond_its_scan() -> None:
 def test_claim_that_lost_every_message_scans_again() -> None:
     runner = Runner(
         NOT_PAUSED,
-        [{"_id": "m1", "when": NOW}],
+        seen("m1"),
         Change(0, None),
-        [{"_id": "m2", "when": NOW}],
+        seen("m2"),
         Change(1, None),
-        lambda command: [document("m2", token=command.filter["token"], when=after(60))],
+        mine("m2"),
         [],  # the end of the queue, in case the last scan did not start at the first message
     )
-    held = runner.run(standard().receive(Waiters("t"), 5, timeout=0))
-    assert [each.id for each in held] == ["m2"]
+    assert receive(runner, 5) == ["m2"]
 
 
 def test_contested_claim_skips_ahead_then_starts_over(
@@ -151,21 +157,17 @@ def test_contested_claim_skips_ahead_then_starts_over(
     monkeypatch.setattr("random.randrange", lambda most: most - 1)
     runner = Runner(
         NOT_PAUSED,
-        [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}, {"_id": "m3", "when": NOW}],
+        seen("m1", "m2", "m3"),
         Change(1, None),  # another claim has two of them
-        lambda command: [document("m1", token=command.filter["token"], when=after(60))],
+        mine("m1"),
         [],  # there is nothing that far ahead
-        [{"_id": "m4", "when": NOW}],
+        seen("m4"),
         Change(1, None),
-        lambda command: [document("m4", token=command.filter["token"], when=after(60))],
+        mine("m4"),
     )
-    assert [each.id for each in runner.run(standard().receive(Waiters("t"), 3, timeout=0))] == [
-        "m1",
-        "m4",
-    ]
-    assert [
-        command.skip for command in runner.commands if isinstance(command, Find) and command.sort
-    ] == [0, 3, 0]
+    assert receive(runner, 3) == ["m1", "m4"]
+    scans = [each for each in runner.commands if isinstance(each, Find) and each.sort]
+    assert [each.skip for each in scans] == [0, 3, 0]
 
 
 def test_unknown_claim_is_recovered_by_its_token() -> None:
@@ -184,21 +186,20 @@ def test_unknown_claim_is_recovered_by_its_token() -> None:
 def test_unknown_batch_claim_is_recovered_by_its_token() -> None:
     runner = Runner(
         NOT_PAUSED,
-        [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
+        seen("m1", "m2"),
         Unavailable("cut off"),
-        lambda command: [document("m2", token=command.filter["token"], when=after(60))],
+        mine("m2"),
         [{"_id": "m2", "when": after(60)}],  # nothing was left out because it is too large
         [],  # the update may have stopped half way, so it scans again
     )
-    held = runner.run(standard().receive(Waiters("t"), 5, timeout=0))
-    assert [each.id for each in held] == ["m2"]
+    assert receive(runner, 5) == ["m2"]
 
 
 @pytest.mark.parametrize("limit", [1, 5])
 def test_claim_that_surely_failed_raises(limit: int) -> None:
     def answer(command: Any) -> Any:
         if isinstance(command, Find):
-            return [] if "token" in command.filter else [{"_id": "m1", "when": NOW}]
+            return [] if "token" in command.filter else seen("m1")
         raise Unavailable("cut off")
 
     runner = Runner(NOT_PAUSED, *[answer] * 20)
@@ -219,36 +220,12 @@ def test_plain_pop_is_one_command() -> None:
 
 
 def test_pop_many_claims_reads_and_deletes_by_token() -> None:
-    runner = Runner(
-        NOT_PAUSED,
-        [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
-        Change(2, None),
-        lambda command: [
-            document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2")
-        ],
-        2,
-    )
-    messages = runner.run(standard().receive(Waiters("t"), 5, timeout=0, pop=True))
-    assert [each.id for each in messages] == ["m1", "m2"]
+    runner = popping("m1", "m2", answers=[2])
+    assert receive(runner, 5, pop=True) == ["m1", "m2"]
     claim, delete = runner.commands[2], runner.commands[4]
     assert "$inc" not in claim.update  # a pop does not count as a try
     assert isinstance(delete, Delete)
     assert delete.filter["token"] == claim.update["$set"]["token"]
-
-
-def test_pop_does_not_return_a_replaced_message() -> None:
-    runner = Runner(
-        NOT_PAUSED,
-        [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
-        Change(2, None),
-        lambda command: [
-            document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2")
-        ],
-        1,
-        [{"_id": "m2"}],
-    )
-    messages = runner.run(standard().receive(Waiters("t"), 5, timeout=0, pop=True))
-    assert [each.id for each in messages] == ["m1"]
 
 
 @pytest.mark.parametrize(
@@ -263,62 +240,37 @@ def test_pop_does_not_return_a_replaced_message() -> None:
     ],
 )
 def test_pop_many_returns_messages_it_finished(answers: list[Any], handed_out: list[str]) -> None:
-    runner = Runner(
-        NOT_PAUSED,
-        [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
-        Change(2, None),
-        lambda command: [
-            document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2")
-        ],
-        *answers,
-        *([[]] if not handed_out else []),  # it scans again
-    )
-    assert [
-        each.id for each in runner.run(standard().receive(Waiters("t"), 5, timeout=0, pop=True))
-    ] == handed_out
+    scans_again: list[Any] = [] if handed_out else [[]]
+    runner = popping("m1", "m2", answers=[*answers, *scans_again])
+    assert receive(runner, 5, pop=True) == handed_out
 
 
 def test_pop_many_that_claims_a_message_twice_returns_it() -> None:
     """Its first claim of m1 lapsed before it had enough. The second one deletes the message."""
-
-    def mine(*ids: str) -> Callable[[Any], list[dict[str, Any]]]:
-        return lambda command: [
-            document(id, token=command.filter["token"], when=after(30)) for id in ids
-        ]
 
     def left(command: Find) -> list[dict[str, Any]]:
         return [{"_id": "m1", "token": runner.commands[5].update["$set"]["token"]}]
 
     runner = Runner(
         NOT_PAUSED,
-        [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
+        seen("m1", "m2"),
         Unavailable("the reply was lost"),  # so it scans again for the rest
-        mine("m1", "m2"),
-        [{"_id": "m1", "when": NOW}],
+        mine("m1", "m2", until=30),
+        seen("m1"),
         Change(1, None),
-        mine("m1"),
+        mine("m1", until=30),
         1,
         left,
         1,
     )
-    messages = runner.run(standard().receive(Waiters("t"), 5, timeout=0, pop=True))
-    assert sorted(each.id for each in messages) == ["m1", "m2"]
+    assert sorted(receive(runner, 5, pop=True)) == ["m1", "m2"]
 
 
 def test_pop_many_is_unknown_if_some_were_finished_elsewhere() -> None:
     """Some messages are gone, and the call cannot know which of them it finished itself."""
-    runner = Runner(
-        NOT_PAUSED,
-        [{"_id": id, "when": NOW} for id in ("m1", "m2", "m3")],
-        Change(3, None),
-        lambda command: [
-            document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2", "m3")
-        ],
-        1,
-        [{"_id": "m3", "token": "other"}],
-    )
+    runner = popping("m1", "m2", "m3", answers=[1, [{"_id": "m3", "token": "other"}]])
     with pytest.raises(Unavailable) as caught:
-        runner.run(standard().receive(Waiters("t"), 5, timeout=0, pop=True))
+        receive(runner, 5, pop=True)
     assert caught.value.ids == ["m1", "m2"]
 
 
@@ -327,25 +279,15 @@ def test_pop_many_with_history_knows_its_messages() -> None:
         assert command.filter["token"] == runner.commands[2].update["$set"]["token"]
         return [{"_id": "m1"}]
 
-    runner = Runner(
-        NOT_PAUSED,
-        [{"_id": id, "when": NOW} for id in ("m1", "m2", "m3")],
-        Change(3, None),
-        lambda command: [
-            document(id, token=command.filter["token"], when=after(30)) for id in ("m1", "m2", "m3")
-        ],
-        Change(1, None),
-        found,
-    )
-    messages = runner.run(standard(history=60).receive(Waiters("t"), 5, timeout=0, pop=True))
-    assert [each.id for each in messages] == ["m1"]
+    runner = popping("m1", "m2", "m3", answers=[Change(1, None), found])
+    assert receive(runner, 5, pop=True, history=60) == ["m1"]
 
 
 def test_claim_one_by_one_skips_what_was_claimed_meanwhile() -> None:
     refusal = InvalidMessage("no number")
     runner = Runner(
         NOT_PAUSED,
-        [{"_id": "m1", "when": NOW}, {"_id": "m2", "when": NOW}],
+        seen("m1", "m2"),
         refusal,  # the claim of both
         [],  # claimed so far
         [{"_id": "m1"}, {"_id": "m2"}],  # not claimed
@@ -353,19 +295,18 @@ def test_claim_one_by_one_skips_what_was_claimed_meanwhile() -> None:
         [],  # another process was faster; it may put m1 back now, so nothing reads it again
         Change(1, None),  # m2
         [{"_id": "m2"}],
-        lambda command: [document("m2", token=command.filter["token"], when=after(30))],
+        mine("m2", until=30),
         [],  # the following claims
     )
-    held = runner.run(standard().receive(Waiters("t"), 5, timeout=0))
-    assert [each.id for each in held] == ["m2"]
+    assert receive(runner, 5) == ["m2"]
 
 
 def test_exhausted_message_is_buried_and_the_claim_continues() -> None:
     runner = Runner(
         NOT_PAUSED,
-        lambda command: document("worn", tries=4, **command.update["$set"]),
+        takes("worn", tries=4),
         Change(1, None),
-        lambda command: document("good", tries=1, **command.update["$set"]),
+        takes("good"),
     )
     (held,) = runner.run(standard(max_tries=3).receive(Waiters("t"), 1, timeout=0))
     assert held.id == "good"
@@ -377,9 +318,7 @@ def test_exhausted_message_is_buried_and_the_claim_continues() -> None:
 
 def test_paused_queue_is_not_claimed_and_its_flag_is_reread() -> None:
     waiters = Waiters("t")
-    runner = Runner(
-        [{"paused": True}], [{"paused": False}], lambda command: claimed(command, "m1")[0]
-    )
+    runner = Runner([{"paused": True}], [{"paused": False}], takes("m1"))
 
     def wait(request: Wait) -> bool:
         assert request.until <= runner.now + timedelta(seconds=5)
@@ -397,7 +336,7 @@ def test_receive_waits_until_the_next_when() -> None:
         NOT_PAUSED,
         None,
         [{"_id": "m1", "when": after(0.7)}],
-        *[lambda command: claimed(command, "m1")[0] if runner.now >= after(0.7) else None] * 9,
+        *[lambda command: takes("m1")(command) if runner.now >= after(0.7) else None] * 9,
     )
 
     def wait(request: Wait) -> bool:
@@ -439,7 +378,7 @@ def test_next_when_is_read_once_a_second() -> None:
 
 
 def test_receive_scans_once_more_after_subscribing() -> None:
-    runner = Runner(NOT_PAUSED, None, lambda command: claimed(command, "m1")[0])
+    runner = Runner(NOT_PAUSED, None, takes("m1"))
     runner.listening = False
     (held,) = runner.run(standard().receive(Waiters("t"), 1, timeout=60))
     assert held.id == "m1"
@@ -469,7 +408,7 @@ def test_empty_scan_is_repeated_when_a_rescan_is_due() -> None:
     def late(command: Any) -> None:
         runner.now = after(0.001)
 
-    runner = Runner(NOT_PAUSED, late, lambda command: claimed(command, "m1")[0])
+    runner = Runner(NOT_PAUSED, late, takes("m1"))
     (held,) = runner.run(standard().receive(waiters(), 1, timeout=0))
     first, second = runner.commands[1:]
     assert first.filter["when"] == {"$gte": after(-1), "$lte": NOW}
@@ -478,7 +417,7 @@ def test_empty_scan_is_repeated_when_a_rescan_is_due() -> None:
 
     def found(command: Any) -> Any:
         late(command)
-        return claimed(command, "m1")[0]
+        return takes("m1")(command)
 
     runner = Runner(NOT_PAUSED, found)
     (held,) = runner.run(standard().receive(waiters(), 1, timeout=0))
@@ -489,7 +428,7 @@ def test_empty_scan_is_repeated_when_a_rescan_is_due() -> None:
 def test_sentinel_moves_ahead_after_a_slow_empty_scan(took: float, found: bool) -> None:
     def scan(command: Any) -> Any:
         runner.now = after(took)
-        return claimed(command, "m1")[0] if found else None
+        return takes("m1")(command) if found else None
 
     runner = Runner(NOT_PAUSED, scan, Change(1, None))
     assert len(runner.run(standard().receive(Waiters("t"), 1, timeout=0))) == found

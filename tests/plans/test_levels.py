@@ -29,7 +29,7 @@ from pyqueue.messages import Backoff
 from pyqueue.requests import Plan, Update
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.meddler import Meddler
-from tests.plans.runner import NOW, after
+from tests.plans.runner import NOW, after, message
 from tests.plans.store import Process, Store, Task, World, instant, matches, place
 from tests.support.samples import spread
 
@@ -111,8 +111,7 @@ def stored(*, strict: bool = False) -> Store:
     store = World(0).store
     runner = Meddler(store)
     runner.run(plans(strict=strict).push(["low", "high"], priorities=[1, 9], ids=["low", "high"]))
-    put = {"q": "a", "when": after(-9), "due": after(-9), "payload": "none"}
-    store.documents["none"] = {"_id": "none", "pushed": NOW, "tries": 0, **put}
+    store.documents["none"] = message("none", when=after(-9), due=after(-9))
     return store
 
 
@@ -291,9 +290,8 @@ def test_strict_queue_walks_on_to_find_unlisted_messages(
     monkeypatch.setattr(priority_scan, "WALK", 3)
     store = stored(strict=True)
     for n in range(10):
-        early = {"q": "a", "when": after(-99 + n), "due": after(-99 + n), "payload": n}
-        document = {"_id": f"m{n}", "priority": 0, "pushed": NOW, "tries": 0, **early}
-        store.documents[f"m{n}"] = document
+        early = after(-99 + n)
+        store.documents[f"m{n}"] = message(f"m{n}", when=early, due=early, priority=0)
     store.documents[RECORD]["levels"].append(0)
     waiters = Waiters("t")
     for _ in range(6):

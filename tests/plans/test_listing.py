@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
 from pyqueue import ConfigurationError, Unavailable
 from pyqueue.backends import all_queues, namespace
 from pyqueue.clock import BAND
-from pyqueue.requests import Command, Delete, EnsureQueue
-from tests.plans.runner import NOW, Runner
+from pyqueue.requests import Delete, EnsureQueue
+from tests.plans.meddler import Meddler
+from tests.plans.runner import NOW, message, record
 from tests.plans.store import Store, World
 
 RECORD = "~queue:a"
@@ -26,33 +26,12 @@ def pages(monkeypatch: pytest.MonkeyPatch) -> None:
 def stored(*, ready: int = 0, finished: int = 0) -> Store:
     """Return a store with queue "a" and its record."""
     store = World(0).store
-    record = {"q": "a", "when": NOW, "record": True, "kind": "standard", "v": 1, "paused": True}
-    store.documents[RECORD] = {"_id": RECORD, **record}
-    for n in range(ready):
-        store.documents[f"m{n}"] = {"_id": f"m{n}", "q": "a", "when": NOW}
+    messages = [message(f"m{n}") for n in range(ready)]
     for n in range(finished):
         when = BAND + timedelta(days=1, milliseconds=n)
-        store.documents[f"h{n}"] = {"_id": f"h{n}", "q": "a", "when": when, "processed": NOW}
+        messages.append(message(f"h{n}", when=when, processed=NOW))
+    store.documents |= {each["_id"]: each for each in (record(paused=True), *messages)}
     return store
-
-
-class Meddler(Runner):
-    """Runs plans on a store, and does something before one of the commands."""
-
-    def __init__(self, store: Store, place: int = -1, error: bool = False) -> None:
-        super().__init__()
-        self.store, self.place, self.error = store, place, error
-        self.answers = [self.carried] * 1000
-
-    def carried(self, request: Command[Any]) -> Any:
-        """Carry a command out."""
-        place = len(self.commands) - 1
-        if self.error and place >= self.place:
-            raise Unavailable("no answer")
-        if place == self.place:
-            # A producer that knows the queue does not read the record.
-            self.store.documents["late"] = {"_id": "late", "q": "a", "when": NOW}
-        return self.store.answer(None, request)  # type: ignore[arg-type]  # no process asks
 
 
 def test_delete_never_loses_a_message_pushed_during_it() -> None:
@@ -61,16 +40,21 @@ def test_delete_never_loses_a_message_pushed_during_it() -> None:
     assert whole.run(all_queues.delete_queue("a", False)) == 12
     for place in range(len(whole.commands)):
         store = stored(finished=12)
+
+        def push(store: Store = store) -> None:
+            """Push as a producer that knows the queue: it does not read the record."""
+            store.documents["late"] = message("late")
+
         try:
-            Meddler(store, place).run(all_queues.delete_queue("a", False))
+            Meddler(store, place, push).run(all_queues.delete_queue("a", False))
         except ConfigurationError:
             assert store.documents[RECORD]["q"] == "a"
             assert "expires" not in store.documents[RECORD]
         assert store.documents["late"]["q"] == "a"
         # The next user of the queue makes its record live again.
         runner = Meddler(store)
-        record = runner.run(namespace.read_or_create_record(EnsureQueue("a", "standard")))
-        assert record.kind == "standard"
+        used = runner.run(namespace.read_or_create_record(EnsureQueue("a", "standard")))
+        assert used.kind == "standard"
         assert store.documents[RECORD]["q"] == "a"
         assert not {"deleted", "expires", "processed"} & set(store.documents[RECORD])
 
@@ -86,7 +70,7 @@ def test_delete_cut_at_any_command_can_be_repeated(force: bool) -> None:
     for place in range(len(whole.commands)):
         store = fresh()
         with pytest.raises(Unavailable):
-            Meddler(store, place, error=True).run(all_queues.delete_queue("a", force))
+            Meddler(store, place).run(all_queues.delete_queue("a", force))
         left = len(store.documents) - 1
         assert Meddler(store).run(all_queues.delete_queue("a", force)) == left <= total
         assert set(store.documents) == {RECORD}
@@ -98,7 +82,7 @@ def test_names_leave_out_deleted_queues() -> None:
     assert Meddler(store).run(all_queues.names()) == ["a"]
     Meddler(store).run(all_queues.delete_queue("a", False))
     assert Meddler(store).run(all_queues.names()) == []
-    store.documents["m"] = {"_id": "m", "q": "a", "when": NOW}
+    store.documents["m"] = message("m")
     assert Meddler(store).run(all_queues.names()) == ["a"]
 
 

@@ -20,7 +20,7 @@ from pyqueue.errors import InvalidMessage, QueueError, TimeLimitReached, Unavail
 from pyqueue.payloads import Codec
 from pyqueue.requests import Command, FindAndModify, Plan, Update
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.runner import NOW, Runner, after, standard
+from tests.plans.runner import Runner, after, message, record, standard
 from tests.plans.store import Pause, Process, Task, World
 
 #: How long a write without a limit waits for a locked message, in milliseconds.
@@ -144,8 +144,7 @@ def test_claim_gets_past_locked_messages(how: str) -> None:
 def test_freed_message_starts_with_a_permit_of_its_key(limit: dict[str, Any]) -> None:
     shape = {"limit": {**limit, "per": "headers.t"}}
     bench = Bench(0, shape=shape)
-    record = {"_id": "~queue:a", "q": "a", "when": NOW, "record": True, "shape": shape}
-    bench.world.store.documents["~queue:a"] = record
+    bench.world.store.documents["~queue:a"] = record(shape=shape)
     for name in ("x1", "x2", "y1", "y2", "z1", "w1"):
         bench.run(bench.queue.push([name], ids=[name], headers={"t": name[0]}))
     bench.world.run(bench.world.time + 1000)
@@ -371,12 +370,11 @@ def test_clock_that_is_set_back_ends_each_pause() -> None:
 
 def test_claim_is_repeated_after_a_network_error() -> None:
     """The driver does not repeat a command with a limit. The token shows that nothing was done."""
-    message = {"_id": "m1", "q": "a", "when": NOW, "due": NOW, "pushed": NOW, "payload": 1}
     runner = Runner(
         [{"paused": False}],
         Unavailable("not primary"),
         [],
-        lambda command: message | {"tries": 1} | command.update["$set"],
+        lambda command: message("m1", tries=1) | command.update["$set"],
     )
     (held,) = runner.run(standard().receive(Waiters("t"), 1, timeout=0))
     _, first, find, again = runner.commands

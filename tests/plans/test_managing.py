@@ -12,7 +12,7 @@ import pytest
 from pyqueue import Unavailable
 from pyqueue.backends.applying import MAX_BATCH
 from pyqueue.requests import Command, Delete, Find, Update
-from tests.plans.runner import NOW, Runner, after, standard
+from tests.plans.runner import NOW, Runner, after, message, standard
 from tests.plans.store import Store, World
 
 
@@ -21,8 +21,7 @@ def stored(number: int, **fields: Any) -> Store:
     store = World(0).store
     for n in range(number):
         when = NOW - timedelta(milliseconds=number // 3 - n // 3)  # three of each instant
-        document = {"_id": f"m{n:05}", "q": "a", "when": when, **fields}
-        store.documents[document["_id"]] = document
+        store.documents[f"m{n:05}"] = message(f"m{n:05}", when=when, **fields)
     return store
 
 
@@ -64,8 +63,8 @@ def test_purge_deletes_page_by_page() -> None:
     store = stored(number)
     store.documents["m00001"] |= {"token": "t", "when": after(60)}
     store.documents["m00002"] |= {"token": "lapsed"}
-    store.documents["scheduled"] = {"_id": "scheduled", "q": "a", "when": after(3600)}
-    store.documents["other"] = {"_id": "other", "q": "b", "when": NOW}
+    store.documents["scheduled"] = message("scheduled", when=after(3600))
+    store.documents["other"] = message("other", q="b")
     runner = on(store)
     assert runner.run(standard().purge()) == number
     assert set(store.documents) == {"m00001", "other"}
@@ -158,15 +157,14 @@ def test_redrive_passes_messages_without_a_way_home(limit: int | None) -> None:
     """More than a page of foreign documents must not hide the dead messages behind them."""
     store = stored(MAX_BATCH + 300, dead=dead("no queue name"))
     for n in range(5):
-        document = {"_id": f"x{n}", "q": "a", "when": NOW, "dead": dead("home"), "tries": 0}
-        store.documents[f"x{n}"] = document
+        store.documents[f"x{n}"] = message(f"x{n}", dead=dead("home"))
     moved = 5 if limit is None else limit
     assert on(store).run(standard().redrive(limit)) == moved
     assert sum(each["q"] == "home" for each in store.documents.values()) == moved
 
 
 def test_redrive_leaves_a_held_message() -> None:
-    store = stored(2, dead=dead("home"), tries=0)
+    store = stored(2, dead=dead("home"))
     store.documents["m00000"] |= {"token": "t", "when": after(60)}
     store.documents["m00001"] |= {"token": "lapsed"}
     assert on(store).run(standard().redrive()) == 1
@@ -174,11 +172,11 @@ def test_redrive_leaves_a_held_message() -> None:
 
 
 def test_redrive_cut_at_any_command_tells_how_far_it_came() -> None:
-    whole = on(stored(4, dead=dead("home"), tries=0))
+    whole = on(stored(4, dead=dead("home")))
     assert whole.run(standard().redrive()) == 4
     assert sum(isinstance(each, Update) for each in whole.commands) == 4
     for cut in range(1, len(whole.commands)):
-        store = stored(4, dead=dead("home"), tries=0)
+        store = stored(4, dead=dead("home"))
         runner = on(store, cut_at(cut))
         with pytest.raises(Unavailable, match=r"call redrive\(\) again") as caught:
             runner.run(standard().redrive())

@@ -16,7 +16,7 @@ import pytest
 from pyqueue import Client, ConfigurationError, Limit, Unavailable
 from pyqueue.backends import namespace, reshaping
 from pyqueue.requests import EnsureQueue, Plan
-from tests.plans.runner import NOW
+from tests.plans.runner import record as stored_record
 from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request
 
 BY, OTHER, STORED = "alice:1", "bob:2", "~queue:a"
@@ -256,10 +256,9 @@ DEEDS: dict[str, dict[str, Any]] = {
     "reshape": {"pack": 9},
 }
 #: The record before the race.
-UNNAMED = {"_id": STORED, "q": "a", "when": NOW, "record": True, "kind": "bucket", "v": 2}
 FORMS: dict[str, list[Any]] = {
     "missing": [{"_id": "other", "q": "b"}],
-    "unnamed": [{**UNNAMED, "shape": {"pack": 500}}],
+    "unnamed": [stored_record("bucket", v=2, shape={"pack": 500})],
 }
 
 

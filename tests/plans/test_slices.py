@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from pyqueue.backends import kind
 from pyqueue.backends.bulk.partitions import Slice, page, slices
 from pyqueue.requests import Command, Count, Find
-from tests.plans.runner import NOW, Runner, after
+from tests.plans.runner import NOW, Runner, after, message, record
 from tests.plans.store import Store, World, place
 
 STANDARD = kind.lookup("standard")
-RECORD = {"_id": "~queue:a", "q": "a", "when": NOW, "record": True}
 
 ids = st.one_of(
     st.text("~amz", min_size=1, max_size=3), st.binary(min_size=12, max_size=12).map(ObjectId)
@@ -29,9 +28,8 @@ messages = st.dictionaries(ids, st.sampled_from([-2.0, -1.0, 0.0, 1.0]), max_siz
 def stored(seconds_of: dict[Any, float]) -> Store:
     """Return a store with the record of a queue and these messages."""
     store = World(0).store
-    store.documents[RECORD["_id"]] = dict(RECORD)
-    for id, seconds in seconds_of.items():
-        store.documents[id] = {"_id": id, "q": "a", "when": after(seconds)}
+    store.documents["~queue:a"] = record()
+    store.documents |= {id: message(id, when=after(at)) for id, at in seconds_of.items()}
     return store
 
 
@@ -99,7 +97,7 @@ def test_messages_that_come_and_go_spoil_no_slice(
     def meddle(number: int) -> None:
         for at, id, comes in moves:
             if at == number and comes and id not in there and id not in seconds_of:
-                store.documents[id] = {"_id": id, "q": "a", "when": NOW}
+                store.documents[id] = message(id)
             elif at == number and not comes and there:
                 gone = min(there, key=str)
                 there.discard(gone)
@@ -139,7 +137,7 @@ def test_division_walks_over_the_index_once(instants: int, text: bool) -> None:
 def test_document_of_another_program_bounds_no_slice() -> None:
     """Its id may be of any type, and a range compares within one type."""
     store = stored({f"m{number}": -1.0 for number in range(2)})
-    store.documents[5] = {"_id": 5, "q": "a", "when": after(-2)}
+    store.documents[5] = message(5, when=after(-2))
     runner = running(Numbered(store))
     found = runner.run(slices("a", STANDARD, 3))
     assert [part.upto for part in found] == [(after(-1), "m0"), None]
