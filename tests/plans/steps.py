@@ -99,8 +99,8 @@ def asleep(at: int, act: Callable[[], object], *, after: bool) -> Fault:
     return fault
 
 
-#: The faults that end a process, or that its caller cannot tell from a success.
-FAULTS: Final[Mapping[str, Callable[[int], Fault]]] = {
+#: Each makes the fault of one command: the process ends, or does not learn the outcome.
+FAULT_AT: Final[Mapping[str, Callable[[int], Fault]]] = {
     "dies before": lambda at: cut(at, after=False),
     "dies after": lambda at: cut(at, after=True),
     "loses a request": lost_request,

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from datetime import timedelta
+from functools import cache
 from typing import Any, ClassVar
 
 import pytest
@@ -38,7 +39,7 @@ from pyqueue.requests import (
 )
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import NOW
-from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request, shared
+from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request, resume, shared
 
 #: ``make test`` stops at every third command, ``make test-slow`` at each.
 some_or_every = pytest.mark.parametrize(
@@ -171,15 +172,11 @@ Process = Message | Pack
 each_kind = pytest.mark.parametrize("kind", [Message, Batch, Pack])
 
 
+@cache
 def stored(kind: type[Process]) -> list[Document]:
-    if kind not in _stored:
-        steps = Steps()
-        kind.fill(steps)
-        _stored[kind] = steps.all()
-    return _stored[kind]
-
-
-_stored: dict[type[Process], list[Document]] = {}
+    steps = Steps()
+    kind.fill(steps)
+    return steps.all()
 
 
 def made(kind: type[Process]) -> Steps:
@@ -214,26 +211,6 @@ def number_of_commands(kind: type[Process]) -> int:
     steps = made(kind)
     steps.run(kind().work())
     return len(steps.commands)
-
-
-def at_each_command(
-    kind: type[Process],
-    every: int,
-    meanwhile: Callable[[Steps], Counter[Any]],
-    *,
-    undone: bool = False,
-) -> None:
-    """Stall a process before each of its commands, do something else, and let it resume."""
-    for at in range(0, number_of_commands(kind), every):
-        steps = made(kind)
-        steps.safe = stored(kind) if undone else None
-        running: Generator[Any, None, Any] = steps.steps(kind().work())
-        for _ in range(at + 1):
-            next(running)
-        seen = meanwhile(steps)
-        for _ in running:
-            pass
-        audit(steps, kind, seen)
 
 
 @each_kind
@@ -273,37 +250,45 @@ def test_answer_is_lost_anywhere(kind: type[Process], lost: Any, every: int) -> 
         audit(steps, kind, Counter())
 
 
-@each_kind
-@some_or_every
-def test_holder_sleeps_anywhere_beyond_its_lease(kind: type[Process], every: int) -> None:
-    def meanwhile(steps: Steps) -> Counter[Any]:
-        steps.seconds += 61
-        steps.run(kind().work())
-        return consume(steps)
-
-    at_each_command(kind, every, meanwhile)
+def takes_over(steps: Steps, kind: type[Process]) -> None:
+    steps.seconds += 61
+    steps.run(kind().work())
 
 
-@each_kind
-def test_fail_over_anywhere_undoes_writes_at_w1(kind: type[Process]) -> None:
-    def meanwhile(steps: Steps) -> Counter[Any]:
-        steps.fail_over()
-        steps.run(kind().work())
-        return consume(steps)
-
-    at_each_command(kind, 1, meanwhile, undone=True)
+def fails_over(steps: Steps, kind: type[Process]) -> None:
+    steps.fail_over()
+    steps.run(kind().work())
 
 
-@each_kind
-@pytest.mark.parametrize("seconds", [1, 700, 3 * DAY])
-@some_or_every
-def test_recovery_runs_anywhere(kind: type[Process], seconds: int, every: int) -> None:
-    def meanwhile(steps: Steps) -> Counter[Any]:
+def recovers(seconds: int) -> Callable[[Steps, type[Process]], None]:
+    def act(steps: Steps, kind: type[Process]) -> None:
         steps.seconds += seconds
         steps.run(recovering.recover("in", grace=timedelta()))
-        return consume(steps)
 
-    at_each_command(kind, every, meanwhile)
+    return act
+
+
+#: Each happens while a holder sleeps.
+ACTS: dict[str, Callable[[Steps, type[Process]], None]] = {
+    "another process takes over": takes_over,
+    "the server fails over": fails_over,
+    **{f"recovery after {seconds} s": recovers(seconds) for seconds in (1, 700, 3 * DAY)},
+}
+
+
+@each_kind
+@pytest.mark.parametrize("act", ACTS)
+@some_or_every
+def test_holder_sleeps_anywhere(kind: type[Process], act: str, every: int) -> None:
+    undone = ACTS[act] is fails_over
+    for at in range(0, number_of_commands(kind), 1 if undone else every):
+        steps = made(kind)
+        steps.safe = stored(kind) if undone else None
+        running = stalled(steps, kind().work(), at)
+        ACTS[act](steps, kind)
+        seen = consume(steps)
+        resume(running)
+        audit(steps, kind, seen)
 
 
 @each_kind
@@ -380,15 +365,6 @@ def stalled_before(
         if found(command):
             return running
     raise AssertionError("there is no such command")
-
-
-def resume(running: Generator[Any, None, Any]) -> Any:
-    """Run a stalled plan to its end, and return its result."""
-    while True:
-        try:
-            next(running)
-        except StopIteration as stop:
-            return stop.value
 
 
 def decides(command: Any) -> bool:
@@ -708,8 +684,7 @@ def test_deleted_queue_hides_nothing_that_was_decided(kind: type[Process]) -> No
         with suppress(LeaseLost):
             decided = shows(next(holder))
         holder.close()
-        for _ in deleting:
-            pass
+        resume(deleting)
         assert consume(steps).total() == decided * (3 if kind is Message else len(PARTS[0]))
         assert not any(each["q"] == "in" for each in steps.all())
         at += 1

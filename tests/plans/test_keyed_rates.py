@@ -32,7 +32,7 @@ from tests.plans.competing import compete
 from tests.plans.faults import Faults, Settler, check_ends, each_command
 from tests.plans.meddler import Meddler
 from tests.plans.runner import after
-from tests.plans.steps import Steps, lasting
+from tests.plans.steps import Steps, lasting, resume
 from tests.plans.store import World
 
 LEASE = 60.0
@@ -339,8 +339,7 @@ def test_permits_that_are_given_back_are_used() -> None:
         next(running)
     assert scene.receive(2, other) == []
     assert min(scene.whens().values()) == after(10)
-    for _ in running:
-        pass
+    resume(running)
     assert scene.consumer.started == ["x", "x"]
 
 
@@ -453,8 +452,7 @@ def test_limit_that_is_removed_during_a_scan_defers_nothing(limit: Limit) -> Non
         scene.steps.run(reshaping.reshape("a", {"limit": False}))
         scene.consumer.waiting.scan.flag_read = None
         scene.receive(1)
-        for _ in running:
-            pass
+        resume(running)
         assert not scene.whens()
     raise AssertionError("more commands than expected")
 

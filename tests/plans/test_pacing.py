@@ -15,7 +15,7 @@ from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.requests import Plan
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.steps import Steps, lasting
+from tests.plans.steps import Steps, lasting, resume
 
 LIMIT = Limit(rate=2, period=1, burst=5)
 MESSAGES = 12
@@ -172,7 +172,6 @@ def test_consumer_uses_a_raised_rate_within_seconds() -> None:
     next(running)
     change = {"$set": {"shape.limit": fast.stored()}}
     steps.collection.update_one({"_id": "~queue:a"}, change)
-    for _ in running:
-        pass
+    resume(running)
     assert len(consumer.received) > 1
     assert steps.seconds <= 11

@@ -30,7 +30,7 @@ from pyqueue.requests import Coalesce, FindAndModify, Insert, Plan, ServerTime, 
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.faults import Faults, Settler, each_command
 from tests.plans.runner import NOW
-from tests.plans.steps import WRITES, Cut, Steps, cut, lost_reply, lost_request, shared
+from tests.plans.steps import FAULT_AT, WRITES, Cut, Steps, lost_reply, lost_request, resume, shared
 
 MESSAGES = 19
 MOST_COMMANDS = 250
@@ -238,8 +238,7 @@ def test_receive_goes_past_a_pack_whose_claim_ends(pop: bool) -> None:
     others = [steps.steps(consumer.receive(1)) for _ in range(2)]
     found = [each for other in others for each in finished(other, 20)]
     assert [each.payload for each in found] == [5, 6]
-    for _ in ending:
-        pass
+    resume(ending)
     assert [each.payload for each in steps.run(consumer.receive(1))] == [1]
     steps.run(consumer.plans.commit(found))
     assert sorted(drain(steps)) == [1, 2, 3, 4, *range(7, MESSAGES)]
@@ -437,27 +436,14 @@ def test_message_is_split_once(given: tuple[int, ...]) -> None:
     audit_split(steps)
 
 
-def test_batch_that_splits_a_pack_dies_anywhere() -> None:
+@pytest.mark.parametrize("fault", ["dies after", "loses a request", "loses a reply"])
+def test_batch_that_splits_a_pack_survives_a_fault(fault: str) -> None:
+    """If a message is lost, each of its calls tries again alone."""
     for at in range(MOST_COMMANDS):
         steps, consumer = Steps(stored()), Consumer()
         held = steps.run(consumer.receive(5))
-        try:
-            steps.run(split(consumer, held[:4]), cut(at, after=True))
-        except Cut:
-            audit_split(steps)
-        else:
-            return
-    raise AssertionError("more commands than expected")
-
-
-@pytest.mark.parametrize("lost", [lost_request, lost_reply])
-def test_batch_that_splits_a_pack_loses_a_message(lost: Any) -> None:
-    """Then each of its calls tries again alone."""
-    for at in range(MOST_COMMANDS):
-        steps, consumer = Steps(stored()), Consumer()
-        held = steps.run(consumer.receive(5))
-        with suppress(QueueError):
-            steps.run(split(consumer, held[:4]), lost(at))
+        with suppress(Cut, QueueError):
+            steps.run(split(consumer, held[:4]), FAULT_AT[fault](at))
         ended = len(steps.commands) <= at
         audit_split(steps)
         if ended:
@@ -692,8 +678,7 @@ def test_late_insert_meets_a_repeated_push_anywhere() -> None:
         running = steps.steps(plans().push([1, 2, 3], ids=ids))
         before = sum(1 for _ in islice(running, at))
         steps.driver.ask(late)
-        for _ in running:
-            pass
+        resume(running)
         assert sorted(drain(steps)) == [1, 2, 3]
         if before < at:
             return

@@ -12,16 +12,9 @@ from pyqueue import Limit, Unavailable
 from pyqueue.backends.limits import rates
 from pyqueue.requests import Plan
 from tests.plans.runner import NOW, after
-from tests.plans.steps import Fault, Steps, lost_reply, lost_request
+from tests.plans.steps import Fault, Steps, lasting, lost_reply, lost_request
 
 LIMIT = Limit(rate=2, period=1, burst=5)
-
-
-def made() -> Steps:
-    """Return a store whose clock does not expire documents: mongomock takes the wall clock."""
-    steps = Steps()
-    steps.collection.drop_index("expires")
-    return steps
 
 
 def taking(
@@ -49,7 +42,7 @@ def stored(steps: Steps, key: str = "") -> dict[str, Any]:
 
 
 def test_bucket_begins_full_and_fills_at_the_rate() -> None:
-    steps = made()
+    steps = lasting()
     assert [take(steps, 3), take(steps, 3), take(steps, 3)] == [3, 2, 0]
     granted = steps.run(taking(1))
     assert granted[:2] == (0, after(0.5))
@@ -64,14 +57,14 @@ def test_bucket_begins_full_and_fills_at_the_rate() -> None:
 
 
 def test_default_burst_is_one() -> None:
-    steps, limit = made(), Limit(rate=60, period=60)
+    steps, limit = lasting(), Limit(rate=60, period=60)
     assert [take(steps, 5, limit), take(steps, 5, limit)] == [1, 0]
     steps.seconds = 1
     assert take(steps, 5, limit) == 1
 
 
 def test_each_key_and_each_queue_has_a_bucket() -> None:
-    steps = made()
+    steps = lasting()
     granted = steps.run(rates.take("a", LIMIT, {"x": 9, "y": 2, "": 9}))
     assert {key: each.permits for key, each in granted.items()} == {"x": 5, "y": 2, "": 5}
     assert steps.run(taking(9, queue="b")).permits == 5
@@ -80,7 +73,7 @@ def test_each_key_and_each_queue_has_a_bucket() -> None:
 
 def test_bucket_expires_when_it_is_full() -> None:
     """One that the server has deleted is full, so nothing is granted too early."""
-    steps = made()
+    steps = lasting()
     take(steps, 3)
     found = stored(steps)
     assert found["expires"] == after(1.5)
@@ -93,7 +86,7 @@ def test_bucket_expires_when_it_is_full() -> None:
 
 
 def test_permits_that_are_given_back_are_granted_again() -> None:
-    steps = made()
+    steps = lasting()
     take(steps, 5)
     give_back(steps, 2)
     give_back(steps, 3, "unknown")
@@ -105,7 +98,7 @@ def test_permits_that_are_given_back_are_granted_again() -> None:
 
 def test_clock_that_steps_back_grants_nothing_more() -> None:
     """A small step is waited out, and after a large one the bucket fills from then on."""
-    steps = made()
+    steps = lasting()
     take(steps, 5)
     steps.seconds = -30
     assert steps.run(taking(1))[:2] == (0, after(0.5))
@@ -120,7 +113,7 @@ def test_clock_that_steps_back_grants_nothing_more() -> None:
 @pytest.mark.parametrize(("late_s", "left"), [(0.5, 5), (1.5, 4), (2, 4), (3, 5)])
 def test_late_permits_are_given_back_less_what_came_since(late_s: float, left: int) -> None:
     """The bucket may have been full since, and more than the burst would start at once."""
-    steps = made()
+    steps = lasting()
     granted = steps.run(taking(4))
     take(steps, 1)
     steps.seconds = late_s
@@ -131,7 +124,7 @@ def test_late_permits_are_given_back_less_what_came_since(late_s: float, left: i
 @pytest.mark.parametrize("lost", [lost_request, lost_reply])
 def test_request_that_lost_a_message_grants_nothing(lost: Callable[[int], Any]) -> None:
     """Its permits may be lost; they are never used."""
-    steps = made()
+    steps = lasting()
     with pytest.raises(Unavailable):
         steps.run(taking(3), lost(0))
     assert take(steps, 9) == (5 if lost is lost_request else 2)
@@ -139,7 +132,7 @@ def test_request_that_lost_a_message_grants_nothing(lost: Callable[[int], Any]) 
 
 
 def test_fail_over_does_not_grant_again() -> None:
-    steps = made()
+    steps = lasting()
     steps.collection.insert_one({"_id": "other"})
     steps.safe = steps.all()
     assert take(steps, 5) == 5
@@ -151,7 +144,7 @@ def test_fail_over_does_not_grant_again() -> None:
 
 
 def test_lower_burst_counts_at_once() -> None:
-    steps = made()
+    steps = lasting()
     take(steps, 1)
     assert take(steps, 9, Limit(rate=2, burst=2)) == 2
     assert take(steps, 9, Limit(rate=2, burst=9)) == 0
@@ -163,7 +156,7 @@ def test_no_window_has_too_many_starts(seed: int) -> None:
     rate, burst = chance.choice([0.3, 2, 7.5, 1000]), chance.randint(1, 8)
     limit = Limit(rate=rate, period=chance.choice([1, 10]), burst=burst)
     token_s = limit.period_s / rate
-    steps, starts = made(), list[float]()
+    steps, starts = lasting(), list[float]()
     for _ in range(60):
         # In whole milliseconds, as the server counts.
         steps.seconds += round(chance.choice([0, token_s, token_s * burst]) * chance.random(), 3)

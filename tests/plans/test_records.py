@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from pyqueue.runtime import known_queues
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import NOW
-from tests.plans.steps import Steps
+from tests.plans.steps import Steps, at_each_command, lasting
 
 
 class Shaped(Standard):
@@ -138,9 +139,8 @@ def receive() -> Plan[list[Any]]:
 
 
 def made(kind: str = "bucket") -> Steps:
-    """Return a store with a queue. Without the index, mongomock does not expire its record."""
-    steps = Steps()
-    steps.collection.drop_index("expires")
+    """Return a store with a queue."""
+    steps = lasting()
     steps.run(use(kind, "alice"))
     return steps
 
@@ -209,12 +209,8 @@ def test_name_of_a_deleted_stream_stays_taken() -> None:
 @pytest.mark.parametrize("dies", [False, True])
 def test_race_for_the_name_of_a_deleted_queue(quick: str, dies: bool) -> None:
     """One program makes it as a queue with priorities, another one comes before each command."""
-    for at in range(10):
-        steps = deleted(120)
-        running = steps.stalled(use("priority", "alice"), at)
-        if running is None:
-            assert at > 2
-            return
+    use_it = partial(use, "priority", "alice")
+    for steps, running in at_each_command(partial(deleted, 120), use_it, least=2):
         if quick == "deletes":
             steps.run(all_queues.delete_queue("a", False))
         elif quick == "waits":
@@ -234,7 +230,6 @@ def test_race_for_the_name_of_a_deleted_queue(quick: str, dies: bool) -> None:
         steps.seconds += 120 if quick == "deletes" else 0
         final = steps.run(use("ordered", "dave"))
         assert (final, "deleted" in stored(steps)) == (stored(steps)["kind"], False)
-    raise AssertionError("more commands than expected")
 
 
 # ---- queues that are known by their names only
@@ -242,8 +237,7 @@ def test_race_for_the_name_of_a_deleted_queue(quick: str, dies: bool) -> None:
 
 def moved_in(**fields: object) -> Steps:
     """Return a store with a queue that was made by its name, and a message that was moved to it."""
-    steps = Steps()
-    steps.collection.drop_index("expires")
+    steps = lasting()
     steps.run(namespace.target("a"))
     steps.collection.insert_one({"_id": "m", "q": "a", "when": NOW, "payload": 1, **fields})
     return steps
@@ -316,12 +310,8 @@ def test_limit_of_an_open_queue_must_suit_the_kind() -> None:
 @pytest.mark.parametrize("dies", [False, True])
 def test_race_to_name_the_kind(quick: str, dies: bool) -> None:
     """One program names "priority", another one comes before each command."""
-    for at in range(30):
-        steps = moved_in(priority=7)
-        running = steps.stalled(consume("priority", strict=True), at)
-        if running is None:
-            assert at > 5
-            return
+    name = partial(consume, "priority", strict=True)
+    for steps, running in at_each_command(partial(moved_in, priority=7), name, least=5):
         seen = ""
         if quick == "moves":
             steps.run(namespace.target("a", [3]))
@@ -347,7 +337,6 @@ def test_race_to_name_the_kind(quick: str, dies: bool) -> None:
             assert (record["kind"], record["shape"]["strict"]) == ("priority", True)
         if dies and record["kind"] == "priority" and quick != "deletes":
             assert record["levels"] == list(range(10)), "its message is found"
-    raise AssertionError("more commands than expected")
 
 
 def test_process_names_the_kind_of_a_queue_that_it_knows(

@@ -5,7 +5,8 @@ Whatever happens, the job that is run again leaves each row once, and the rows o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Generator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from pyqueue.errors import DuplicateKey, LeaseLost, Unavailable
 from pyqueue.messages import Reservation
 from pyqueue.requests import Plan
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.steps import Cut, Fault, Steps, cut, lost_reply, lost_request
+from tests.plans.steps import FAULT_AT, Cut, Steps, at_each_command, resume
 
 #: The first two rows have the ids of messages, the next one has the key of a third.
 ROWS = [
@@ -67,18 +68,12 @@ class Queue:
         return [each["payload"] for each in stored if each["q"] == "q" and "payload" in each]
 
 
-def faults() -> list[Callable[[int], Fault]]:
-    return [
-        lambda at: cut(at, after=False), lambda at: cut(at, after=True), lost_request, lost_reply,
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("fault", faults(), ids=["before", "after", "request", "reply"])
-def test_job_that_is_run_again_replaces_each_message_once(fault: Callable[[int], Fault]) -> None:
+@pytest.mark.parametrize("fault", FAULT_AT)
+def test_job_that_is_run_again_replaces_each_message_once(fault: str) -> None:
     for at in range(100):
         queue = Queue()
         try:
-            queue.steps.run(queue.write(), fault(at))
+            queue.steps.run(queue.write(), FAULT_AT[fault](at))
         except (Cut, Unavailable):
             queue.steps.run(queue.write())
         if len(queue.steps.commands) <= at:
@@ -114,8 +109,7 @@ def test_row_competes_with_other_processes(what: str, history: float | None) -> 
                 seen.append(each.payload)
         if what != "consumes":
             queue.steps.run(queue.write())
-        for _ in running:
-            pass
+        resume(running)
         left = queue.drain()
         assert len(left) == len(set(left))
         seen += left
@@ -131,42 +125,35 @@ def test_row_competes_with_other_processes(what: str, history: float | None) -> 
 @pytest.mark.parametrize("stored", [True, False])
 def test_row_meets_a_message_that_takes_its_key(stored: bool) -> None:
     """It overwrites that message, or keeps it out."""
-    for at in range(100):
-        steps, plans = Steps(), plans_of("q", Options(dead_letter="dead"), owner="me")
+    plans = plans_of("q", Options(dead_letter="dead"), owner="me")
+
+    def made() -> Steps:
+        steps = Steps()
         steps.run(plans.push(["old"], ids=["a" if stored else "b"]))
-        row = NewMessage("a", "new", key="k")
-        running = steps.stalled(append(plans.target, [row], "replace", by_id=True), at)
-        if running is None:
-            assert at > 3
-            break
-        both(steps, plans.push(["other"], keys=["k"]), running)
+        return steps
+
+    row = NewMessage("a", "new", key="k")
+    write = partial(append, plans.target, [row], "replace", by_id=True)
+    for steps, running in at_each_command(made, write, least=3):
+        steps.run(plans.push(["other"], keys=["k"]))
+        resume(running)
         found = [each for each in steps.all() if "payload" in each]
         assert [each["payload"] for each in found if each.get("key") == "k"] == ["new"]
         assert "other" not in [each["payload"] for each in found]
-    else:
-        raise AssertionError("more commands than expected")
-
-
-def both(steps: Steps, plan: Plan[Any], running: Iterator[Any]) -> None:
-    """Run a plan, and another one to its end."""
-    steps.run(plan)
-    for _ in running:
-        pass
 
 
 def test_row_meets_its_id_in_another_queue() -> None:
     """Whichever comes second fails."""
-    for at in range(100):
-        steps, options = Steps(), Options(dead_letter="dead")
-        plans, other = (plans_of(name, options, owner="me") for name in ("q", "other"))
-        running = steps.stalled(
-            append(plans.target, [NewMessage("a", "new")], "replace", by_id=True), at
-        )
-        if running is None:
-            assert at > 2
-            break
+    options = Options(dead_letter="dead")
+    plans, other = (plans_of(name, options, owner="me") for name in ("q", "other"))
+    write = partial(append, plans.target, [NewMessage("a", "new")], "replace", by_id=True)
+    for steps, running in at_each_command(Steps, write, least=2):
         with pytest.raises(DuplicateKey) as caught:
-            both(steps, other.push(["theirs"], ids=["a"]), running)
+            run_both(steps, other.push(["theirs"], ids=["a"]), running)
         assert caught.value.ids == ["a"]
-    else:
-        raise AssertionError("more commands than expected")
+
+
+def run_both(steps: Steps, plan: Plan[Any], running: Generator[Any, None, Any]) -> None:
+    """Run a plan, and then a stalled plan to its end."""
+    steps.run(plan)
+    resume(running)

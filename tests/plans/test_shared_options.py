@@ -17,7 +17,7 @@ from pyqueue import Client, ConfigurationError, Limit, Unavailable
 from pyqueue.backends import namespace, reshaping
 from pyqueue.requests import EnsureQueue, Plan
 from tests.plans.runner import record as stored_record
-from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request
+from tests.plans.steps import FAULT_AT, Cut, Steps
 
 BY, OTHER, STORED = "alice:1", "bob:2", "~queue:a"
 
@@ -319,14 +319,13 @@ def test_race_is_all_or_none(slow: str, quick: str, form: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("quick", DEEDS)
-@pytest.mark.parametrize("fault", ["before", "after", "reply", "request"])
+@pytest.mark.parametrize("fault", FAULT_AT)
 def test_program_that_dies_names_all_or_none(fault: str, quick: str, form: str) -> None:
     """Another one follows. A program whose reply is lost does the same again."""
     for at in range(10):
         steps = Steps(FORMS[form])
-        made = {"reply": lost_reply, "request": lost_request}.get(fault)
         try:
-            steps.run(does("both"), made(at) if made else cut(at, after=fault == "after"))
+            steps.run(does("both"), FAULT_AT[fault](at))
         except Unavailable:
             steps.run(does("both"))
         except Cut:

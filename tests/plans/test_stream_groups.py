@@ -26,7 +26,7 @@ from pyqueue.payloads import Codec
 from pyqueue.requests import Coalesce, Find, FindAndModify, Insert, Listen, Plan, Update, Wait
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.faults import Faults, Settler, each_command
-from tests.plans.steps import Steps, lost_reply, lost_request
+from tests.plans.steps import Steps, lost_reply, lost_request, resume
 
 MESSAGES = 24
 MOST_COMMANDS = 60
@@ -88,8 +88,7 @@ def test_late_burial_takes_nothing_back(late: type[Any]) -> None:
     dead = plans_of("log.g.dead", Options(dead_letter="dead"))
     buried = steps.run(dead.receive(Waiters("log.g.dead"), 1, timeout=0))
     steps.run(dead.move([(each, UNCHANGED) for each in buried], to="further"))
-    for _ in burying:
-        pass
+    resume(burying)
     (one,) = steps.collection.find({"dead": {"$exists": False}, "trail.q": "log.g.dead"})
     assert (one["q"], one["payload"]) == ("further", held[0].payload)
 

@@ -3,7 +3,7 @@ acknowledged is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -14,12 +14,12 @@ from pyqueue import ConfigurationError, Unavailable
 from pyqueue.backends import all_queues
 from pyqueue.backends.streams.plans import StreamPlans
 from pyqueue.payloads import Codec
+from pyqueue.requests import Plan
 from tests.plans.runner import NOW
-from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request
+from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request, resume
 
 #: An append to a log with messages, by a process that knows nothing, has no more commands.
 MOST_COMMANDS = 8
-STALLS = range(MOST_COMMANDS)
 
 
 def opened(**shape: object) -> StreamPlans:
@@ -48,27 +48,13 @@ def steps() -> Steps:
     return made
 
 
-def at_each_command(
-    call: Callable[[], Generator[Any, None, Any]],
-) -> Generator[Generator[Any, None, Any], None, None]:
-    """Yield the call, stalled before each of its commands in turn."""
-    for at in STALLS:
-        running = call()
-        try:
-            for _ in range(at + 1):
-                next(running)
-        except StopIteration:
+def stalls(steps: Steps, append: Callable[[], Plan[Any]]) -> Iterator[Generator[Any, None, Any]]:
+    """Yield the append, stalled before each of its commands in turn."""
+    for at in range(MOST_COMMANDS):
+        running = steps.stalled(append(), at)
+        if running is None:
             return
         yield running
-
-
-def end(running: Generator[Any, None, Any]) -> Any:
-    """Resume a stalled plan and return its result."""
-    while True:
-        try:
-            next(running)
-        except StopIteration as stop:
-            return stop.value
 
 
 def test_append_returns_contiguous_positions(steps: Steps) -> None:
@@ -149,41 +135,41 @@ def test_append_of_many_says_how_many_are_stored(steps: Steps) -> None:
 
 
 def test_append_stalled_anywhere_while_another_appends(steps: Steps) -> None:
-    stalls = 0
-    for running in at_each_command(lambda: steps.steps(opened().append(["stalled"]))):
+    number = 0
+    for running in stalls(steps, lambda: opened().append(["stalled"])):
         (quick,) = steps.run(opened().append(["quick"]))
-        (position,) = end(running)
+        (position,) = resume(running)
         found = contents(steps)
         assert (found[position], found[quick]) == ("stalled", "quick")
-        stalls += 1
-    assert stalls >= 4
-    assert contents(steps).count("stalled") == stalls + 1, "the last one was not stalled"
+        number += 1
+    assert number >= 4
+    assert contents(steps).count("stalled") == number + 1, "the last one was not stalled"
 
 
 @pytest.mark.parametrize("reads_first", [False, True])
 def test_append_stalled_while_the_log_is_trimmed(reads_first: bool, steps: Steps) -> None:
     """A process sleeps for longer than any pack is kept, and wakes with an old tail."""
-    stalls = 0
+    number = 0
     known = opened()
 
-    def call() -> Generator[Any, None, Any]:
+    def append() -> Plan[Any]:
         steps.run(known.append(["tail known"]))
-        return steps.steps((known if reads_first else opened()).append(["stalled"]))
+        return (known if reads_first else opened()).append(["stalled"])
 
-    for running in at_each_command(call):
+    for running in stalls(steps, append):
         for _ in range(3):
             steps.run(opened().append(["quick"]))
             steps.seconds += 700
         end_of_log = steps.run(opened().append(["last"]))[0]
         steps.seconds += 700
         assert steps.run(opened().trim(end_of_log)) == end_of_log
-        (position,) = end(running)
+        (position,) = resume(running)
         if position < end_of_log:  # it was stored before it slept
             assert "stalled" not in contents(steps)
         else:
             assert contents(steps)[-1] == "stalled"
-            stalls += 1
-    assert stalls >= 1
+            number += 1
+    assert number >= 1
 
 
 def test_tail_is_used_for_a_minute_only(steps: Steps) -> None:

@@ -18,7 +18,7 @@ from pyqueue.backends.limits import rates
 from pyqueue.requests import Plan
 from tests.plans import test_pacing as pacing
 from tests.plans import test_stream_rates as streams
-from tests.plans.steps import FAULTS, Cut, Steps, asleep, resume
+from tests.plans.steps import FAULT_AT, Cut, Steps, asleep, resume
 
 #: While a consumer sleeps, the bucket fills again.
 RATE: Final[dict[str, Any]] = {"rate": 2, "period": 1, "burst": 5}
@@ -157,7 +157,7 @@ def started(kind: str, steps: Steps, consumers: list[Any]) -> int:
 
 
 @some_or_all
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", FAULT_AT)
 @each_kind
 def test_fault_at_any_command_starts_no_more(kind: str, fault: str, some: bool) -> None:
     """Another process takes over. After half a second, there is one more permit."""
@@ -165,7 +165,7 @@ def test_fault_at_any_command_starts_no_more(kind: str, fault: str, some: bool) 
     for at in user.commands(some):
         steps, consumers = user.made(), [user.slow(), user.other(), user.other()]
         with suppress(Cut, Unavailable):
-            steps.run(consumers[0].work(), FAULTS[fault](at))
+            steps.run(consumers[0].work(), FAULT_AT[fault](at))
         steps.run(consumers[1].work())
         assert started(kind, steps, consumers) <= RATE["burst"]
         steps.seconds = 0.5

@@ -18,7 +18,7 @@ from pyqueue.runtime import known_queues
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import NOW
-from tests.plans.steps import Steps
+from tests.plans.steps import Steps, at_each_command, lasting
 
 KINDS = ["standard", "priority", "ordered", "bucket"]
 
@@ -38,9 +38,8 @@ def record(steps: Steps) -> dict[str, Any]:
 
 
 def made(by: str | None = None) -> Steps:
-    """Return a store; without the index, mongomock does not expire a record. ``by``: a kind."""
-    steps = Steps()
-    steps.collection.drop_index("expires")
+    """Return a store. ``by``: a kind that a consumer has named."""
+    steps = lasting()
     if by is not None:
         steps.run(receive(by))
     return steps
@@ -67,15 +66,13 @@ def test_kind_is_named_while_messages_enter(
     name: str, enter: Callable[[], Plan[Any]], dies: bool
 ) -> None:
     """The first consumer comes before each command. It receives all of them, once."""
-    for at in range(40):
+
+    def before() -> Steps:
         steps = made()
         steps.run(plans("b", "standard").push([1, 2, 3]))
-        running = steps.stalled(enter(), at)
-        if running is None:
-            assert at > 2
-            assert record(steps)["open"], "an object that names no kind leaves it open"
-            assert len(steps.run(receive(name))) == 3
-            return
+        return steps
+
+    for steps, running in at_each_command(before, enter, least=2):
         payloads = [each.payload for each in steps.run(receive(name))]
         if dies:
             running.close()
@@ -84,7 +81,10 @@ def test_kind_is_named_while_messages_enter(
             payloads += [each.payload for each in steps.run(receive(name))]
             assert sorted(payloads) == [1, 2, 3]
         assert (record(steps)["kind"], "open" in record(steps)) == (name, False)
-    raise AssertionError("more commands than expected")
+    steps = before()
+    steps.run(enter())
+    assert record(steps)["open"], "an object that names no kind leaves it open"
+    assert len(steps.run(receive(name))) == 3
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -216,13 +216,16 @@ def test_object_without_a_kind_takes_the_kind_of_the_record(name: str) -> None:
 @pytest.mark.parametrize("receives", [False, True])
 def test_receive_races_with_the_first_name(receives: bool) -> None:
     """Whichever names the kind first, both continue in it or are refused."""
-    for at in range(20):
+
+    def before() -> Steps:
         steps = made()
         steps.run(plans().push([1]))
-        running = steps.stalled(receive(None) if receives else plans().pause(True), at)
-        if running is None:
-            assert at > 2
-            return
+        return steps
+
+    def plan() -> Plan[Any]:
+        return receive(None) if receives else plans().pause(True)
+
+    for steps, running in at_each_command(before, plan, least=2):
         try:
             steps.run(namespace.ensure("a", kind.lookup("bucket"), Options()))
         except ConfigurationError:
@@ -230,7 +233,6 @@ def test_receive_races_with_the_first_name(receives: bool) -> None:
             assert record(steps)["kind"] == "standard"
         list(running)
         assert record(steps).get("paused", False) is not receives
-    raise AssertionError("more commands than expected")
 
 
 # ---- options without a kind
