@@ -25,6 +25,13 @@ def claimed(bench: Bench, claims: NamedClaims, limit: int = 100) -> tuple[str, i
     return token, bench.run(claims.claim(token, limit, LEASE))
 
 
+def begun(messages: int, **options: Any) -> tuple[Bench, NamedClaims, str, int]:
+    """Return a bench with a claim of all its messages, and the token and number of the claim."""
+    bench = Bench(messages, **options)
+    claims = bench.claims()
+    return (bench, claims, *claimed(bench, claims))
+
+
 def writes(bench: Bench, since: int) -> list[Any]:
     """Return the commands after the first ``since`` that are no reads."""
     return [each for each in bench.process.commands[since:] if not isinstance(each, Find)]
@@ -73,9 +80,7 @@ def test_acknowledgement_uses_dead_letter_and_history() -> None:
 
 def test_repeated_note_changes_nothing() -> None:
     """Spark may repeat a task, or run it twice at once."""
-    bench = Bench(3)
-    claims = bench.claims()
-    token, n = claimed(bench, claims)
+    bench, claims, token, n = begun(3)
     for _ in range(2):
         bench.run(claims.note_bad(token, n, {"m0001": REASON}))
     bench.run(claims.acknowledge(token, n))
@@ -88,9 +93,7 @@ def test_repeated_note_changes_nothing() -> None:
 def test_note_after_a_takeover_is_fenced_or_without_effect() -> None:
     """The takeover comes before each command of the note in turn."""
     for kind in (UpdateEach, Update):
-        bench = Bench(3)
-        claims = bench.claims()
-        former, n = claimed(bench, claims)
+        bench, claims, former, n = begun(3)
         tokens: list[str] = []
 
         def take_over(
@@ -113,9 +116,7 @@ def test_note_after_a_takeover_is_fenced_or_without_effect() -> None:
 
 def test_takeover_by_a_stream_keeps_notes_and_counts_no_try() -> None:
     """A query whose sink is down may start often. Its last batch may have been committed."""
-    bench = Bench(3, max_tries=2)
-    claims = bench.claims()
-    token, n = claimed(bench, claims)
+    bench, claims, token, n = begun(3, max_tries=2)
     bench.run(claims.note_bad(token, n, {"m0001": REASON}))
     for _ in range(20):
         token = bench.run(claims.adopt(LEASE, count=False))
@@ -125,9 +126,7 @@ def test_takeover_by_a_stream_keeps_notes_and_counts_no_try() -> None:
 
 
 def test_corrected_type_removes_notes() -> None:
-    bench = Bench(3)
-    claims = bench.claims()
-    token, n = claimed(bench, claims)
+    bench, claims, token, n = begun(3)
     bench.run(claims.note_bad(token, n, {"m0001": REASON, "m0002": REASON}))
     bench.run(claims.note_bad(token, n, {"m0001": None, "m0002": "another reason"}))
     bench.run(claims.acknowledge(token, n))
@@ -138,9 +137,7 @@ def test_corrected_type_removes_notes() -> None:
 def test_takeover_by_a_stage_removes_notes() -> None:
     """A stage reads all messages itself. So does a stage that repeats a batch of a stream."""
     for stage in (True, False):
-        bench = Bench(3)
-        claims = bench.claims()
-        token, n = claimed(bench, claims)
+        bench, claims, token, n = begun(3)
         bench.run(claims.begin_work(token, n))
         bench.run(claims.note_bad(token, n, {"m0001": REASON}))
         token = bench.run(claims.adopt(LEASE, count=stage))
@@ -153,9 +150,7 @@ def test_takeover_by_a_stage_removes_notes() -> None:
 def test_acknowledgement_cut_short_is_finished_by_the_next() -> None:
     """It dies before each of its commands in turn. No noted message is finished as if read."""
     for steps in range(1, 12):
-        bench = Bench(4)
-        claims = bench.claims()
-        token, n = claimed(bench, claims)
+        bench, claims, token, n = begun(4)
         bench.run(claims.note_bad(token, n, {"m0002": REASON}))
         plan, died = claims.acknowledge(token, n, 4), True
         answer: Any = None
@@ -174,9 +169,7 @@ def test_acknowledgement_cut_short_is_finished_by_the_next() -> None:
 
 
 def test_acknowledged_claim_is_acknowledged_by_one_read() -> None:
-    bench = Bench(2)
-    claims = bench.claims()
-    token, n = claimed(bench, claims)
+    bench, claims, token, n = begun(2)
     bench.run(claims.acknowledge(token, n))
     before = len(bench.process.commands)
     assert bench.run(claims.acknowledge(token, n)) == 0
@@ -187,9 +180,7 @@ def test_acknowledged_claim_is_acknowledged_by_one_read() -> None:
 @pytest.mark.parametrize("before", [UpdateEach, Delete])
 def test_concurrent_acknowledgements_count_lost_messages_once(before: type) -> None:
     """The query and its listener may acknowledge a batch at the same time."""
-    bench = Bench(6)
-    claims = bench.claims()
-    token, n = claimed(bench, claims)
+    bench, claims, token, n = begun(6)
     bench.run(claims.note_bad(token, n, {"m0001": REASON}))
     bench.world.store.documents["m0005"] = bench.stored("m0005") | {"token": "another's"}
 
@@ -204,9 +195,7 @@ def test_concurrent_acknowledgements_count_lost_messages_once(before: type) -> N
 
 def test_claim_that_a_stage_settles_loses_nothing() -> None:
     """The stage settles the messages of a stream one by one, so none is left to acknowledge."""
-    bench = Bench(3)
-    claims = bench.claims()
-    token, n = claimed(bench, claims)
+    bench, claims, token, n = begun(3)
     bench.run(claims.begin_work(token, n))
     for id in ("m0000", "m0001", "m0002"):
         bench.world.store.documents.pop(id)
@@ -215,9 +204,7 @@ def test_claim_that_a_stage_settles_loses_nothing() -> None:
 
 
 def test_repeated_work_on_a_claim_counts_a_try() -> None:
-    bench = Bench(2)
-    claims = bench.claims()
-    token, n = claimed(bench, claims)
+    bench, claims, token, n = begun(2)
     tries = []
     for _ in range(3):
         bench.run(claims.begin_work(token, n))
@@ -230,9 +217,7 @@ def test_repeated_work_on_a_claim_counts_a_try() -> None:
 
 def test_large_burials_are_written_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_BATCH", 2)
-    bench = Bench(5)
-    claims = bench.claims()
-    token, n = claimed(bench, claims)
+    bench, claims, token, n = begun(5)
     bench.run(claims.note_bad(token, n, {f"m000{number}": REASON for number in range(5)}))
     assert bench.run(claims.acknowledge(token, n, 5)) == 5
     sizes = [len(each.pairs) for each in bench.process.commands if isinstance(each, UpdateEach)]
@@ -292,9 +277,7 @@ def test_scan_finds_a_message_behind_a_foreign_document() -> None:
 
 
 def test_idle_stage_writes_nothing() -> None:
-    bench = Bench(1)
-    claims = bench.claims()
-    token, n = claimed(bench, claims)
+    bench, claims, token, n = begun(1)
     assert bench.run(claims.has_work())
     bench.run(claims.acknowledge(token, n))
     before = len(bench.process.commands)
