@@ -131,6 +131,11 @@ class Runner:
         """Run a plan to its end."""
         return self._drive(plan)
 
+    def pass_time(self, request: Wait) -> bool:
+        """Let the time of a wait pass. For ``on_wait``."""
+        self.now = request.until
+        return True
+
     def _drive(self, plan: Generator[Any, Any, T]) -> T:
         try:
             request = next(plan)

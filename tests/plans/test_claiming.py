@@ -322,8 +322,7 @@ def test_paused_queue_is_not_claimed_and_its_flag_is_reread() -> None:
 
     def wait(request: Wait) -> bool:
         assert request.until <= runner.now + timedelta(seconds=5)
-        runner.now = request.until
-        return True
+        return runner.pass_time(request)
 
     runner.on_wait = wait
     (held,) = runner.run(standard().receive(waiters, 1, timeout=None))
@@ -338,12 +337,7 @@ def test_receive_waits_until_the_next_when() -> None:
         [{"_id": "m1", "when": after(0.7)}],
         *[lambda command: takes("m1")(command) if runner.now >= after(0.7) else None] * 9,
     )
-
-    def wait(request: Wait) -> bool:
-        runner.now = request.until
-        return True
-
-    runner.on_wait = wait
+    runner.on_wait = runner.pass_time
     (held,) = runner.run(standard().receive(Waiters("t"), 1, timeout=60))
     assert held.id == "m1"
     assert runner.now == after(0.7)

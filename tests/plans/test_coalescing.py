@@ -302,26 +302,12 @@ async def test_calls_that_share_nothing_run_alone_up_to_a_limit(fake: FakeDriver
 
 @on_the_loop
 async def test_batches_are_bounded_by_bytes_and_a_large_one_goes_alone(fake: FakeDriver) -> None:
-    sizes = [
-        1,
-        MAX_BATCH_BYTES // 2,
-        MAX_BATCH_BYTES // 2,
-        1,
-        MAX_BATCH_BYTES,
-        2 * MAX_BATCH_BYTES,
-        5,
-        5,
-    ]
+    half = MAX_BATCH_BYTES // 2
+    sizes = [1, half, half, 1, 2 * half, 4 * half, 5, 5]
     calls = [fake.call((n, size), size=size, max_in_flight=1) for n, size in enumerate(sizes)]
     await fake.finish(*calls)
-    assert [[n for n, _ in batch] for batch in fake.batches] == [
-        [0],
-        [1, 2],
-        [3],
-        [4],
-        [5],
-        [6, 7],
-    ]
+    numbers = [[n for n, _ in batch] for batch in fake.batches]
+    assert numbers == [[0], [1, 2], [3], [4], [5], [6, 7]]
 
 
 @on_the_loop

@@ -30,41 +30,26 @@ def record(client: Client) -> dict[str, Any]:
 
 # ---- values
 
+NAN, INFINITY = float("nan"), float("inf")
+WRONG_NAMES = ("", "a.b", "$a", "a\0", "\ud800")
+
 
 @pytest.mark.parametrize(
     ("given", "argument"),
     [
-        ({}, "limit"),
-        ({"period": 60}, "limit"),
-        ({"concurrency": 0}, "concurrency"),
-        ({"concurrency": 1.5}, "concurrency"),
-        ({"concurrency": True}, "concurrency"),
-        ({"concurrency": 10_001}, "concurrency"),
-        ({"rate": 0}, "rate"),
-        ({"rate": -1}, "rate"),
-        ({"rate": float("nan")}, "rate"),
-        ({"rate": float("inf")}, "rate"),
-        ({"rate": 10**400}, "rate"),
-        ({"rate": "5"}, "rate"),
-        ({"rate": True}, "rate"),
-        ({"rate": 1e-12}, "rate"),
-        ({"rate": 1, "period": 0}, "period"),
-        ({"rate": 1, "period": timedelta(0)}, "period"),
-        ({"rate": 1, "period": -1}, "period"),
-        ({"rate": 1, "period": "1"}, "period"),
-        ({"rate": 1, "period": 10**400}, "period"),
-        ({"rate": 1, "period": float("nan")}, "period"),
-        ({"rate": 1, "burst": 0}, "burst"),
-        ({"rate": 1, "burst": 2.0}, "burst"),
-        ({"concurrency": 1, "burst": 2}, "burst"),
-        ({"concurrency": 1, "period": 2}, "period"),
-        ({"concurrency": 1, "per": "tenant"}, "per"),
-        ({"concurrency": 1, "per": "headers."}, "per"),
-        ({"concurrency": 1, "per": "headers.a.b"}, "per"),
-        ({"concurrency": 1, "per": "headers.$a"}, "per"),
-        ({"concurrency": 1, "per": "headers.a\0"}, "per"),
-        ({"concurrency": 1, "per": "headers.\ud800"}, "per"),
-        ({"concurrency": 1, "per": 5}, "per"),
+        *(({}, "limit"), ({"period": 60}, "limit")),
+        *(({"concurrency": each}, "concurrency") for each in (0, 1.5, True, 10_001)),
+        *(({"rate": each}, "rate") for each in (0, -1, NAN, INFINITY, 10**400, "5", True, 1e-12)),
+        *(
+            ({"rate": 1, "period": each}, "period")
+            for each in (0, timedelta(0), -1, "1", 10**400, NAN)
+        ),
+        *(({"rate": 1, "burst": each}, "burst") for each in (0, 2.0)),
+        *(({"concurrency": 1, each: 2}, each) for each in ("burst", "period")),
+        *(
+            ({"concurrency": 1, "per": each}, "per")
+            for each in ("tenant", 5, *(f"headers.{name}" for name in WRONG_NAMES))
+        ),
     ],
 )
 def test_wrong_limit_is_refused(given: dict[str, Any], argument: str) -> None:
@@ -98,14 +83,8 @@ def test_limit_has_derived_values() -> None:
 @pytest.mark.parametrize(
     "stored",
     [
-        5,
-        [],
-        "10",
-        {},
-        {"concurrency": "10"},
-        {"rate": 1, "period": None},
-        {"concurrency": 1, "weight": 2},
-        {"concurrency": 1, "per": "payload.tenant"},
+        *(5, [], "10", {}, {"concurrency": "10"}, {"rate": 1, "period": None}),
+        *({"concurrency": 1, "weight": 2}, {"concurrency": 1, "per": "payload.tenant"}),
     ],
 )
 def test_unreadable_limit_says_so(stored: object) -> None:

@@ -277,8 +277,7 @@ def test_blocked_consumer_waits_for_the_end_of_a_lease(kind: str) -> None:
 
     def wait(request: Any) -> bool:
         waiting.scan.rescan_at = after(10_000)
-        scene.runner.now = request.until
-        return True
+        return scene.runner.pass_time(request)
 
     scene.runner.on_wait = wait
     scene.runner.listening = True
@@ -539,12 +538,7 @@ def test_full_limit_defers_no_message_of_a_free_group() -> None:
     before = scene.waiting_for()
     assert set(before.values()) == {NOW}
     waiting = Waiters("a")
-
-    def wait(request: Any) -> bool:
-        scene.runner.now = request.until
-        return True
-
-    scene.runner.on_wait = wait
+    scene.runner.on_wait = scene.runner.pass_time
     scene.runner.listening = True
     scene.runner.answers = [scene.runner.carried] * 1000
     del scene.runner.commands[:]
