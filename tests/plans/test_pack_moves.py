@@ -103,6 +103,12 @@ def ids() -> dict[int, str]:
     }
 
 
+def holding(number: int) -> tuple[Steps, Mover, list[Any]]:
+    """Return a store, and a process with the messages of "a" that it holds."""
+    steps, mover = Steps(stored()), Mover()
+    return steps, mover, steps.run(mover.receive("a", number))
+
+
 def check(steps: Steps) -> None:
     """Check the invariant: ``n`` is the number of clear bits."""
     for pack in steps.collection.find({"n": {"$exists": True}}):
@@ -160,8 +166,7 @@ def test_moves_without_faults() -> None:
 
 
 def test_whole_pack_moves_by_one_update() -> None:
-    steps, mover = Steps(stored()), Mover()
-    held = steps.run(mover.receive("a", 5))
+    steps, mover, held = holding(5)
     steps.run(mover.move("a", held, "c", hops=1, delay=30, headers={"h": 1}))
     assert commands(steps) == ["Update"]
     (pack,) = documents(steps, "c")
@@ -178,8 +183,7 @@ def test_whole_pack_moves_by_one_update() -> None:
 
 def test_messages_that_leave_a_pack_together_share_one() -> None:
     """Parts of parts, too. Each message is found by its id wherever it is."""
-    steps, mover = Steps(stored()), Mover()
-    held = steps.run(mover.receive("a", 5))
+    steps, mover, held = holding(5)
     steps.run(mover.move("a", held[1:5], "c", hops=1))
     (part,) = documents(steps, "c")
     assert (part["at"], part["n"]) == ([1, 2, 3, 4], 4)
@@ -227,8 +231,7 @@ def test_messages_that_leave_a_pack_keep_their_order(
 def test_two_moves_of_the_same_messages_lose_none() -> None:
     """The decision of a call that timed out arrives late, while the caller moves fewer of them."""
     for at, then in product(range(4, 7), range(4, 10)):
-        steps, mover = Steps(stored()), Mover()
-        held = steps.run(mover.receive("a", 4))
+        steps, mover, held = holding(4)
         first = steps.steps(mover.move("a", held, "c"))
         second = steps.steps(mover.move("a", held[:2], "d"))
         for some in (islice(first, at), islice(second, then), first, second):
@@ -279,8 +282,7 @@ def payloads_of(document: Document) -> list[Any]:
 
 
 def test_message_that_leaves_alone_is_an_ordinary_one() -> None:
-    steps, mover = Steps(stored()), Mover()
-    held = steps.run(mover.receive("a", 5))
+    steps, mover, held = holding(5)
     steps.run(mover.move("a", held[2:3], "c"))
     (alone,) = documents(steps, "c")
     assert (alone["_id"], alone["payload"]) == (held[2].id, {"n": 2})
@@ -288,8 +290,7 @@ def test_message_that_leaves_alone_is_an_ordinary_one() -> None:
 
 def test_pack_that_grew_too_large_moves_in_parts() -> None:
     """A pack keeps below 4 MB, also if its messages get new payloads."""
-    steps, mover = Steps(stored()), Mover()
-    held = steps.run(mover.receive("a", 5))
+    steps, mover, held = holding(5)
     big = "x" * (packs.MAX_PACK_BYTES // 2 - 1000)
     pairs = [(each, each.payload | {"big": big}) for each in held]
     steps.run(mover.plans["a"].move(pairs, to=mover.plans["c"]))
@@ -301,8 +302,7 @@ def test_pack_that_grew_too_large_moves_in_parts() -> None:
 
 def test_push_is_not_repeated_after_its_messages_moved_on() -> None:
     """Not even when the pack is gone, as long as a part of it is stored."""
-    steps, mover = Steps(stored()), Mover()
-    held = steps.run(mover.receive("a", 5))
+    steps, mover, held = holding(5)
     steps.run(mover.move("a", held[:3], "c"))
     steps.run(mover.commit("a", held[3:]))
     known = [each.id for each in held[:3]]

@@ -93,6 +93,12 @@ def stored() -> list[Any]:
     return steps.all()
 
 
+def holding(number: int, **options: Any) -> tuple[Steps, Consumer, list[Any]]:
+    """Return a store, and a process with the messages that it holds."""
+    steps, consumer = Steps(stored()), Consumer(**options)
+    return steps, consumer, steps.run(consumer.receive(number))
+
+
 def drain(steps: Steps) -> list[int]:
     """Consume the rest, as a process that begins after all leases have ended."""
     steps.seconds += 1000
@@ -212,9 +218,7 @@ def finished(running: Generator[Any, None, list[Any]], most: int) -> list[Any]:
 def test_two_calls_of_a_process_share_a_pack(verb: str) -> None:
     """In any order of their commands, each message ends as its call says, and the claim ends."""
     for turns in combinations(range(5), 2):
-        steps = Steps(stored())
-        consumer = Consumer()
-        held = steps.run(consumer.receive(4))
+        steps, consumer, held = holding(4)
         first = consumer.settle(consumer.plans.commit(held[:2]), held[:2], consumer.committed)
         if verb == "receive":
             interleaved(steps, first, consumer.receive(2), turns)
@@ -264,8 +268,7 @@ def failing_at(plan: Plan[Any], at: int) -> Generator[Any, Any, Any]:
 def test_pack_stays_held_if_the_time_is_unknown(verb: str) -> None:
     """The call fails before its first command. A later call of the process ends the pack."""
     for at in range(10):
-        steps, consumer = Steps(stored()), Consumer()
-        held = steps.run(consumer.receive(5))
+        steps, consumer, held = holding(5)
         plans = consumer.plans
         target = plans_of("further", Options(shape={"pack": 5}), kind="bucket", owner="me")
         pairs = [(each, UNCHANGED) for each in held]
@@ -284,8 +287,7 @@ def test_pack_stays_held_if_the_time_is_unknown(verb: str) -> None:
 @pytest.mark.parametrize("fails", ["commit", "bury"])
 def test_pack_that_was_lost_while_extended_stays_claimed(fails: str) -> None:
     """Another call of the process has failed. Messages drawn before are still held."""
-    steps, consumer = Steps(stored()), Consumer(lease=60)
-    held = steps.run(consumer.receive(2))
+    steps, consumer, held = holding(2, lease=60)
     steps.seconds += 30
     ending = steps.steps(getattr(consumer.plans, fails)(held[:1]))
     next(each for each in ending if isinstance(each, Update))
@@ -305,8 +307,7 @@ def test_pack_that_was_lost_while_extended_stays_claimed(fails: str) -> None:
 @pytest.mark.parametrize("ends", ["one commit", "two commits", "purge"])
 def test_pack_stays_until_what_it_handed_over_is_shown(ends: str) -> None:
     """A process got one of its messages by pickle. It decides to move it, and dies."""
-    steps, consumer = Steps(stored()), Consumer()
-    held = steps.run(consumer.receive(5))
+    steps, consumer, held = holding(5)
     sent = pickle.loads(pickle.dumps(held[0]))
     moving = steps.steps(consumer.plans.move([(sent, -1)], to="b"))
     decided = next(each for each in moving if isinstance(each, Update) and each.majority)
@@ -329,8 +330,7 @@ def test_pack_stays_until_what_it_handed_over_is_shown(ends: str) -> None:
 
 @pytest.mark.parametrize("force", [False, True])
 def test_message_that_comes_back_counts_for_a_deletion(force: bool) -> None:
-    steps, consumer = Steps(stored()), Consumer()
-    held = steps.run(consumer.receive(MESSAGES))
+    steps, consumer, held = holding(MESSAGES)
     back = steps.steps(consumer.plans.rollback(held[:1], delay=0))
     next(each for each in back if isinstance(each, UpdateEach) and each.many)
     steps.run(consumer.plans.commit(held[1:]))
@@ -408,8 +408,7 @@ def test_messages_of_a_pack_are_split_together() -> None:
     """It takes no more commands than one message."""
     counts = []
     for number in (1, 5):
-        steps, consumer = Steps(stored()), Consumer()
-        held = steps.run(consumer.receive(number))
+        steps, consumer, held = holding(number)
         assert steps.run(split(consumer, held)) == [True] * number
         assert sorted(numbers_in(steps, "b")) == sorted([*range(number)] * 2)
         counts.append(len([each for each in commands(steps) if each not in ("Find", "Delete")]))
@@ -427,8 +426,7 @@ def audit_split(steps: Steps) -> None:
 @pytest.mark.parametrize("given", [(0, 1), (1, 2, 2, 4), (2, 2), (0, 1, 1)])
 def test_message_is_split_once(given: tuple[int, ...]) -> None:
     """Calls share a batch that have the same message, or one that is not held any more."""
-    steps, consumer = Steps(stored()), Consumer()
-    held = steps.run(consumer.receive(5))
+    steps, consumer, held = holding(5)
     steps.run(consumer.plans.release(held[:1]))
     done = steps.run(split(consumer, [held[number] for number in given]))
     first = [given.index(number) == place for place, number in enumerate(given)]
@@ -440,8 +438,7 @@ def test_message_is_split_once(given: tuple[int, ...]) -> None:
 def test_batch_that_splits_a_pack_survives_a_fault(fault: str) -> None:
     """If a message is lost, each of its calls tries again alone."""
     for at in range(MOST_COMMANDS):
-        steps, consumer = Steps(stored()), Consumer()
-        held = steps.run(consumer.receive(5))
+        steps, consumer, held = holding(5)
         with suppress(Cut, QueueError):
             steps.run(split(consumer, held[:4]), FAULT_AT[fault](at))
         ended = len(steps.commands) <= at
@@ -787,8 +784,7 @@ def test_last_try_that_is_rolled_back_is_buried() -> None:
 
 
 def test_backoff_delays_only_failed_messages() -> None:
-    steps, consumer = Steps(stored()), Consumer()
-    held = steps.run(consumer.receive(3))
+    steps, consumer, held = holding(3)
     steps.run(consumer.plans.rollback(held[:2], delay=30))
     rest = steps.run(consumer.receive(100))
     assert sorted(each.payload for each in rest) == list(range(3, MESSAGES))
@@ -798,8 +794,7 @@ def test_backoff_delays_only_failed_messages() -> None:
 
 
 def test_whole_pack_waits_in_place() -> None:
-    steps, consumer = Steps(stored()), Consumer()
-    held = steps.run(consumer.receive(5))
+    steps, consumer, held = holding(5)
     steps.run(consumer.plans.rollback(held, delay=30, error="why"))
     assert commands(steps) == ["Update"]
     steps.seconds += 30
@@ -810,8 +805,7 @@ def test_whole_pack_waits_in_place() -> None:
 
 
 def test_extension_is_one_command_for_a_pack() -> None:
-    steps, consumer = Steps(stored()), Consumer()
-    held = steps.run(consumer.receive(5))
+    steps, consumer, held = holding(5)
     steps.run(consumer.plans.commit(held[:1]))
     steps.seconds += 30
     with pytest.raises(LeaseLost) as caught:
@@ -827,8 +821,7 @@ def test_extension_is_one_command_for_a_pack() -> None:
 @pytest.mark.parametrize("verb", ["commit", "rollback", "release", "bury", "move", "extend"])
 def test_unknown_outcome_names_all_messages(verb: str) -> None:
     """The server does not answer. The call has messages of several packs, and an ordinary one."""
-    steps, consumer = Steps(stored()), Consumer(max_tries=None)
-    held = steps.run(consumer.receive(MESSAGES))
+    steps, consumer, held = holding(MESSAGES, max_tries=None)
 
     def fails(number: int, done: bool) -> None:
         if isinstance(steps.commands[-1], WRITES):
@@ -853,8 +846,7 @@ def test_invalid_payload_goes_to_the_dead_letter_queue() -> None:
 
 
 def test_unsupported_settlements_are_refused_before_any_write() -> None:
-    steps, consumer = Steps(stored()), Consumer()
-    held = steps.run(consumer.receive(3))
+    steps, consumer, held = holding(3)
     before = steps.all()
     refused: list[Callable[[], Plan[Any]]] = [
         lambda: consumer.plans.commit(held, payload=1),

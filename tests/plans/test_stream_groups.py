@@ -74,6 +74,12 @@ def stored() -> list[Any]:
     return steps.all()
 
 
+def holding(number: int, **options: Any) -> tuple[Steps, Consumer, list[Any]]:
+    """Return a store, and a process with the messages that it holds."""
+    steps, consumer = Steps(stored()), Consumer(**options)
+    return steps, consumer, steps.run(consumer.receive(number))
+
+
 @pytest.mark.parametrize("late", [Find, Update])
 def test_late_burial_takes_nothing_back(late: type[Any]) -> None:
     """It sleeps before it shows its copy, until another process has shown it and moved it on."""
@@ -174,8 +180,7 @@ def test_one_worker_gets_positions_in_order() -> None:
 
 
 def test_packs_are_read_at_majority_and_claims_wait_for_one() -> None:
-    steps, consumer = Steps(stored()), Consumer()
-    held = steps.run(consumer.receive(3))
+    steps, consumer, held = holding(3)
     finds: list[Any] = [each for each in steps.commands if type(each).__name__ == "Find"]
     packs = [each for each in finds if "~log" in str(each.filter)]
     assert packs
@@ -209,8 +214,7 @@ def test_single_receives_read_a_pack_once() -> None:
 @pytest.mark.parametrize("ends", ["release", "rollback", "lapse"])
 def test_old_view_of_a_divided_range_claims_nothing_twice(ends: str) -> None:
     """Each claim of a part leaves a rest, which must not resemble the former range."""
-    steps, holder = Steps(stored()), Consumer()
-    held = steps.run(holder.receive(9))
+    steps, holder, held = holding(9)
     if ends == "release":
         steps.run(holder.plans.release(held))
     elif ends == "rollback":
@@ -240,8 +244,7 @@ def test_old_view_settles_messages_of_another_process(ends: str) -> None:
 @pytest.mark.parametrize("late", ["read", "change"])
 def test_group_is_not_forgotten_for_a_late_answer(late: str) -> None:
     """A consumer that waits would not know when the next try is due."""
-    steps, consumer = Steps(stored()), Consumer()
-    held = steps.run(consumer.receive(2))
+    steps, consumer, held = holding(2)
     state = consumer.plans.state
 
     def before_the_answer(_: int, done: bool) -> None:
@@ -256,8 +259,7 @@ def test_group_is_not_forgotten_for_a_late_answer(late: str) -> None:
 
 def test_consumer_scans_again_if_the_group_is_unknown() -> None:
     """Another call of the process has found that its view was old."""
-    steps, consumer = Steps(stored()), Consumer()
-    held = steps.run(consumer.receive(MESSAGES))
+    steps, consumer, held = holding(MESSAGES)
     steps.run(consumer.plans.rollback(held[:1], delay=30))
     state = consumer.plans.state
     plan = consumer.plans.receive(consumer.waiting, 1, timeout=100)
@@ -307,8 +309,7 @@ def test_last_try_that_is_rolled_back_is_buried() -> None:
 
 
 def test_backoff_delays_only_failed_messages() -> None:
-    steps, consumer = Steps(stored()), Consumer()
-    held = steps.run(consumer.receive(3))
+    steps, consumer, held = holding(3)
     steps.run(consumer.plans.rollback(held[:2], delay=30))
     rest = steps.run(consumer.receive(100))
     assert [each.position for each in rest] == list(range(3, MESSAGES))
@@ -318,8 +319,7 @@ def test_backoff_delays_only_failed_messages() -> None:
 
 
 def test_group_behind_the_retention_jumps(caplog: pytest.LogCaptureFixture) -> None:
-    steps, consumer = Steps(stored()), Consumer()
-    held = steps.run(consumer.receive(3))
+    steps, consumer, held = holding(3)
     steps.seconds += 700
     assert steps.run(StreamPlans("log", Codec(), {}).trim(21)) == 20
     found = steps.run(Consumer().receive(2))
@@ -395,8 +395,7 @@ def test_claim_whose_burial_fails_holds_nothing_else(step: str, lost: Any) -> No
 
 
 def test_second_claim_of_a_call_fails_and_the_first_comes_back() -> None:
-    steps, consumer = Steps(stored()), Consumer()
-    held = steps.run(consumer.receive(1))
+    steps, consumer, held = holding(1)
     steps.run(consumer.plans.release(held))
 
     def fails(number: int, done: bool) -> None:
@@ -448,8 +447,7 @@ def test_max_bytes_returns_the_rest() -> None:
 
 
 def test_seek_ends_every_lease() -> None:
-    steps, consumer = Steps(stored()), Consumer()
-    held = steps.run(consumer.receive(6))
+    steps, consumer, held = holding(6)
     assert steps.run(consumer.plans.seek(3)) == 3
     with pytest.raises(LeaseLost):
         steps.run(consumer.plans.commit(held))
@@ -483,8 +481,7 @@ def test_paused_group_receives_nothing() -> None:
 
 
 def test_extend_keeps_the_longest_lease() -> None:
-    steps, consumer = Steps(stored()), Consumer()
-    held = steps.run(consumer.receive(2))
+    steps, consumer, held = holding(2)
     steps.run(consumer.plans.extend(held[:1], lease=100))
     steps.run(consumer.plans.extend(held[1:], lease=1))
     steps.seconds += 99
