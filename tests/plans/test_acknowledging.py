@@ -13,7 +13,7 @@ from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import plans_of
 from pyqueue.errors import Fenced, InvalidMessage, Unavailable
 from pyqueue.requests import Change, Delete, Find, Update, UpdateEach, WriteFailure
-from tests.plans.runner import NOW, Runner, standard
+from tests.plans.runner import NOW, Runner, message, standard
 from tests.plans.test_named_claims import LEASE, Bench, interrupted, one
 
 REASON = "does not fit int: a value is of type str"
@@ -226,7 +226,7 @@ def test_large_burials_are_written_in_batches(monkeypatch: pytest.MonkeyPatch) -
 
 
 def noted(id: str) -> dict[str, Any]:
-    return {"_id": id, "q": "a", "token": "t", "tries": 1, "claim": {"n": 1, "bad": REASON}}
+    return message(id, token="t", tries=1, claim={"n": 1, "bad": REASON})
 
 
 def test_burial_that_the_server_refuses_is_tried_without_labels() -> None:

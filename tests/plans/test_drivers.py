@@ -33,7 +33,7 @@ from pyqueue.requests import (
     Update,
 )
 from pyqueue.runtime.drivers import AsyncDriver, Driver
-from tests.plans.runner import standard
+from tests.plans.runner import message, record, standard
 from tests.support.eventually import LONG, async_eventually, eventually
 
 #: An hour.
@@ -86,8 +86,7 @@ class World:
         """Another client, whose clock is right, pushes a message."""
         self.pushed_at = self.monotonic
         now = self.now
-        fields = {"q": "a", "payload": 1, "pushed": now, "when": now, "due": now, "tries": 0}
-        self.message = {"_id": "m1"} | fields
+        self.message = message("m1", pushed=now, when=now, due=now)
         if self.bus:
             self._heard.append(now)
 
@@ -122,8 +121,7 @@ class World:
             return None
         if isinstance(request, Find):
             wants_record = request.filter.get("_id") == record_id("a")
-            record = {"_id": "~queue:a", "q": "a", "kind": "standard", "v": 1, "record": True}
-            return [record] if wants_record else []
+            return [record()] if wants_record else []
         if isinstance(request, Distinct):  # no queue has handovers to finish
             return ["a"]
         assert isinstance(request, (CreateIndex, FindAndModify, Update)), request

@@ -23,7 +23,7 @@ from pyqueue.requests import EnsureQueue, Plan, Update
 from pyqueue.runtime import known_queues
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.runner import NOW
+from tests.plans.runner import message
 from tests.plans.steps import Steps, at_each_command, lasting
 
 
@@ -158,14 +158,14 @@ def stored(steps: Steps) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("after_s", [119, 120])
-@pytest.mark.parametrize("message", [False, True])
-def test_name_of_a_deleted_queue_gets_another_kind(after_s: int, message: bool) -> None:
+@pytest.mark.parametrize("left", [False, True])
+def test_name_of_a_deleted_queue_gets_another_kind(after_s: int, left: bool) -> None:
     """After two minutes, unless a deletion that broke off left messages."""
     steps = deleted(after_s)
-    if message:
-        steps.collection.insert_one({"_id": "m", "q": "a", "when": NOW})
+    if left:
+        steps.collection.insert_one(message("m"))
     before = stored(steps)
-    if after_s >= 120 and not message:
+    if after_s >= 120 and not left:
         assert steps.run(namespace.kind_of("a")) is None
         steps.run(namespace.ensure("a", kind.lookup("standard"), Options()))
         assert (stored(steps)["kind"], stored(steps)["q"]) == ("standard", "a")
@@ -239,7 +239,7 @@ def moved_in(**fields: object) -> Steps:
     """Return a store with a queue that was made by its name, and a message that was moved to it."""
     steps = lasting()
     steps.run(namespace.target("a"))
-    steps.collection.insert_one({"_id": "m", "q": "a", "when": NOW, "payload": 1, **fields})
+    steps.collection.insert_one(message("m", **fields))
     return steps
 
 

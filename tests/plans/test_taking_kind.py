@@ -17,7 +17,7 @@ from pyqueue.requests import EnsureQueue, Find, Plan
 from pyqueue.runtime import known_queues
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.runner import NOW
+from tests.plans.runner import NOW, message
 from tests.plans.steps import Steps, at_each_command, lasting
 
 KINDS = ["standard", "priority", "ordered", "bucket"]
@@ -189,7 +189,7 @@ def test_wrong_arguments_are_refused_without_a_record(wrong: dict[str, Any]) -> 
 def test_message_without_a_record_is_received() -> None:
     """The record was lost. A queue with messages is not a mistyped name."""
     steps = made()
-    steps.collection.insert_one({"_id": "m", "q": "a", "when": NOW, "payload": 1})
+    steps.collection.insert_one(message("m"))
     assert [each.id for each in steps.run(receive(None))] == ["m"]
 
 
