@@ -12,6 +12,9 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from pyqueue import Client
+from pyqueue.runtime import known_queues
+
 settings.register_profile("pyqueue", deadline=None, derandomize=True, database=None)
 settings.load_profile("pyqueue")
 
@@ -28,3 +31,11 @@ def same_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try slots in one order, so that each run of a plan has the same commands."""
     monkeypatch.setattr(random, "shuffle", lambda names: None)
     monkeypatch.setattr(random, "sample", lambda values, number: list(values)[:number])
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """Return a client that never takes a record as known."""
+    monkeypatch.setattr(known_queues, "_LIFETIME_S", 0)
+    with Client("memory:") as client:
+        yield client

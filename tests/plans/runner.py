@@ -58,6 +58,11 @@ def record(kind: str = "standard", **fields: Any) -> dict[str, Any]:
     return given | fields
 
 
+def record_of(store: Any) -> dict[str, Any]:
+    """Return the record of queue "a" in the database of a client or of steps, or nothing."""
+    return dict(store.database["pyqueue"].find_one({"_id": "~queue:a"}) or {})
+
+
 def message(id: Any, **fields: Any) -> dict[str, Any]:
     """Return a stored message of queue "a" that is ready and was never received."""
     given: dict[str, Any] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,22 +11,7 @@ import pytest
 
 from pyqueue import Client, ConfigurationError, Limit
 from pyqueue.limits import FollowedLimit, limit_or_none, stored_limit
-from pyqueue.runtime import known_queues
-
-
-@pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    """Return a client that never takes a record as known."""
-    monkeypatch.setattr(known_queues, "_LIFETIME_S", 0)
-    with Client("memory:") as client:
-        yield client
-
-
-def record(client: Client) -> dict[str, Any]:
-    found = client.database["pyqueue"].find_one({"_id": "~queue:a"})
-    assert found is not None
-    return dict(found)
-
+from tests.plans.runner import record_of
 
 # ---- values
 
@@ -149,7 +134,7 @@ def test_limit_holds_after_its_record_is_gone() -> None:
         scan = client._connection.open().waiters("a").scan
         scan.flag_read = scan.limit.blocked_until = None
         assert queue.reserve(0) is None
-        assert record(client)["shape"] == {"limit": {"concurrency": 1}}
+        assert record_of(client)["shape"] == {"limit": {"concurrency": 1}}
 
 
 # ---- the record
@@ -158,8 +143,8 @@ def test_limit_holds_after_its_record_is_gone() -> None:
 def test_limit_is_stored_in_the_record(client: Client) -> None:
     limit = Limit(rate=10, period=60)
     client.queue("a", limit=limit).push(1)
-    assert record(client)["shape"] == {"limit": {"rate": 10, "period": 60}}
-    assert record(client)["v"] == 2
+    assert record_of(client)["shape"] == {"limit": {"rate": 10, "period": 60}}
+    assert record_of(client)["v"] == 2
     client.queue("a", limit=Limit(rate=10.0, period=timedelta(minutes=1))).push(2)
     client.queue("a").push(3)
     with pytest.raises(ConfigurationError, match=r"limit=Limit\(rate=10, .*limit=Limit\(rate=11"):
@@ -169,9 +154,12 @@ def test_limit_is_stored_in_the_record(client: Client) -> None:
 def test_reshape_sets_and_removes_a_limit(client: Client) -> None:
     client.queue("a").push(1)
     client.reshape("a", limit=Limit(concurrency=2))
-    assert (record(client)["shape"], record(client)["v"]) == ({"limit": {"concurrency": 2}}, 2)
+    assert (record_of(client)["shape"], record_of(client)["v"]) == (
+        {"limit": {"concurrency": 2}},
+        2,
+    )
     client.reshape("a", limit=False)
-    assert record(client)["shape"] == {}
+    assert record_of(client)["shape"] == {}
     assert client.queue("a").pop(0) is not None
 
 

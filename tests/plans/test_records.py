@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -23,7 +23,7 @@ from pyqueue.requests import EnsureQueue, Plan, Update
 from pyqueue.runtime import known_queues
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.runner import message
+from tests.plans.runner import message, record_of
 from tests.plans.steps import Steps, at_each_command, lasting
 
 
@@ -34,19 +34,9 @@ class Shaped(Standard):
     shape: Mapping[str, object] = {"on_failure": "block", "limit": None}
 
 
-@pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
-    """Return a client that never takes a record as known."""
-    monkeypatch.setattr(known_queues, "_LIFETIME_S", 0)
+@pytest.fixture(autouse=True)
+def shaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(kind._kinds, "shaped", Shaped())
-    with Client("memory:") as client:
-        yield client
-
-
-def record(client: Client) -> dict[str, Any]:
-    found = client.database["pyqueue"].find_one({"_id": "~queue:a"})
-    assert found is not None
-    return dict(found)
 
 
 def push(client: Client, **shape: object) -> None:
@@ -60,16 +50,16 @@ def push(client: Client, **shape: object) -> None:
 
 def test_shape_is_stored_with_defaults_and_a_version(client: Client) -> None:
     push(client, on_failure="skip")
-    assert record(client)["shape"] == {"on_failure": "skip", "limit": None}
-    assert record(client)["v"] == 2 == namespace.LATEST_VERSION
+    assert record_of(client)["shape"] == {"on_failure": "skip", "limit": None}
+    assert record_of(client)["v"] == 2 == namespace.LATEST_VERSION
 
 
 def test_shape_that_is_not_given_comes_from_the_record(client: Client) -> None:
     push(client, on_failure="skip")
-    before = record(client)
+    before = record_of(client)
     push(client)
     push(client, on_failure="skip")
-    assert record(client) == before
+    assert record_of(client) == before
 
 
 @pytest.mark.parametrize("lifetime", [0.0, 3600.0])
@@ -112,13 +102,13 @@ def test_shape_survives_a_deletion(client: Client) -> None:
     with pytest.raises(ConfigurationError, match="on_failure"):
         push(client, on_failure="block")
     push(client)
-    assert record(client)["shape"]["on_failure"] == "skip"
+    assert record_of(client)["shape"]["on_failure"] == "skip"
 
 
 def test_kind_without_a_shape_refuses_one_and_stores_none(client: Client) -> None:
     client.queue("a").push(1)
-    assert "shape" not in record(client)
-    assert record(client)["v"] == 1
+    assert "shape" not in record_of(client)
+    assert record_of(client)["v"] == 1
     with pytest.raises(ConfigurationError, match="on_failure"):
         plans_of("a", Options(shape={"on_failure": "skip"}))
 
@@ -153,10 +143,6 @@ def deleted(after_s: float) -> Steps:
     return steps
 
 
-def stored(steps: Steps) -> dict[str, Any]:
-    return dict(steps.collection.find_one({"_id": "~queue:a"}) or {})
-
-
 @pytest.mark.parametrize("after_s", [119, 120])
 @pytest.mark.parametrize("left", [False, True])
 def test_name_of_a_deleted_queue_gets_another_kind(after_s: int, left: bool) -> None:
@@ -164,20 +150,20 @@ def test_name_of_a_deleted_queue_gets_another_kind(after_s: int, left: bool) -> 
     steps = deleted(after_s)
     if left:
         steps.collection.insert_one(message("m"))
-    before = stored(steps)
+    before = record_of(steps)
     if after_s >= 120 and not left:
         assert steps.run(namespace.kind_of("a")) is None
         steps.run(namespace.ensure("a", kind.lookup("standard"), Options()))
-        assert (stored(steps)["kind"], stored(steps)["q"]) == ("standard", "a")
-        assert not {"deleted", "expires", "shape"} & stored(steps).keys()
+        assert (record_of(steps)["kind"], record_of(steps)["q"]) == ("standard", "a")
+        assert not {"deleted", "expires", "shape"} & record_of(steps).keys()
         return
     text = r"'bucket', made by alice at \d{4}-.* UTC, deleted .*'standard'"
     with pytest.raises(ConfigurationError, match=text):
         steps.run(namespace.ensure("a", kind.lookup("standard"), Options()))
-    assert stored(steps) == before, "another kind does not make it live again"
+    assert record_of(steps) == before, "another kind does not make it live again"
     assert steps.run(use("bucket", "bob")) == "bucket"
-    assert stored(steps)["made"]["by"] == "bob"
-    assert stored(steps)["q"] == "a"
+    assert record_of(steps)["made"]["by"] == "bob"
+    assert record_of(steps)["q"] == "a"
 
 
 def test_consumer_that_waits_keeps_its_queue() -> None:
@@ -186,9 +172,9 @@ def test_consumer_that_waits_keeps_its_queue() -> None:
     for _ in range(20):
         next(running)
     steps.run(all_queues.delete_queue("a", False))
-    while "deleted" in stored(steps):
+    while "deleted" in record_of(steps):
         next(running)
-    assert stored(steps)["made"]["by"] == "carol"
+    assert record_of(steps)["made"]["by"] == "carol"
     # It is suspended. The queue is deleted again, and made with another kind.
     steps.run(all_queues.delete_queue("a", False))
     steps.seconds += 120
@@ -216,20 +202,20 @@ def test_race_for_the_name_of_a_deleted_queue(quick: str, dies: bool) -> None:
         elif quick == "waits":
             with suppress(ConfigurationError):
                 waiting = steps.steps(receive())
-                while "deleted" in stored(steps):
+                while "deleted" in record_of(steps):
                     next(waiting)
         else:
             seen = steps.run(use(quick, "bob"))
-            assert stored(steps)["kind"] == seen
+            assert record_of(steps)["kind"] == seen
         if dies:
             running.close()
         else:
             list(running)
         if quick in ("standard", "bucket"):
-            assert stored(steps)["kind"] == seen, "the kind that a program received stays"
+            assert record_of(steps)["kind"] == seen, "the kind that a program received stays"
         steps.seconds += 120 if quick == "deletes" else 0
         final = steps.run(use("ordered", "dave"))
-        assert (final, "deleted" in stored(steps)) == (stored(steps)["kind"], False)
+        assert (final, "deleted" in record_of(steps)) == (record_of(steps)["kind"], False)
 
 
 # ---- queues that are known by their names only
@@ -262,12 +248,12 @@ def test_first_program_names_the_kind(
 ) -> None:
     """It receives messages moved there before; a message keeps a priority from elsewhere."""
     steps = moved_in(**({} if priority is None else {"priority": priority}))
-    assert (stored(steps)["kind"], stored(steps)["open"]) == ("standard", True)
+    assert (record_of(steps)["kind"], record_of(steps)["open"]) == ("standard", True)
     found = steps.run(namespace.target("a", [7]))
     steps.run(namespace.ensure("a", found.kind, found.options))
-    assert stored(steps)["open"], "another move leaves it open"
+    assert record_of(steps)["open"], "another move leaves it open"
     assert [each.id for each in steps.run(consume(name, **shape))] == ["m"]
-    record = stored(steps)
+    record = record_of(steps)
     assert (record["kind"], "open" in record) == (name, False)
     assert record.get("shape", {}) == {**kind.lookup(name).shape, **shape}
     assert record["v"] == (2 if record.get("shape") else 1)
@@ -280,30 +266,30 @@ def test_first_program_names_the_kind(
 def test_kind_is_named_by_any_operation() -> None:
     steps = moved_in()
     steps.run(plans_of("a", Options()).purge())
-    assert stored(steps)["open"], "a standard queue need not name its kind for it"
+    assert record_of(steps)["open"], "a standard queue need not name its kind for it"
     steps.run(plans_of("a", Options(), kind="bucket").purge())
-    assert stored(steps)["kind"] == "bucket"
+    assert record_of(steps)["kind"] == "bucket"
     assert [each.majority for each in steps.commands if isinstance(each, Update)][:1] == [True]
 
 
 def test_stream_never_takes_an_open_name() -> None:
     steps = moved_in()
-    before = stored(steps)
+    before = record_of(steps)
     with pytest.raises(ConfigurationError, match=r"is a queue .*delete_queue\(\)"):
         steps.run(log.ensure("a", {}))
-    assert stored(steps) == before
+    assert record_of(steps) == before
 
 
 def test_limit_of_an_open_queue_must_suit_the_kind() -> None:
     steps = moved_in()
     limit = Limit(concurrency=2).stored()
     steps.run(reshaping.reshape("a", {"limit": limit}, collection="pyqueue", by="bob"))
-    before = stored(steps)
+    before = record_of(steps)
     with pytest.raises(ConfigurationError, match=r"limit\.concurrency: .*'bucket'"):
         steps.run(consume("bucket"))
-    assert stored(steps) == before
+    assert record_of(steps) == before
     assert steps.run(consume("priority"))
-    assert stored(steps)["shape"] == {"strict": False, "limit": limit}
+    assert record_of(steps)["shape"] == {"strict": False, "limit": limit}
 
 
 @pytest.mark.parametrize("quick", ["standard", "bucket", "moves", "reshapes", "deletes"])
@@ -329,7 +315,7 @@ def test_race_to_name_the_kind(quick: str, dies: bool) -> None:
         else:
             with suppress(ConfigurationError):
                 list(running)
-        record = stored(steps)
+        record = record_of(steps)
         assert record["kind"] == (seen or record["kind"]), "the kind that a program received stays"
         if quick == "reshapes":
             assert record["shape"]["limit"] == Limit(rate=5).stored()
@@ -350,7 +336,7 @@ def test_process_names_the_kind_of_a_queue_that_it_knows(
         (EnsureQueue("a", "bucket"), False),
     ]:
         runner.run(known._ensure_each([request]))
-        assert ("open" in record(client)) is is_open
+        assert ("open" in record_of(client)) is is_open
     known._records["b"] = namespace.QueueRecord("standard", {}, open=True), time.monotonic()
     by_name = EnsureQueue("b", "standard", guessed=True)
     assert (known.kind_of(by_name), known.kind_of(EnsureQueue("b", "standard"))) == (
@@ -376,7 +362,7 @@ def test_other_options_do_not_rewrite_the_record(
         producer.push(1)
         for consumer in consumers:
             consumer.pop(0)
-            written.append(record(client)["options"])
+            written.append(record_of(client)["options"])
     assert written[0] == {"lease": 5.0, "history": 60.0}
     assert written[1:] == [{"lease": 7.0, "history": 60.0}] * 9
     assert [each.getMessage() for each in caplog.records] == [
@@ -386,7 +372,7 @@ def test_other_options_do_not_rewrite_the_record(
 
 def test_default_options_are_not_stored(client: Client) -> None:
     client.queue("a", lease=60, max_tries=20, dead_letter="a.dead").push(1)
-    assert record(client)["options"] == {}
+    assert record_of(client)["options"] == {}
     shown = runner_of(client).run(reading.options_of("a"))
     assert shown == {"lease": 60, "max_tries": 20, "dead_letter": "a.dead", "history": None}
 

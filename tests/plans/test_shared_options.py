@@ -16,7 +16,7 @@ import pytest
 from pyqueue import Client, ConfigurationError, Limit, Unavailable
 from pyqueue.backends import namespace, reshaping
 from pyqueue.requests import EnsureQueue, Plan
-from tests.plans.runner import record as stored_record
+from tests.plans.runner import record, record_of
 from tests.plans.steps import FAULT_AT, Cut, Steps
 
 BY, OTHER, STORED = "alice:1", "bob:2", "~queue:a"
@@ -52,7 +52,7 @@ class Shared:
 
     def in_force(self, client: Client) -> Any:
         """Return the value that the record has."""
-        return record(client).get("shape", {}).get(self.name)
+        return record_of(client).get("shape", {}).get(self.name)
 
 
 TWO, FIVE = Limit(concurrency=2), Limit(concurrency=5)
@@ -66,15 +66,9 @@ OPTIONS = [
 each_option = pytest.mark.parametrize("option", OPTIONS, ids=lambda each: each.name)
 
 
-def record(client: Client) -> dict[str, Any]:
-    found = client.database["pyqueue"].find_one({"_id": STORED})
-    assert found is not None
-    return dict(found)
-
-
 def named(client: Client, option: Shared) -> tuple[list[Any], str]:
     """Return the values that code named, and who was the last to name or change the option."""
-    entry = record(client)["named"][option.name]
+    entry = record_of(client)["named"][option.name]
     assert entry["at"] is not None
     return entry["code"], entry["by"]
 
@@ -98,7 +92,7 @@ def test_producer_first(programs: Programs, option: Shared) -> None:
     option.receive(bob, option.value)
     assert option.in_force(alice) == option.stored[0]
     assert named(alice, option) == ([option.stored[0]], OTHER)
-    assert record(alice)["v"] == 2
+    assert record_of(alice)["v"] == 2
     option.use(alice)
 
 
@@ -106,10 +100,10 @@ def test_producer_first(programs: Programs, option: Shared) -> None:
 def test_consumer_first(programs: Programs, option: Shared) -> None:
     alice = programs(BY)
     option.use(alice, option.value)
-    before = record(alice)
+    before = record_of(alice)
     option.receive(programs(OTHER))
     option.use(programs(OTHER), option.value)
-    after = record(alice)
+    after = record_of(alice)
     assert [after[each] for each in ("shape", "named", "v")] == [
         before[each] for each in ("shape", "named", "v")
     ]
@@ -118,7 +112,7 @@ def test_consumer_first(programs: Programs, option: Shared) -> None:
 
 def refuses(option: Shared, client: Client, value: Any, shown: Any, by: str) -> None:
     """Expect that a value is refused, with both values, who named the other one, and when."""
-    before = record(client)
+    before = record_of(client)
     by = rf" .*by {by}, at 20\d\d-\S+ \S+ UTC\)" if by else ""
     shown, value_shown = (
         re.escape(repr(float(each) if option.name == "retention" else each))
@@ -130,7 +124,7 @@ def refuses(option: Shared, client: Client, value: Any, shown: Any, by: str) -> 
         match=rf"^{name}: .*{name}={shown}, and {name}={value_shown} was given{by}: ",
     ):
         option.use(client, value)
-    assert record(client) == before
+    assert record_of(client) == before
 
 
 @each_option
@@ -212,10 +206,10 @@ def test_record_without_names_is_read(programs: Programs, option: Shared) -> Non
 def test_record_of_the_first_version_names_nothing(programs: Programs) -> None:
     alice = programs(BY)
     alice.queue("a", kind="standard").push(1)
-    assert record(alice)["v"] == 1
-    assert "named" not in record(alice)
+    assert record_of(alice)["v"] == 1
+    assert "named" not in record_of(alice)
     alice.queue("a", kind="standard", limit=TWO).push(1)
-    assert (record(alice)["v"], record(alice)["shape"]) == (2, {"limit": TWO.stored()})
+    assert (record_of(alice)["v"], record_of(alice)["shape"]) == (2, {"limit": TWO.stored()})
 
 
 def test_limit_that_was_removed_stays_removed(programs: Programs) -> None:
@@ -258,7 +252,7 @@ DEEDS: dict[str, dict[str, Any]] = {
 #: The record before the race.
 FORMS: dict[str, list[Any]] = {
     "missing": [{"_id": "other", "q": "b"}],
-    "unnamed": [stored_record("bucket", v=2, shape={"pack": 500})],
+    "unnamed": [record("bucket", v=2, shape={"pack": 500})],
 }
 
 
@@ -283,7 +277,7 @@ def attempt(run: Callable[[], object]) -> bool:
 
 def judge(steps: Steps, accepted: dict[str, bool]) -> None:
     """Check that each program got all that it named, or was refused and changed nothing."""
-    found = steps.collection.find_one({"_id": STORED}) or {}
+    found = record_of(steps)
     given = [each for deed, each in DEEDS.items() if accepted.get(deed)]  # reshape is the last
     named = found.get("named", {})
     assert named.keys() == {name for each in given for name in each}, accepted
@@ -333,7 +327,7 @@ def test_program_that_dies_names_all_or_none(fault: str, quick: str, form: str) 
         else:
             assert at > 1
             return
-        named = (steps.collection.find_one({"_id": STORED}) or {}).get("named", {})
+        named = record_of(steps).get("named", {})
         assert named.keys() in (set(), {"pack", "limit"})
         before = {"both": bool(named)}
         judge(steps, before | {quick: attempt(lambda steps=steps: steps.run(does(quick)))})  # type: ignore[misc]

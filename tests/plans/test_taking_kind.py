@@ -17,7 +17,7 @@ from pyqueue.requests import EnsureQueue, Find, Plan
 from pyqueue.runtime import known_queues
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.runner import NOW, message
+from tests.plans.runner import NOW, message, record_of
 from tests.plans.steps import Steps, at_each_command, lasting
 
 KINDS = ["standard", "priority", "ordered", "bucket"]
@@ -30,11 +30,6 @@ def plans(queue: str = "a", kind: str | None = None, **options: Any) -> QueuePla
 def receive(kind: str | None, timeout: float | None = 0, **options: Any) -> Plan[list[Any]]:
     waiting: Waiting = Waiters("a")
     return plans(kind=kind, **options).receive(waiting, 10, timeout=timeout)
-
-
-def record(steps: Steps) -> dict[str, Any]:
-    """Return the record of queue "a", or nothing."""
-    return dict(steps.collection.find_one({"_id": "~queue:a"}) or {})
 
 
 def made(by: str | None = None) -> Steps:
@@ -80,10 +75,10 @@ def test_kind_is_named_while_messages_enter(
             list(running)
             payloads += [each.payload for each in steps.run(receive(name))]
             assert sorted(payloads) == [1, 2, 3]
-        assert (record(steps)["kind"], "open" in record(steps)) == (name, False)
+        assert (record_of(steps)["kind"], "open" in record_of(steps)) == (name, False)
     steps = before()
     steps.run(enter())
-    assert record(steps)["open"], "an object that names no kind leaves it open"
+    assert record_of(steps)["open"], "an object that names no kind leaves it open"
     assert len(steps.run(receive(name))) == 3
 
 
@@ -153,7 +148,7 @@ def test_consumer_without_a_kind_waits_for_the_record() -> None:
     for _ in range(10):
         next(running)
     assert 30 < steps.seconds < 100, "it reads at each poll, and no more"
-    assert record(steps) == {}
+    assert record_of(steps) == {}
     steps.run(push())
     received: list[Any] = []
 
@@ -162,8 +157,8 @@ def test_consumer_without_a_kind_waits_for_the_record() -> None:
 
     list(rest())
     assert sorted(each.payload for each in received) == [1, 2, 3]
-    assert "open" not in record(steps), "to receive names the kind"
-    assert record(steps)["kind"] == "standard"
+    assert "open" not in record_of(steps), "to receive names the kind"
+    assert record_of(steps)["kind"] == "standard"
 
 
 @pytest.mark.parametrize("waiting", [False, True])
@@ -205,8 +200,7 @@ def test_object_without_a_kind_takes_the_kind_of_the_record(name: str) -> None:
         held = queue.reserve_many(9, timeout=0)
         assert [each.payload for each in held] == [1, 2]
         queue.commit(*held)
-        stored = client.database["pyqueue"].find_one({"_id": "~queue:a"})
-        assert stored is not None
+        stored = record_of(client)
         assert (stored["kind"], stored["options"]) == (name, {"lease": 7})
         assert queue.counts().total == 0
         assert queue.push_many([3, 4])
@@ -230,9 +224,9 @@ def test_receive_races_with_the_first_name(receives: bool) -> None:
             steps.run(namespace.ensure("a", kind.lookup("bucket"), Options()))
         except ConfigurationError:
             assert receives
-            assert record(steps)["kind"] == "standard"
+            assert record_of(steps)["kind"] == "standard"
         list(running)
-        assert record(steps).get("paused", False) is not receives
+        assert record_of(steps).get("paused", False) is not receives
 
 
 # ---- options without a kind
@@ -244,10 +238,10 @@ def test_option_of_one_kind_needs_the_kind_or_such_a_queue() -> None:
     for operation in (plans(shape={"pack": 5}).push([1]), receive(None, shape={"pack": 5})):
         with pytest.raises(ConfigurationError, match=text):
             steps.run(operation)
-    assert record(steps) == {}
+    assert record_of(steps) == {}
     steps = made("bucket")
     steps.run(plans(shape={"pack": 5}).push([1, 2]))
-    assert record(steps)["shape"]["pack"] == 5
+    assert record_of(steps)["shape"]["pack"] == 5
 
 
 @pytest.mark.parametrize("receives", [False, True])
@@ -256,7 +250,7 @@ def test_limit_is_named_in_any_kind(receives: bool) -> None:
     for name in (None, *KINDS):
         steps = made(name)
         steps.run(receive(None, shape=limit) if receives else plans(shape=limit).push([1]))
-        stored = record(steps)
+        stored = record_of(steps)
         assert stored["shape"]["limit"] == limit["limit"]
         assert stored["kind"] == (name or "standard")
         assert ("open" in stored) is (name is None and not receives)
@@ -282,8 +276,8 @@ def test_deleted_queue_is_not_known_from_a_read() -> None:
         client.delete_queue("a", force=True)
         assert (queue.counts().total, len(client.queues())) == (0, 1)
         other.move(*other.reserve_many(1, timeout=0), to="a")
-        stored = client.database["pyqueue"].find_one({"_id": "~queue:a"})
-        assert stored is not None
+        stored = record_of(client)
+        assert stored
         assert "deleted" not in stored
         known = runner_of(client).open().known
         assert known.kind_of(EnsureQueue("a", None)) == "standard", "an open kind is known, too"
