@@ -197,12 +197,15 @@ DISTURBANCES: Final[Mapping[str, Callable[[Faults[Any], int], None]]] = {
 }
 
 
-def each_command(faults: Faults[Any]) -> pytest.MarkDecorator:
-    """Return the parameter ``every`` of a test that disturbs this world in another way."""
+#: ``make test`` stops at some commands, ``make test-slow`` at each.
+some_or_all = pytest.mark.parametrize(
+    "some", [pytest.param(True, id="some"), pytest.param(False, id="all", marks=pytest.mark.slow)]
+)
+
+
+def each_command(stride: int) -> pytest.MarkDecorator:
+    """Return the parameter ``every``: ``make test`` stops at every n-th command."""
     return pytest.mark.parametrize(
         "every",
-        [
-            pytest.param(faults.stride, id="some"),
-            pytest.param(1, id="all", marks=pytest.mark.slow),
-        ],
+        [pytest.param(stride, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)],
     )

@@ -16,7 +16,7 @@ from tests.plans import test_pack_moves as pack_moves
 from tests.plans import test_packs as packs
 from tests.plans import test_slots as slots
 from tests.plans import test_stream_groups as stream_groups
-from tests.plans.faults import DISTURBANCES, Faults
+from tests.plans.faults import DISTURBANCES, Faults, some_or_all
 
 WORLDS: Final[dict[str, Faults[Any]]] = {
     "slots": slots.FAULTS["standard"],
@@ -28,10 +28,6 @@ WORLDS: Final[dict[str, Faults[Any]]] = {
     "moves of packs": pack_moves.FAULTS,
     "stream": stream_groups.FAULTS,
 }
-#: ``make test`` stops at some commands, ``make test-slow`` at each.
-some_or_all = pytest.mark.parametrize(
-    "some", [pytest.param(True, id="some"), pytest.param(False, id="all", marks=pytest.mark.slow)]
-)
 
 
 @some_or_all

@@ -38,13 +38,11 @@ from pyqueue.requests import (
     UpdateEach,
 )
 from pyqueue.runtime.waiters import Waiters
+from tests.plans.faults import each_command
 from tests.plans.runner import NOW
 from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request, resume, shared
 
-#: ``make test`` stops at every third command, ``make test-slow`` at each.
-some_or_every = pytest.mark.parametrize(
-    "every", [pytest.param(3, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
-)
+some_or_every = each_command(3)
 DAY = 86400
 #: mongomock deletes expired documents by the real time.
 HISTORY = 99 * 365.0 * DAY

@@ -133,7 +133,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@each_command(FAULTS["rate"])
+@each_command(FAULTS["rate"].stride)
 def test_walk_beside_a_consumer_changes_nothing(name: str, every: int) -> None:
     """Another process corrects deferred messages before each command."""
 

@@ -130,7 +130,7 @@ def audit(steps: Steps, *consumers: Consumer) -> None:
 FAULTS = Faults(stored, Consumer, audit, 400, check, stride=97)
 
 
-@each_command(FAULTS)
+@each_command(FAULTS.stride)
 def test_walk_beside_a_consumer_changes_nothing(every: int) -> None:
     """Another process corrects deferred messages before each command."""
     FAULTS.sleeps(every, lambda steps, quick: steps.run(walk()))

@@ -155,7 +155,7 @@ def test_work_without_faults() -> None:
     audit(steps, consumer)
 
 
-@each_command(FAULTS)
+@each_command(FAULTS.stride)
 def test_log_is_trimmed_anywhere_while_a_consumer_works(every: int) -> None:
     def trim(steps: Steps, quick: Consumer) -> None:
         steps.seconds += 700

@@ -18,6 +18,7 @@ from pyqueue.backends.limits import rates
 from pyqueue.requests import Plan
 from tests.plans import test_pacing as pacing
 from tests.plans import test_stream_rates as streams
+from tests.plans.faults import some_or_all
 from tests.plans.steps import FAULT_AT, Cut, Steps, asleep, resume
 
 #: While a consumer sleeps, the bucket fills again.
@@ -119,9 +120,6 @@ USERS: Final = {
         stride=1,
     ),
 }
-some_or_all = pytest.mark.parametrize(
-    "some", [pytest.param(True, id="some"), pytest.param(False, id="all", marks=pytest.mark.slow)]
-)
 at_a_reply = pytest.mark.parametrize("reply", [False, True], ids=["a command", "a reply"])
 each_kind = pytest.mark.parametrize("kind", [*pacing.KINDS, "stream"])
 

@@ -27,7 +27,7 @@ from pyqueue.messages import PackedReservation
 from pyqueue.requests import Document, UpdateEach
 from tests.plans import test_pack_moves as moves
 from tests.plans import test_packs as ends
-from tests.plans.faults import DISTURBANCES, Faults
+from tests.plans.faults import DISTURBANCES, Faults, each_command
 from tests.plans.runner import NOW
 from tests.plans.steps import Steps
 
@@ -47,9 +47,6 @@ WORKS: dict[str, Faults[Any]] = {"ends": ends.FAULTS, "moves": moves.FAULTS}
 #: ``test_faults`` tries these, without a taken id.
 UNTRIED = {"loses a request", "sleeps while another works"}
 
-some_or_every = pytest.mark.parametrize(
-    "every", [pytest.param(97, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
-)
 each_case = pytest.mark.parametrize(
     ("work", "taker"),
     [
@@ -88,7 +85,7 @@ def taken(faults: Faults[Any], taker: str) -> Faults[Any]:
 
 @each_case
 @pytest.mark.parametrize("disturbance", sorted(DISTURBANCES.keys() - UNTRIED))
-@some_or_every
+@each_command(97)
 def test_process_meets_a_taken_id_and_dies(
     work: str, taker: str, disturbance: str, every: int
 ) -> None:
