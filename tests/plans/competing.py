@@ -8,6 +8,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final
 
+import pytest
+
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.errors import LeaseLost
 from pyqueue.requests import Plan
@@ -19,6 +21,12 @@ ENDS: Final = ("commit", "commit", "commit", "release", "rollback", "later")
 
 #: Pushes some messages of a producer, which has this number.
 Push = Callable[[random.Random, int], Plan[list[Any]]]
+
+
+def seeds(few: int, many: int) -> pytest.MarkDecorator:
+    """Return the parameter ``seed``: ``make test`` runs a few, ``make test-slow`` many."""
+    slow = (pytest.param(number, marks=pytest.mark.slow) for number in range(few, many))
+    return pytest.mark.parametrize("seed", [*range(few), *slow])
 
 
 def compete(

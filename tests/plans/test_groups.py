@@ -29,7 +29,7 @@ from pyqueue.documents import group_of, stored_group
 from pyqueue.messages import Backoff
 from pyqueue.requests import Delete, Insert, Plan, UpdateEach
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.competing import compete
+from tests.plans.competing import compete, seeds
 from tests.plans.meddler import Meddler
 from tests.plans.runner import NOW, after
 from tests.plans.steps import Cut, Steps
@@ -581,9 +581,7 @@ def push(choose: random.Random, producer: int) -> Plan[list[Any]]:
 
 @pytest.mark.parametrize("limit", [None, 2])
 @pytest.mark.parametrize("mortal", [False, True])
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 60))]
-)
+@seeds(1, 60)
 def test_competing_processes_keep_the_order(seed: int, mortal: bool, limit: int | None) -> None:
     """All messages are finished once, and each group in its order."""
     world = World(seed, lost=0.2, late=0.1)

@@ -28,7 +28,7 @@ from pyqueue.limits import FollowedLimit, check_call, key_of
 from pyqueue.messages import Backoff
 from pyqueue.requests import Command, Find, Plan, Update, UpdateEach
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.competing import compete
+from tests.plans.competing import compete, seeds
 from tests.plans.faults import Faults, Settler, check_ends, each_command
 from tests.plans.meddler import Meddler
 from tests.plans.runner import after
@@ -540,9 +540,7 @@ def push(choose: random.Random, _: int) -> Plan[list[Any]]:
 
 @pytest.mark.parametrize("mortal", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("concurrency", [None, 2])
-@pytest.mark.parametrize(
-    "seed", [*range(1), *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 40))]
-)
+@seeds(1, 40)
 def test_competing_processes_start_no_more_of_a_key(
     seed: int, concurrency: int | None, mortal: bool
 ) -> None:

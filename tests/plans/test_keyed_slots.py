@@ -26,7 +26,7 @@ from pyqueue.limits import FollowedLimit, Limit, key_of
 from pyqueue.messages import Backoff
 from pyqueue.requests import Find, Plan, UpdateEach
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.competing import compete
+from tests.plans.competing import compete, seeds
 from tests.plans.faults import Faults, Settler, check_ends, each_command
 from tests.plans.meddler import Meddler
 from tests.plans.runner import NOW, after
@@ -310,9 +310,7 @@ def push(choose: random.Random, _: int) -> Plan[list[Any]]:
 
 
 @pytest.mark.parametrize("mortal", [False, True])
-@pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 60))]
-)
+@seeds(2, 60)
 def test_competing_processes_hold_no_more_of_a_key(seed: int, mortal: bool) -> None:
     """All messages are finished once."""
     world = World(seed, lost=0.2, late=0.1)

@@ -28,6 +28,7 @@ from pyqueue.documents import listed_levels
 from pyqueue.messages import Backoff
 from pyqueue.requests import Plan, Update
 from pyqueue.runtime.waiters import Waiters
+from tests.plans.competing import seeds
 from tests.plans.meddler import Meddler
 from tests.plans.runner import NOW, after, message
 from tests.plans.store import Process, Store, Task, World, instant, matches, place
@@ -422,9 +423,7 @@ def produce(process: Process, seed: int, pushed: list[Any]) -> Task:
             yield from process.run(plans_reprioritize(id, level))
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.slow) for n in range(4, 40))]
-)
+@seeds(4, 40)
 def test_competing_processes_keep_the_order(seed: int) -> None:
     """Every scan by level takes the highest first, and all messages are consumed once."""
     world = World(seed)

@@ -31,7 +31,7 @@ from pyqueue.errors import InvalidMessage, TimeLimitReached
 from pyqueue.messages import Backoff
 from pyqueue.requests import FindAndModify, Plan, UpdateEach, WriteFailure
 from pyqueue.runtime.waiters import Waiters
-from tests.plans.competing import compete
+from tests.plans.competing import compete, seeds
 from tests.plans.faults import Faults, Settler, check_ends
 from tests.plans.meddler import Meddler
 from tests.plans.runner import NOW, after
@@ -365,9 +365,7 @@ def lowered(kind: str, per: str | None) -> tuple[Steps, Consumer, list[Any]]:
     return steps, old, held
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 40))]
-)
+@seeds(2, 40)
 @pytest.mark.parametrize(
     ("kind", "per"), [("standard", None), ("standard", "headers.t"), ("ordered", None)]
 )
@@ -629,9 +627,7 @@ def push(choose: random.Random, _: int) -> Plan[list[Any]]:
 
 
 @pytest.mark.parametrize("mortal", [False, True])
-@pytest.mark.parametrize(
-    "seed", [*range(2), *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 60))]
-)
+@seeds(2, 60)
 def test_competing_processes_hold_no_more_messages(seed: int, mortal: bool) -> None:
     """All messages are finished once. While none dies, all slots are used."""
     world = World(seed, lost=0.2, late=0.1)
