@@ -1,34 +1,30 @@
-"""Limits on concurrency over threads and processes, also when these are killed."""
+"""Limits on concurrency over threads and clients. ``test_kills`` kills processes, too."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyqueue import Client, LeaseLost, Limit
 from tests.integration.conftest import Connect
-from tests.integration.slot_kills import GROUPS
-from tests.support.kills import LEASE_S, ledger_of
 
 LIMIT = 3
-
 
 each_kind = pytest.mark.parametrize("kind", ["standard", "ordered"])
 
 
 def groups_of(kind: str, count: int) -> list[str | None] | None:
-    """Return the groups of so many messages."""
+    """Return the groups of these messages."""
     return [f"g{number % 7}" for number in range(count)] if kind == "ordered" else None
 
 
 @each_kind
 def test_threads_of_several_clients_hold_up_to_the_limit(kind: Any, connect: Connect) -> None:
-    """A commit lets a consumer of another client go on. Each group keeps its order."""
+    """A commit makes room for a consumer of another client. Each group keeps its order."""
     clients = [connect() for _ in range(2)]
     limit = Limit(concurrency=LIMIT)
     queues = [each.queue("limited", kind=kind, limit=limit) for each in clients]
@@ -139,70 +135,3 @@ def test_customers_do_not_hold_up_each_other(connect: Connect) -> None:
     assert not wrong.is_set(), "two messages of one customer"
     assert done == Counter(range(80))
     assert {0, 1, 2, 3, 4} <= set(early)
-
-
-@pytest.mark.parametrize(
-    "kills", [pytest.param(3, id="some"), pytest.param(100, id="all", marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize(
-    ("kind", "per"),
-    [
-        pytest.param("standard", None, marks=pytest.mark.slow),
-        ("standard", "headers.customer"),
-        ("ordered", None),
-    ],
-)
-def test_killed_processes_keep_the_limit(
-    kind: Any, per: str | None, kills: int, url: str, tmp_path: Path
-) -> None:
-    """No more messages are held at any time, and no slot stays taken. Groups are in order."""
-    with Client(url) as client:
-        queue = client.queue("limited", kind=kind, limit=Limit(concurrency=LIMIT, per=per))
-        groups = [f"test.{number % GROUPS}" for number in range(40)]
-        payloads = [f"test.{number}" for number in range(40)]
-        queue.push_many(payloads, groups=groups if kind == "ordered" else None)
-    ledger = ledger_of("tests.integration.slot_kills", url, kills, tmp_path / "ledger")
-    rest: list[str] = []
-    with Client(url) as client:
-        queue = client.queue("limited", kind=kind, max_tries=None)
-        while queue.counts().total > 0:
-            held = queue.reserve_many(100, timeout=30 * LEASE_S)
-            counted = Counter(per and each.headers.get("customer") for each in held)
-            assert 0 < max(counted.values()) <= LIMIT
-            rest += [each.payload for each in held]
-            queue.commit(*held)
-        assert not client.database["pyqueue"].count_documents({"slot": {"$exists": True}})
-    acknowledged = ledger["commit"]
-    # The beginnings of commits are in order. The acknowledgements of two processes need not be.
-    begun = [each for line in ledger.lines("begin-commit") for each in line]
-    finished = [each.partition("|")[0] for each in begun if each in acknowledged] + rest
-    assert max(Counter(finished).values()) == 1, "finished twice"
-    unknown = {each.partition("|")[0] for each in begun if each not in acknowledged}
-    early = [f"test.{number}" for number in range(40)]
-    assert {*early, *ledger["pushed"]} - set(finished) <= unknown, "lost"
-    check_overlaps(ledger["held"])
-    last: dict[tuple[str, int], int] = {}
-    for payload in finished if kind == "ordered" else ():
-        name, _, number = payload.rpartition(".")
-        group = name, int(number) % GROUPS
-        assert int(number) > last.get(group, -1), f"{payload} comes too late"
-        last[group] = int(number)
-    if kills > 5:  # a slow machine may do little between a few kills
-        assert acknowledged.total() > kills, "it did no work"
-
-
-def check_overlaps(held: Counter[str]) -> None:
-    """Check that at no instant two messages with one slot were held, and how many slots exist."""
-    spans: list[tuple[float, float, str]] = []
-    for each in held:
-        slot, *times = each.split("|")
-        began, until = map(float, times)
-        if began < until:
-            spans.append((began, until, slot))
-    spans.sort()
-    open_until: dict[str, float] = {}
-    for began, until, slot in spans:
-        assert open_until.get(slot, 0) <= began, f"two messages have slot {slot}"
-        open_until[slot] = until
-    keys = Counter(slot.partition(":")[2].rpartition("#")[0] for slot in open_until)
-    assert max(keys.values()) <= LIMIT
