@@ -52,68 +52,36 @@ long = settings(
 
 #: The fields that a message may have.
 FIELDS = (
-    *(
-        "q",
-        "when",
-        "due",
-        "tries",
-        "headers",
-        "key",
-        "last_key",
-        "token",
-        "owner",
-        "reserved",
-        "claim",
-        "pushed",
-        "error",
-    ),
-    *(
-        "progress",
-        "checkpoint",
-        "trail",
-        "dead",
-        "processed",
-        "outcome",
-        "expires",
-        "type",
-        "payload",
-        "record",
-        "_id",
-    ),
+    *("q", "when", "due", "tries", "headers", "key", "last_key", "token", "owner", "reserved"),
+    *("claim", "pushed", "error", "progress", "checkpoint", "trail", "dead", "processed"),
+    *("outcome", "expires", "type", "payload", "record", "_id"),
 )
 #: The ways to receive.
 VERBS = ("reserve", "reserve_many", "pop", "pop_many")
-#: The odd values that are tried in every field with some of them; and those with one of them,
-#: because each message takes several commands.
+#: The odd values that most cases try in every field, and those that one case tries: each message
+#: takes several commands.
 FEW = ["null", "text", "array of instants"]
 MANY = [
-    *FEW,
-    "bool",
-    "64 bits",
-    "NaN",
-    "decimal",
-    "operator",
-    "array",
-    "before year 1",
-    "year 8500",
-    "binary",
-    "regex",
-    "least",
+    *(*FEW, "bool", "64 bits", "NaN", "decimal", "operator", "array", "before year 1"),
+    *("year 8500", "binary", "regex", "least"),
 ]
+
+
+@pytest.fixture
+def quick_rescans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rescan often, for tests whose messages are found by rescans only."""
+    monkeypatch.setattr("pyqueue.backends.scan.BUSY_RESCAN_S", 0.2)
+    monkeypatch.setattr("pyqueue.backends.scan.IDLE_RESCAN_S", 0.05)
+
+
+by_rescans = pytest.mark.usefixtures("quick_rescans")
 
 
 def message(queue: str, **fields: Any) -> dict[str, Any]:
     """Return a message as a push stores it, ready for five seconds, with these fields changed."""
     past = datetime.now(UTC).replace(microsecond=0) - timedelta(seconds=5)
-    return {
-        "_id": ObjectId(),
-        "q": queue,
-        "when": past,
-        "due": past,
-        "tries": 0,
-        "pushed": past,
-        "payload": "poison",
-    } | fields
+    message = {"_id": ObjectId(), "q": queue, "when": past, "due": past, "pushed": past}
+    return message | {"tries": 0, "payload": "poison"} | fields
 
 
 def poisoned(queue: str, field: str, value: Any) -> dict[str, Any]:
@@ -141,7 +109,7 @@ def receive(queue: AnyQueue, verb: str) -> list[Message[Any]]:
 
 
 def drain(queue: AnyQueue, verb: str, most: int) -> list[Message[Any]]:
-    """Receive and settle until nothing is ready, which may take until the next full scan."""
+    """Receive and settle until nothing is ready, which may take until the next rescan."""
     received: list[Message[Any]] = []
     end = time.monotonic() + LONG
     while queue.counts().ready:
@@ -154,7 +122,7 @@ def drain(queue: AnyQueue, verb: str, most: int) -> list[Message[Any]]:
     return received
 
 
-def look(queue: AnyQueue) -> None:
+def read(queue: AnyQueue) -> None:
     """Read a queue in every way."""
     queue.peek(1000)
     queue.counts()
@@ -164,12 +132,14 @@ def look(queue: AnyQueue) -> None:
         queue.get(name)
 
 
+@by_rescans
 @pytest.mark.parametrize("verb", ["reserve_many", "pop"])
 def test_odd_values_in_every_field(place: Place, verb: str) -> None:
     receive_all(place, verb, MANY if (place.kind, verb) == ("blocking", "reserve_many") else FEW)
 
 
 @pytest.mark.slow
+@by_rescans
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_odd_value_in_every_field(place: Place, verb: str) -> None:
     receive_all(place, verb, list(ODD))
@@ -185,27 +155,21 @@ def receive_all(place: Place, verb: str, kinds: list[str]) -> None:
         ]
     inserted = put(place, documents)
     assert inserted >= len(documents) - 12  # ids that the server refuses
-    look(queue)
+    read(queue)
     received = drain(queue, verb, len(documents))
     assert sum(each.payload == "good" for each in received) == len(FIELDS)
     for each in received:
         check_sound(each, name)
-    look(dead)
-    buried = list(
-        place.raw.find({"q": dead.name, "record": {"$exists": False}}, {"dead": 1, "error": 1})
-    )
+    read(dead)
+    no_record = {"record": {"$exists": False}}
+    buried = list(place.raw.find({"q": dead.name, **no_record}, {"dead": 1, "error": 1}))
+    fault = "the stored document is not as pyqueue writes it: "
     for letter in buried:
-        assert letter["dead"]["reason"] == "invalid"
-        assert letter["dead"]["from"] == name
-        assert letter["error"]["message"].startswith(
-            "the stored document is not as pyqueue writes it: "
-        )
-    hidden = list(place.raw.find({"q": name, "record": {"$exists": False}}, {"when": 1, "_id": 1}))
-    assert [
-        each
-        for each in hidden
-        if isinstance(each.get("when"), datetime) and each["when"].year < 8000
-    ] == []
+        assert (letter["dead"]["reason"], letter["dead"]["from"]) == ("invalid", name)
+        assert letter["error"]["message"].startswith(fault)
+    hidden = list(place.raw.find({"q": name, **no_record}, {"when": 1, "_id": 1}))
+    whens = [each.get("when") for each in hidden]
+    assert not [each for each in whens if isinstance(each, datetime) and each.year < 8000]
     assert len(received) + len(buried) + len(hidden) == inserted
     assert len(buried) > inserted / 3
     # A dead message returns unless its id is invalid; by then it is valid unless it has no payload.
@@ -216,17 +180,14 @@ def receive_all(place: Place, verb: str, kinds: list[str]) -> None:
     place.raw.delete_many({})
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        {"_id": 5},
-        {"_id": None},
-        {"due": datetime(7000, 1, 1, tzinfo=UTC)},
-        {"due": "x"},
-        {"when": [datetime(2026, 1, 1, tzinfo=UTC)]},
-    ],
-    ids=repr,
-)
+EARLY = datetime(2026, 1, 1, tzinfo=UTC)
+BESIDE = [
+    *({"_id": 5}, {"_id": None}, {"due": datetime(7000, 1, 1, tzinfo=UTC)}, {"due": "x"}),
+    {"when": [EARLY]},
+]
+
+
+@pytest.mark.parametrize("odd", BESIDE, ids=repr)
 @pytest.mark.parametrize("verb", ["reserve", "reserve_many", "pop"])
 def test_invalid_document_hides_no_neighbour(place: Place, odd: dict[str, Any], verb: str) -> None:
     """An odd document does not move the start of the scan past messages of the same instant."""
@@ -252,17 +213,16 @@ def check_sound(each: Message[Any], name: str) -> None:
     assert type(each.tries) is int
     assert isinstance(each.headers, dict)
     assert all(isinstance(value, (str, int, float)) for value in each.headers.values())
-    assert all(
-        isinstance(stop["q"], str) and isinstance(stop["at"], datetime) for stop in each.trail
-    )
-    for text in (each.key,):
-        assert text is None or isinstance(text, str)
+    for stop in each.trail:
+        assert isinstance(stop["q"], str)
+        assert isinstance(stop["at"], datetime)
+    assert each.key is None or isinstance(each.key, str)
     for part in (each.error, each.progress, each.dead):
         assert part is None or isinstance(part, dict)
 
 
 def documents() -> st.SearchStrategy[Given]:
-    """Generate messages with some odd fields and without some others."""
+    """Generate messages with some odd fields, and some fields missing."""
     changes = st.dictionaries(st.sampled_from(FIELDS), odd(), max_size=4)
     missing = st.sets(st.sampled_from(FIELDS), max_size=3)
     return st.builds(lambda change, gone: Given((change, gone)), changes, missing)
@@ -280,9 +240,7 @@ def consume(
         name, Strict if typed else None, history=60 if "many" in verb else None
     )
     place.client.queue(name).push({"a": 1})
-    document = {
-        field: value for field, value in message(name, **change).items() if field not in missing
-    }
+    document = {key: each for key, each in message(name, **change).items() if key not in missing}
     if "q" in change:
         document["q"] = [name, change["q"]]
     try:
@@ -290,19 +248,20 @@ def consume(
     except PyMongoError:
         assume(False)
     place.client.queue(name).push({"a": 2})
-    look(queue)
+    read(queue)
     received = drain(queue, verb, 10)
     mine = [each.payload for each in received if each.id != document["_id"]]
     assert mine == ([Strict(a=1), Strict(a=2)] if typed else [{"a": 1}, {"a": 2}])
-    look(queue)
+    read(queue)
     dead = place.client.queue(f"{name}.dead")
-    look(dead)
+    read(dead)
     drain(dead, verb, 10)
     place.client.queues()
     with Client(place.raw.database, signals="none:") as client:
         assert doctor.check_documents(client).level in ("ok", "advice")
 
 
+@by_rescans
 @bounded
 @given(documents(), st.sampled_from(sorted(VERBS)), st.booleans())
 def test_any_document_between_messages(place: Place, given: Given, verb: str, typed: bool) -> None:
@@ -312,6 +271,7 @@ def test_any_document_between_messages(place: Place, given: Given, verb: str, ty
 
 
 @pytest.mark.slow
+@by_rescans
 @long
 @given(documents(), st.sampled_from(sorted(VERBS)), st.booleans())
 def test_any_document_between_messages_at_length(
@@ -327,14 +287,12 @@ def test_any_document_between_messages_at_length(
 
 def unreadable(queue: str) -> list[RawBSONDocument]:
     """Return messages that Python cannot read: invalid UTF-8, and a UUID of five bytes."""
-    text = bson.encode(message(queue, _id=f"a text of {queue}", payload="POISON")).replace(
-        b"POISON", b"POISO\xff"
-    )
-    name = bson.encode(message(queue, payload={"POISON": 1})).replace(b"POISON", b"POISO\xff")
-    uuid = bson.encode(message(queue, payload=bson.Binary(b"five!", 5))).replace(
-        b"\x05five!", b"\x04five!"
-    )
-    return [RawBSONDocument(each) for each in (text, name, uuid)]
+    text = message(queue, _id=f"a text of {queue}", payload="POISON")
+    name = message(queue, payload={"POISON": 1})
+    uuid = message(queue, payload=bson.Binary(b"five!", 5))
+    spoilt = [bson.encode(each).replace(b"POISON", b"POISO\xff") for each in (text, name)]
+    spoilt.append(bson.encode(uuid).replace(b"\x05five!", b"\x04five!"))
+    return [RawBSONDocument(each) for each in spoilt]
 
 
 @pytest.mark.parametrize("verb", ["reserve", "reserve_many", "pop_many"])
@@ -394,11 +352,8 @@ def test_batch_refused_half_way_is_delivered(place: Place) -> None:
     queue = place.client.queue(name)
     for payload in range(6):
         queue.push(payload)
-        place.raw.insert_one(
-            message(
-                name, tries="many", when=datetime.now(UTC) - timedelta(seconds=1 - payload / 10)
-            )
-        )
+        when = datetime.now(UTC) - timedelta(seconds=1 - payload / 10)
+        place.raw.insert_one(message(name, tries="many", when=when))
     received = queue.reserve_many(4, timeout=0)
     received += queue.reserve_many(100, timeout=0)
     assert sorted(each.payload for each in received) == list(range(6))
@@ -452,14 +407,7 @@ def test_any_exception_of_a_model_buries_the_message(place: Place, error: Except
 
 #: Values of ``when`` other than a date in the usual range. GONE: the field is missing.
 GONE = object()
-NO_DATES = (
-    "tomorrow",
-    None,
-    0,
-    [datetime(2999, 1, 1, tzinfo=UTC)],
-    DatetimeMS(1 << 62),
-    GONE,
-)
+NO_DATES = ("tomorrow", None, 0, [datetime(2999, 1, 1, tzinfo=UTC)], DatetimeMS(1 << 62), GONE)
 #: Queues in which messages wait for each other: all have the same header, and the same group.
 ONE_AT_A_TIME: dict[str, dict[str, Any]] = {
     "group": {"kind": "ordered"},
@@ -468,7 +416,7 @@ ONE_AT_A_TIME: dict[str, dict[str, Any]] = {
     "slot of a key": {"limit": Limit(concurrency=1, per="headers.key")},
     "slot and rate": {"limit": Limit(concurrency=1, rate=1e6, per="headers.key")},
 }
-#: Each value costs a second or more, because a rescan has to find what goes on.
+#: With each value, a rescan has to find the next message.
 each_no_date = pytest.mark.parametrize(
     "dates",
     [
@@ -484,9 +432,8 @@ def damage(place: Place, id: object, **fields: Any) -> None:
     put = {name: value for name, value in fields.items() if value is not GONE}
     gone = {name: "" for name, value in fields.items() if value is GONE}
     update = {"$set": put, "$unset": gone}
-    changed = place.raw.update_one(
-        {"_id": id}, {name: each for name, each in update.items() if each}
-    )
+    changes = {name: each for name, each in update.items() if each}
+    changed = place.raw.update_one({"_id": id}, changes)
     assert changed.modified_count == 1
 
 
@@ -511,6 +458,7 @@ def receive_one_by_one(queue: AnyQueue, number: int) -> list[Any]:
     return found
 
 
+@by_rescans
 @one_at_a_time
 @each_no_date
 def test_held_message_without_a_date_stops_none(
@@ -528,13 +476,14 @@ def test_held_message_without_a_date_stops_none(
         assert place.raw.count_documents({"q": queue.name, "payload": {"$exists": True}}) == 0
 
 
+@by_rescans
 @one_at_a_time
 @each_no_date
 @pytest.mark.parametrize("bad", [[0], [1, 2]], ids=["first", "next"])
 def test_waiting_message_without_a_date_stops_none(
     place: Place, terms: dict[str, Any], bad: list[int], dates: tuple[object, ...]
 ) -> None:
-    """It stays where it is, as in a queue whose messages do not wait for each other."""
+    """It stays in its place, as in a queue whose messages do not wait for each other."""
     for when in dates:
         queue, ids = fill(place, terms, 4)
         good = [number for number in range(4) if number not in bad]
@@ -550,9 +499,10 @@ def test_waiting_message_without_a_date_stops_none(
         place.raw.delete_many({"q": queue.name})
 
 
+@by_rescans
 @pytest.mark.parametrize("field", ["slot", "lock", "limited", "group"])
-def test_array_of_what_others_wait_for_stops_none(place: Place, field: str) -> None:
-    """An index has an array under each of its values, so it is in the way of the real documents."""
+def test_array_that_messages_wait_for_stops_none(place: Place, field: str) -> None:
+    """An index has an array under each of its values, so it hides the real documents."""
     limit = Limit(concurrency=1, per="headers.key") if field in ("slot", "limited") else None
     queue, ids = fill(place, {"limit": limit} if limit else {"kind": "ordered"}, 3)
     held = queue.reserve_many(10, timeout=0)
@@ -591,6 +541,12 @@ def test_odd_bucket_of_a_rate_stops_none(place: Place, field: str, per: str | No
 # ---- records
 
 
+def record(queue: str, **fields: Any) -> dict[str, Any]:
+    """Return the record of a queue as this release stores it, with these fields changed."""
+    known = {"_id": f"~queue:{queue}", "q": queue, "when": datetime.now(UTC), "record": True}
+    return known | {"kind": "standard", "v": 1} | fields
+
+
 RECORDS = {
     "options": ["null", "operator", "document"],
     "paused": ["null", "bool", "NaN", "text", "empty array", "least"],
@@ -609,16 +565,7 @@ def test_odd_records_work_or_are_refused(place: Place, field: str) -> None:
     """An unknown record raises ConfigurationError and stays unchanged; any other record works."""
     for kind in RECORDS[field]:
         name = place.name()
-        record = {
-            "_id": f"~queue:{name}",
-            "q": name,
-            "when": datetime.now(UTC),
-            "record": True,
-            "kind": "standard",
-            "v": 1,
-        }
-        record[field] = ODD[kind]
-        place.raw.insert_one(record)
+        place.raw.insert_one(record(name, **{field: ODD[kind]}))
         queue = place.client.queue(name)
         if field in ("kind", "v") and kind != "negative":
             before = place.bytes()
@@ -631,7 +578,7 @@ def test_odd_records_work_or_are_refused(place: Place, field: str) -> None:
         assert queue.push(1, key="k") is not None
         assert queue.paused() is bool(ODD[kind]) or field != "paused"
         queue.resume()
-        look(queue)
+        read(queue)
         assert [each.payload for each in queue.peek()] == [1]
         received = queue.reserve(0) if field != "paused" else queue.reserve(10)
         assert received is not None
@@ -695,20 +642,15 @@ def test_worker_outlives_invalid_messages(url: str, kind: str) -> None:
 
 def test_trace_shows_any_document(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
     now = datetime.now(UTC)
-    fields = [field for field in FIELDS if field != "_id"]  # by which it was found
+    fields = [field for field in FIELDS if field != "_id"]  # the document was found by its id
     for field in fields:
         for value in ODD.values():
-            stored = bson.decode(
-                bson.encode(message("a", **{field: value}), codec_options=OPTIONS), OPTIONS
-            )
-            told = trace.to_json(stored, now, 20)
-            trace.show(told)
-            assert as_json_text(told)
-        trace.show(
-            trace.to_json(
-                {key: value for key, value in message("a").items() if key != field}, now, None
-            )
-        )
+            encoded = bson.encode(message("a", **{field: value}), codec_options=OPTIONS)
+            shown = trace.to_json(bson.decode(encoded, OPTIONS), now, 20)
+            trace.show(shown)
+            assert as_json_text(shown)
+        bare = {key: value for key, value in message("a").items() if key != field}
+        trace.show(trace.to_json(bare, now, None))
     assert capsys.readouterr().out.count("message    ") == len(fields) * (len(ODD) + 1)
 
 
@@ -733,23 +675,10 @@ def test_doctor_names_messages_no_receive_finds(url: str) -> None:
             pass
         assert doctor.check_documents(client).level == "ok"
         collection = client.database["pyqueue"]
-        far = [
-            datetime(8500, 1, 1, tzinfo=UTC),
-            datetime.max.replace(tzinfo=UTC),
-            DatetimeMS(1 << 60),
-        ]
-        whens = [
-            None,
-            "tomorrow",
-            5,
-            {"$date": 5},
-            True,
-            [],
-            MinKey(),
-            Timestamp(1, 1),
-            Regex("."),
-            MaxKey(),
-            *far,
+        far = [datetime(8500, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC)]
+        whens: list[Any] = [
+            *(None, "tomorrow", 5, {"$date": 5}, True, [], MinKey(), Timestamp(1, 1), Regex(".")),
+            *(MaxKey(), DatetimeMS(1 << 60), *far),
         ]
         for place, when in enumerate(whens):
             collection.insert_one(message("a", _id=f"odd-{place}", when=when))
@@ -771,18 +700,10 @@ def test_doctor_names_messages_no_receive_finds(url: str) -> None:
 def test_invalid_options_in_a_record_are_skipped(url: str) -> None:
     with Client(url) as client:
         client.queue("a").push(1)
-        for options in (
-            {"lease": "x"},
-            {"max_tries": -1},
-            {"dead_letter": "no name"},
-            {"history": [1]},
-            [1],
-            "x",
-            None,
-        ):
-            client.database["pyqueue"].update_one(
-                {"_id": "~queue:a"}, {"$set": {"options": options}}
-            )
+        some = {"lease": "x"}, {"max_tries": -1}, {"dead_letter": "no name"}, {"history": [1]}
+        for options in (*some, [1], "x", None):
+            change = {"$set": {"options": options}}
+            client.database["pyqueue"].update_one({"_id": "~queue:a"}, change)
             result = CliRunner(env={"PYQUEUE_URL": url}).invoke(app, ["redrive", "a"])
             assert (result.exit_code, result.stdout) == (0, "0\n")
             assert ("are ignored" in result.stderr) == isinstance(options, dict)
