@@ -13,11 +13,11 @@ from pyqueue import AsyncClient, Client, ConfigurationError, InvalidMessage, Que
 from pyqueue.runtime.connecting import runner_of
 from tests.hostile.conftest import Place
 from tests.hostile.servers import Secure
-from tests.hostile.test_documents import message, unreadable
+from tests.hostile.test_documents import EARLY, message, record, unreadable
 from tests.hostile.test_upgrade import ENTERING, LATER, leaves_alone
 
 #: Operations on stored messages that need not read the record.
-UNLOOKED: dict[str, Callable[..., Any]] = {
+RECORDLESS: dict[str, Callable[..., Any]] = {
     "remove": lambda client, queue, held: queue.remove("there"),
     "purge": lambda client, queue, held: queue.purge(),
     "redrive": lambda client, queue, held: queue.redrive(),
@@ -26,9 +26,9 @@ UNLOOKED: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", UNLOOKED)
+@pytest.mark.parametrize("name", RECORDLESS)
 def test_messages_of_a_later_version_are_left_alone(place: Place, name: str) -> None:
-    leaves_alone(place, LATER["a newer version"], {name: UNLOOKED[name]})
+    leaves_alone(place, LATER["a newer version"], {name: RECORDLESS[name]})
 
 
 def test_record_of_another_kind_is_left_alone(place: Place) -> None:
@@ -39,15 +39,7 @@ def test_record_of_another_kind_is_left_alone(place: Place) -> None:
 @pytest.mark.parametrize("options", [True, "text", ["a"]], ids=repr)
 def test_record_without_valid_options_works(place: Place, options: Any) -> None:
     name = place.name()
-    record = {
-        "_id": f"~queue:{name}",
-        "q": name,
-        "when": datetime.now(UTC),
-        "record": True,
-        "kind": "standard",
-        "v": 1,
-    }
-    place.raw.insert_one(record | {"options": options})
+    place.raw.insert_one(record(name, options=options))
     assert place.client.queue(name).push(1) is not None
 
 
@@ -56,9 +48,9 @@ def test_record_without_valid_options_works(place: Place, options: Any) -> None:
     [
         {"dead": "x"},
         {"dead": {}},
-        {"dead": {"from": "no name", "at": datetime(2026, 1, 1, tzinfo=UTC)}},
-        {"dead": {"from": "a", "at": datetime(2026, 1, 1, tzinfo=UTC)}, "trail": "x"},
-        {"dead": {"from": "a", "at": datetime(2026, 1, 1, tzinfo=UTC)}, "token": {"$bad": 1}},
+        {"dead": {"from": "no name", "at": EARLY}},
+        {"dead": {"from": "a", "at": EARLY}, "trail": "x"},
+        {"dead": {"from": "a", "at": EARLY}, "token": {"$bad": 1}},
     ],
     ids=repr,
 )
@@ -84,12 +76,16 @@ def test_push_with_the_id_of_a_foreign_message(place: Place) -> None:
         place.client.queue(name).push(1, id=f"another of {name}")
 
 
+def holding(place: Place, payload: Any) -> tuple[Any, Any]:
+    """Return a new queue, and the reservation of its one message."""
+    queue = place.client.queue(place.name())
+    queue.push(payload)
+    return queue, queue.reserve(0)
+
+
 @pytest.mark.parametrize("to", [5, None, {"$x": 1}, ""], ids=repr)
 def test_rename_to_an_invalid_name_is_refused(place: Place, to: Any) -> None:
-    queue = place.client.queue(place.name())
-    queue.push({"a": 1})
-    held = queue.reserve(0)
-    assert held is not None
+    queue, held = holding(place, {"a": 1})
     with pytest.raises(ConfigurationError, match="update"):
         queue.move(held, to="x", update={"$rename": {"a": to}})
 
@@ -101,38 +97,28 @@ def test_next_when_skips_a_when_that_is_not_a_date(place: Place) -> None:
 
 
 def test_history_lists_finished_messages_only(place: Place) -> None:
-    name = place.name()
+    name, far = place.name(), datetime(9500, 1, 1, tzinfo=UTC)
     queue = place.client.queue(name, history=60)
     queue.push(1)
     queue.pop(0)
-    place.raw.insert_one(message(name, when=datetime(9500, 1, 1, tzinfo=UTC)))
-    place.raw.update_one(
-        {"_id": f"~queue:{name}"}, {"$set": {"when": datetime(9500, 1, 1, tzinfo=UTC)}}
-    )
+    place.raw.insert_one(message(name, when=far))
+    place.raw.update_one({"_id": f"~queue:{name}"}, {"$set": {"when": far}})
     assert [each.outcome for each in queue.history()] == ["popped"]
 
 
 def test_history_since_a_future_day_is_empty(place: Place) -> None:
-    assert (
-        place.client.queue(place.name(), history=60).history(since=datetime(3500, 1, 1, tzinfo=UTC))
-        == []
-    )
+    queue = place.client.queue(place.name(), history=60)
+    assert queue.history(since=datetime(3500, 1, 1, tzinfo=UTC)) == []
 
 
 def test_note_with_a_lone_surrogate_is_refused(place: Place) -> None:
-    queue = place.client.queue(place.name())
-    queue.push(1)
-    held = queue.reserve(0)
-    assert held is not None
+    queue, held = holding(place, 1)
     with pytest.raises(ConfigurationError, match="note"):
         queue.progress(held, 0.5, "\ud800")
 
 
 def test_refused_move_makes_no_record(place: Place) -> None:
-    queue = place.client.queue(place.name())
-    queue.push(1)
-    held = queue.reserve(0)
-    assert held is not None
+    queue, held = holding(place, 1)
     target = place.name()
     with pytest.raises(InvalidMessage):
         queue.move(held, to=target, payload=object())
@@ -148,14 +134,14 @@ def test_arguments_that_are_not_lists_are_refused(place: Place) -> None:
             queue.move_many(pairs, to="x")
 
 
-@pytest.mark.parametrize("look", ["get", "peek"])
-def test_reading_an_unreadable_message_raises(place: Place, look: str) -> None:
+@pytest.mark.parametrize("verb", ["get", "peek"])
+def test_reading_an_unreadable_message_raises(place: Place, verb: str) -> None:
     name = place.name()
     place.raw.insert_many(unreadable(name))
     try:
         queue = place.client.queue(name)
         with pytest.raises(InvalidMessage, match="cannot be read"):
-            queue.peek() if look == "peek" else queue.get(f"a text of {name}")
+            queue.peek() if verb == "peek" else queue.get(f"a text of {name}")
     finally:
         place.raw.delete_many({"q": name})
 
@@ -172,22 +158,14 @@ def test_any_exception_of_a_model_refuses_the_push(place: Place) -> None:
         queue.push({"b": 1})
 
 
-def test_unknown_model_name_is_refused() -> None:
-    for kind in (Client, AsyncClient):
-        with pytest.raises(ConfigurationError, match="model"):
-            kind("memory:").queue("a", "NoSuchModel")
-
-
-def test_invalid_bus_is_refused() -> None:
-    for kind in (Client, AsyncClient):
-        with pytest.raises(ConfigurationError, match="signals"):
-            kind("memory:", signals=5)  # type: ignore[arg-type]
-
-
-def test_owner_with_a_lone_surrogate_is_refused() -> None:
-    for kind in (Client, AsyncClient):
-        with pytest.raises(ConfigurationError, match="owner"):
-            kind("memory:", owner="\ud800")
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_invalid_options_of_a_client_are_refused(kind: Any) -> None:
+    with pytest.raises(ConfigurationError, match="model"):
+        kind("memory:").queue("a", "NoSuchModel")
+    with pytest.raises(ConfigurationError, match="signals"):
+        kind("memory:", signals=5)
+    with pytest.raises(ConfigurationError, match="owner"):
+        kind("memory:", owner="\ud800")
 
 
 def test_secrets_elsewhere_in_a_url_are_hidden() -> None:
