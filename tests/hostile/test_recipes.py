@@ -21,67 +21,28 @@ GOOD = '[[stages]]\nqueue = "a"\nhandler = "builtins:print"\n'
 
 #: The contents of a TOML file, as text.
 NUMBERS = [
-    "0",
-    "-1",
-    "1e400",
-    "inf",
-    "-inf",
-    "nan",
-    "1" * 400,
-    "1" * 5000,
-    "0x" + "f" * 50,
-    "true",
-    "1979-05-27",
-    "12:00:00",
-    "9999-99-99",
+    *("0", "-1", "1e400", "inf", "-inf", "nan", "1" * 400, "1" * 5000, "0x" + "f" * 50, "true"),
+    *("1979-05-27", "12:00:00", "9999-99-99"),
 ]
 TEXTS = [
-    '""',
-    '"a b"',
-    '"\\u0000"',
-    '"~queue:a"',
-    '"' + "x" * 600 + '"',
-    '"builtins:print"',
-    '"builtins:print()"',
-    '".x:y"',
-    '"a..b:c"',
+    *('""', '"a b"', '"\\u0000"', '"~queue:a"', '"' + "x" * 600 + '"', '"builtins:print"'),
+    *('"builtins:print()"', '".x:y"', '"a..b:c"'),
 ]
 NESTED = [
-    "[]",
-    "{}",
-    '["a", "a"]',
-    "[[]]",
-    "{base = 1}",
-    "{base = -1}",
-    "{factor = nan}",
-    '{"$gt" = ""}',
-    "[" * 3000 + "]" * 3000,
+    *("[]", "{}", '["a", "a"]', "[[]]", "{base = 1}", "{base = -1}", "{factor = nan}"),
+    *('{"$gt" = ""}', "[" * 3000 + "]" * 3000),
 ]
 VALUES = st.sampled_from([*NUMBERS, *TEXTS, *NESTED])
-KEYS = st.sampled_from(
-    [
-        *(
-            "queue",
-            "handler",
-            "to",
-            "model",
-            "concurrency",
-            "time_limit",
-            "lease",
-            "max_tries",
-            "dead_letter",
-            "history",
-            "poll",
-        ),
-        *("backoff", "name", "stages", "unknown", '"$set"', "a.b"),
-    ]
-)
+#: The options of a stage that the tests set one by one.
+STAGE_OPTIONS = [
+    *("queue", "to", "model", "concurrency", "time_limit", "lease", "max_tries", "dead_letter"),
+    *("history", "poll", "backoff"),
+]
+KEYS = st.sampled_from([*STAGE_OPTIONS, "handler", "name", "stages", "unknown", '"$set"', "a.b"])
 LINES = st.tuples(KEYS, VALUES).map(" = ".join)
+HEADS = st.sampled_from(["[[stages]]", "[stages]", *GOOD.splitlines()])
 FILES = st.one_of(
-    st.lists(
-        st.one_of(LINES, st.sampled_from(["[[stages]]", "[stages]", *GOOD.splitlines()])),
-        max_size=8,
-    ).map("\n".join),
+    st.lists(LINES | HEADS, max_size=8).map("\n".join),
     st.lists(LINES, max_size=2).map(lambda lines: GOOD + "\n".join(lines)),
     st.text(max_size=30),
     st.text(string.punctuation + " \n\"'01", max_size=30),
@@ -133,19 +94,7 @@ def test_recipe_of_any_bytes(tmp_path: Path, data: bytes) -> None:
 
 @pytest.mark.parametrize("value", [*NUMBERS, *TEXTS, *NESTED], ids=lambda value: value[:12])
 def test_recipe_with_any_value_of_any_option(tmp_path: Path, value: str) -> None:
-    for key in (
-        "queue",
-        "to",
-        "model",
-        "concurrency",
-        "time_limit",
-        "lease",
-        "max_tries",
-        "dead_letter",
-        "history",
-        "poll",
-        "backoff",
-    ):
+    for key in STAGE_OPTIONS:
         base = '[[stages]]\nhandler = "builtins:print"\n' if key == "queue" else GOOD
         take(tmp_path / "x.toml", f"{base}{key} = {value}\n".encode())
 
