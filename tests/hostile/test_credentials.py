@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 from bson import json_util
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from pyqueue import AsyncClient, Client, ConfigurationError, Pipeline, QueueErro
 from pyqueue.cli import app
 from pyqueue.queue_base import backend_of
 from pyqueue.runtime.connecting import runner_of
+from tests.contract.portal import PortalClient
 from tests.hostile.conftest import ABANDONED
 from tests.hostile.servers import Secure
 from tests.support.eventually import eventually, waiters
@@ -42,12 +44,11 @@ def clean(*texts: str) -> None:
     """Check that no text contains a credential."""
     for text in texts:
         for token in TOKENS:
-            assert token not in text, text[
-                max(0, text.index(token) - 200) : text.index(token) + 100
-            ]
+            before, found, after = text.partition(token)
+            assert not found, f"{before[-200:]}{found}{after[:100]}"
 
 
-def told(error: BaseException) -> list[str]:
+def texts_of(error: BaseException) -> list[str]:
     """Return all texts of an error and of the errors behind it."""
     texts = ["".join(traceback.format_exception(error))]
     chain: BaseException | None = error
@@ -61,15 +62,8 @@ def told(error: BaseException) -> list[str]:
 def logged(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Check that no log, of any logger and level, contains a credential."""
     caplog.set_level(logging.DEBUG)
-    for name in (
-        "pyqueue",
-        "signals",
-        "pymongo",
-        "pymongo.command",
-        "pymongo.connection",
-        "asyncio",
-        "redis",
-    ):
+    drivers = ("pymongo", "pymongo.command", "pymongo.connection", "asyncio", "redis")
+    for name in ("pyqueue", "signals", *drivers):
         caplog.set_level(logging.DEBUG, logger=name)
     yield
     records = caplog.get_records("call")
@@ -98,72 +92,43 @@ def redis_url(port: int, password: str = REDIS) -> str:
 # ---- calls that work, and calls that fail
 
 
-async def _use(client: AsyncClient) -> list[str]:
-    async with client:
-        queue = client.queue("a")
-        await queue.push(1)
-        held = await queue.reserve(5)
-        assert held is not None
-        shown = [repr(held), repr(pickle.dumps(held)), repr(pickle.dumps(backend_of(queue)))]
-        shown += [
-            repr(runner_of(client).open().bus),
-            str(runner_of(client).open().bus),
-            repr(client.stats),
-        ]
-        await queue.commit(held)
-        worker = Worker(client)
-        pipeline = Pipeline(client).link("a", print, to="b")
-        return [
-            *shown,
-            repr(client),
-            str(client),
-            repr(queue),
-            repr(worker),
-            repr(pipeline),
-            pipeline.show(),
-        ]
+def use(client: Any) -> list[str]:
+    """Use a client. Return all that it and its queue show of themselves."""
+    queue = client.queue("a")
+    queue.push(1)
+    held = queue.reserve(5)
+    assert held is not None
+    bus = runner_of(client).open().bus
+    shown = [repr(held), repr(pickle.dumps(held)), repr(pickle.dumps(backend_of(queue)))]
+    shown += [repr(bus), str(bus), repr(client.stats), repr(client), str(client), repr(queue)]
+    queue.commit(held)
+    return shown
 
 
-def use(client: Client) -> list[str]:
-    with client:
-        queue = client.queue("a")
-        queue.push(1)
-        held = queue.reserve(5)
-        assert held is not None
-        shown = [repr(held), repr(pickle.dumps(held)), repr(pickle.dumps(backend_of(queue)))]
-        shown += [
-            repr(runner_of(client).open().bus),
-            str(runner_of(client).open().bus),
-            repr(client.stats),
-        ]
-        queue.commit(held)
-        worker = Worker(client)
-        pipeline = Pipeline(client).link("a", print, to="b")
-        return [
-            *shown,
-            repr(client),
-            str(client),
-            repr(queue),
-            repr(worker),
-            repr(pipeline),
-            pipeline.show(),
-        ]
+def build(client: Client | AsyncClient) -> list[str]:
+    """Return all that a worker and a pipeline of a client show of themselves."""
+    pipeline = Pipeline(client).link("a", print, to="b")
+    return [repr(Worker(client)), repr(pipeline), pipeline.show()]
 
 
 @pytest.mark.usefixtures("logged")
 @pytest.mark.parametrize("bus", ["capped:", "redis"])
 def test_credentials_are_hidden_while_it_works(url: str, redis_port: int, bus: str) -> None:
-    options: dict[str, Any] = {
-        "signals": f"redis://:{quote(REDIS, safe='')}@127.0.0.1:{redis_port}/0"
-        if bus == "redis"
-        else bus
-    }
-    clean(*use(Client(url, **options)))
-    clean(*asyncio.run(_use(AsyncClient(url, **options))))
+    if bus == "redis":
+        bus = f"redis://:{quote(REDIS, safe='')}@127.0.0.1:{redis_port}/0"
+    options: dict[str, Any] = {"signals": bus}
+    with Client(url, **options) as client:
+        clean(*use(client), *build(client))
+    with start_blocking_portal() as portal:
+        other = AsyncClient(url, **options)
+        try:
+            clean(*use(PortalClient(portal, other)), *build(other))
+        finally:
+            portal.call(other.close)
     for value in (Client(url), AsyncClient(url), Client(url).queue("a")):
         with pytest.raises(ConfigurationError) as caught:
             pickle.dumps(value)  # its connection is this process's
-        clean(*told(caught.value))
+        clean(*texts_of(caught.value))
 
 
 def failing(
@@ -186,15 +151,8 @@ def failing(
 
 
 KINDS = (
-    *(
-        "no server",
-        "wrong password",
-        "unknown user",
-        "wrong authority",
-        "not permitted",
-        "wrong replica set",
-    ),
-    *("no Redis", "wrong password of Redis", "no bus", "no URL of Redis"),
+    *("no server", "wrong password", "unknown user", "wrong authority", "not permitted"),
+    *("wrong replica set", "no Redis", "wrong password of Redis", "no bus", "no URL of Redis"),
 )
 
 
@@ -221,7 +179,7 @@ def test_credentials_are_hidden_when_it_fails(
 
     with pytest.raises(QueueError) as other:
         asyncio.run(main())
-    clean(*told(caught.value), *told(other.value))
+    clean(*texts_of(caught.value), *texts_of(other.value))
     clean(*(logging.Formatter("%(message)s").format(record) for record in caplog.records))
 
 
@@ -246,7 +204,7 @@ def test_broken_bus_logs_no_password(redis_port: int, caplog: pytest.LogCaptureF
             bus.check()
         with pytest.raises(signals.BusError):
             pickle.dumps(bus)
-        clean(*told(caught.value), repr(bus), str(bus), repr(bus.stats), repr(listener))
+        clean(*texts_of(caught.value), repr(bus), str(bus), repr(bus.stats), repr(listener))
 
     async def main() -> None:
         async with opened_bus(redis_url(redis_port, REDIS + "x")) as bus:
@@ -255,7 +213,7 @@ def test_broken_bus_logs_no_password(redis_port: int, caplog: pytest.LogCaptureF
                 await listener.wait(0.1)
             with pytest.raises(signals.BusError) as caught:
                 await bus.check()
-            clean(*told(caught.value), repr(bus), str(bus), repr(listener))
+            clean(*texts_of(caught.value), repr(bus), str(bus), repr(listener))
 
     asyncio.run(main())
     assert any(record.name == "signals" for record in caplog.records)
@@ -265,20 +223,16 @@ def test_broken_bus_logs_no_password(redis_port: int, caplog: pytest.LogCaptureF
 # ---- invalid URLs
 
 
+SCHEMES = ["mongodb://", "mongodb:/", "mongodb:", "MongoDB://", "mongo://", "http://", "//", ""]
+MARKS = st.text(st.sampled_from("/?#[]@:%&= \t\\.,;é\x00"), max_size=2)
+HOSTS = [
+    *("127.0.0.1:1", "127.0.0.1:x", "[::1", "", "127.0.0.1:1,127.0.0.1:99999", "/nowhere.sock")
+]
+ENDS = ["/shop", "", "/", "/sh op", "/shop?tls=maybe", "/shop?replicaSet", "/shop?w=&&"]
+
+
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.sampled_from(
-        ["mongodb://", "mongodb:/", "mongodb:", "MongoDB://", "mongo://", "http://", "//", ""]
-    ),
-    st.text(st.sampled_from("/?#[]@:%&= \t\\.,;é\x00"), max_size=2),
-    st.text(st.sampled_from("/?#[]@:%&= \t\\.,;é\x00"), max_size=2),
-    st.sampled_from(
-        ["127.0.0.1:1", "127.0.0.1:x", "[::1", "", "127.0.0.1:1,127.0.0.1:99999", "/nowhere.sock"]
-    ),
-    st.sampled_from(
-        ["/shop", "", "/", "/sh op", "/shop?tls=maybe", "/shop?replicaSet", "/shop?w=&&"]
-    ),
-)
+@given(st.sampled_from(SCHEMES), MARKS, MARKS, st.sampled_from(HOSTS), st.sampled_from(ENDS))
 def test_invalid_url_is_not_shown(
     scheme: str, before: str, after: str, host: str, rest: str
 ) -> None:
@@ -290,7 +244,7 @@ def test_invalid_url_is_not_shown(
             clean(repr(client))
             runner_of(client).open()  # parses it
         except QueueError as error:
-            clean(*told(error))
+            clean(*texts_of(error))
         except UserWarning as warning:  # from PyMongo, about an unknown option
             clean(str(warning))
         else:
@@ -340,9 +294,8 @@ def test_commands_print_no_password(
     assert status in (0, 1), text
     clean(text)
     if command[0] in HEARING:
-        status, text = output(
-            command, PYQUEUE_URL=url, PYQUEUE_SIGNALS=redis_url(redis_port, "redi5Qx-wrong")
-        )
+        wrong_bus = redis_url(redis_port, "redi5Qx-wrong")
+        status, text = output(command, PYQUEUE_URL=url, PYQUEUE_SIGNALS=wrong_bus)
         assert status == (1 if command[0] == "doctor" else 2)
         clean(text)
     for target, reach in ((NOBODY, 0.1), (wrong, 5)):
@@ -406,7 +359,7 @@ def test_misplaced_url_is_not_printed(arguments: list[str]) -> None:
 
 
 def test_server_shows_the_user_but_no_password(secured: Secure, url: str, database: str) -> None:
-    """Users see clients by application name. Operations, plans and profile show no credentials."""
+    """Operations, plans and profiles of our clients show no credentials."""
     admin = secured.admin
     admin[database].command("profile", 2)
     with Client(url, signals="capped:") as client, ThreadPoolExecutor(1) as pool:
@@ -418,11 +371,8 @@ def test_server_shows_the_user_but_no_password(secured: Secure, url: str, databa
         def ours() -> set[Any]:
             everything = {"allUsers": True, "idleConnections": True, "idleSessions": True}
             shown[:] = admin.admin.aggregate([{"$currentOp": everything}])
-            return {
-                each.get("appName")
-                for each in shown
-                if each.get("ns", "").startswith(f"{database}.")
-            }
+            mine = [each for each in shown if each.get("ns", "").startswith(f"{database}.")]
+            return {each.get("appName") for each in mine}
 
         eventually(lambda: ours() == {"pyqueue"})  # it is idle between two waits for signals
         plan = client.database["pyqueue"].find({"q": "a"}).explain()
