@@ -7,29 +7,20 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-import pymongo
 import pytest
-from anyio.from_thread import start_blocking_portal
 from pymongo import monitoring
 
-from pyqueue import AsyncClient, Client, Counts
-from tests.contract.portal import PortalClient
-
-Mongo = pymongo.MongoClient[dict[str, Any]]
+from pyqueue import Client, Counts
+from tests.integration.test_sent import Recorder, opened
 
 
-class Meanwhile(monitoring.CommandListener):
+class Interferer(Recorder):
     """Calls a function after each aggregate that a client was answered."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.call: Callable[[], object] = lambda: None
         self.calls = 0
-
-    def started(self, event: monitoring.CommandStartedEvent) -> None:
-        """Do nothing."""
-
-    def failed(self, event: monitoring.CommandFailedEvent) -> None:
-        """Do nothing."""
 
     def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
         """Call the function."""
@@ -39,47 +30,18 @@ class Meanwhile(monitoring.CommandListener):
 
 
 @pytest.fixture
-def meanwhile() -> Meanwhile:
-    return Meanwhile()
+def interferer() -> Interferer:
+    return Interferer()
 
 
-@pytest.fixture(params=["pymongo", "asyncmongo", "motor"])
-def counter(
-    request: pytest.FixtureRequest, url: str, mongo: Mongo, client: Client, meanwhile: Meanwhile
-) -> Iterator[Any]:
+@pytest.fixture(params=["blocking", "async", "motor"])
+def counter(request: pytest.FixtureRequest, url: str, interferer: Interferer) -> Iterator[Any]:
     """Return a client whose driver calls the listener."""
-    name = client.database.name
-    if request.param == "pymongo":
-        with (
-            pymongo.MongoClient[dict[str, Any]](url, event_listeners=[meanwhile]) as own,
-            Client(own[name]) as blocking,
-        ):
-            yield blocking
-        return
-    with start_blocking_portal() as portal:
-
-        async def connect() -> Any:
-            if request.param == "asyncmongo":
-                return pymongo.AsyncMongoClient[dict[str, Any]](url, event_listeners=[meanwhile])
-            from motor.motor_asyncio import AsyncIOMotorClient
-
-            return AsyncIOMotorClient(url, event_listeners=[meanwhile])
-
-        async def close() -> None:
-            closed = driver.close()
-            if closed is not None:
-                await closed
-
-        driver = portal.call(connect)
-        carried = PortalClient(portal, AsyncClient(driver[name]))
-        try:
-            yield carried
-        finally:
-            carried.close()
-            portal.call(close)
+    with opened(request.param, url, "majority", interferer) as place:
+        yield place.client
 
 
-def test_counts_are_of_one_instant(counter: Any, client: Client, meanwhile: Meanwhile) -> None:
+def test_counts_are_of_one_instant(counter: Any, client: Client, interferer: Interferer) -> None:
     """Between any two reads of a count, every message changes its state."""
     queue = client.queue("jobs")
     queue.push_many(range(10))
@@ -97,8 +59,8 @@ def test_counts_are_of_one_instant(counter: Any, client: Client, meanwhile: Mean
 
     counted = counter.queue("jobs")
     counted.counts()
-    assert meanwhile.calls, "the listener hears of counts"
-    meanwhile.call = flip
+    assert interferer.calls, "the listener hears of counts"
+    interferer.call = flip
     for _ in range(3):
         assert counted.counts().total == 10
 

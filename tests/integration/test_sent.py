@@ -1,4 +1,4 @@
-"""Each operation of a queue as it is sent: the durability of its writes, what it reads, its limit.
+"""The commands that each operation sends: the durability of writes, the level of reads, the limit.
 
 A crash or a failover shows a wrong write concern only by chance. The commands show it always.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -91,8 +92,14 @@ def within(manager: Any) -> None:
         pass
 
 
+def packed(method: str, call: Callable[[Any, list[Any]], Any], *writes: str, **more: Any) -> Case:
+    """Return a case of a bucket with a pack of five messages."""
+    return Case(method, call, writes, ready=5, options=BUCKET, **more)
+
+
 #: Permits are stored by a majority, whatever the durability is.
 RATE: Final = {"limit": Limit(rate=1, burst=9)}
+HISTORY: Final = {"history": 60}
 CASES: Final = [
     Case("push", lambda queue, held: queue.push(1), (SAFE,), ready=0),
     Case("push", lambda queue, held: queue.push(1, key="k"), (SAFE,)),
@@ -101,26 +108,20 @@ CASES: Final = [
     Case("push_many", lambda queue, held: queue.push_many([1, 2], keys=["a", "b"]), (SAFE,)),
     Case("pop", lambda queue, held: queue.pop(0), (SAFE,)),
     Case("pop", lambda queue, held: queue.pop(0), (FAST, SAFE), options={"model": int}),
-    Case("pop", lambda queue, held: queue.pop(0), (FAST, SAFE), options={"history": 60}),
+    Case("pop", lambda queue, held: queue.pop(0), (FAST, SAFE), options=HISTORY),
     Case("pop_many", lambda queue, held: queue.pop_many(2, timeout=0), (FAST, SAFE)),
     Case("reserve", lambda queue, held: queue.reserve(0), (FAST,)),
     Case("reserve_many", lambda queue, held: queue.reserve_many(2, timeout=0), (FAST,)),
     Case("reserved", lambda queue, held: within(queue.reserved(0)), (FAST, SAFE)),
     *(
         Case(
-            "reserve",
-            lambda queue, held: queue.reserve(0),
-            (SAFE, FAST),
-            options=options,
-            fixed=True,
+            "reserve", lambda queue, held: queue.reserve(0), (SAFE, FAST), options=rate, fixed=True
         )
-        for options in (RATE, {**RATE, "kind": "bucket"}, {**RATE, "kind": "ordered"})
+        for rate in (RATE, {**RATE, "kind": "bucket"}, {**RATE, "kind": "ordered"})
     ),
     Case("commit", lambda queue, held: queue.commit(*held), (SAFE,), held=1),
     Case("commit", lambda queue, held: queue.commit(*held), (SAFE,), held=2),
-    Case(
-        "commit", lambda queue, held: queue.commit(*held), (SAFE,), held=1, options={"history": 60}
-    ),
+    Case("commit", lambda queue, held: queue.commit(*held), (SAFE,), held=1, options=HISTORY),
     Case("rollback", lambda queue, held: queue.rollback(*held), (SAFE,), held=1),
     Case("rollback", lambda queue, held: queue.rollback(*held, error="x"), (SAFE,), held=2),
     Case("extend", lambda queue, held: queue.extend(*held), (SAFE,), held=2),
@@ -145,65 +146,26 @@ CASES: Final = [
         options={"kind": "priority"},
     ),
     Case("purge", lambda queue, held: queue.purge(), (SAFE,)),
-    Case("replay", lambda queue, held: queue.replay("popped"), (SAFE,), options={"history": 60}),
+    Case("replay", lambda queue, held: queue.replay("popped"), (SAFE,), options=HISTORY),
     Case("pause", lambda queue, held: queue.pause(), (SAFE,)),
     Case("resume", lambda queue, held: queue.resume(), (SAFE,)),
     Case("push", lambda queue, held: queue.push(1), (SAFE,), options=BUCKET),
     Case("push_many", lambda queue, held: queue.push_many([1, 2, 3]), (SAFE,), options=BUCKET),
-    Case(
-        "pop_many",
-        lambda queue, held: queue.pop_many(2, timeout=0),
-        (FAST, SAFE),
-        ready=5,
-        options=BUCKET,
-    ),
-    Case(
-        "reserve_many",
-        lambda queue, held: queue.reserve_many(2, timeout=0),
-        (FAST,),
-        ready=5,
-        options=BUCKET,
-    ),
     Case("purge", lambda queue, held: queue.purge(), (SAFE,), options=BUCKET),
-    Case(
-        "commit", lambda queue, held: queue.commit(*held), (SAFE,), ready=5, held=5, options=BUCKET
-    ),
-    Case(
-        "commit",
-        lambda queue, held: queue.commit(*held[:2]),
-        (SAFE,),
-        ready=5,
-        held=5,
-        options=BUCKET,
-    ),
-    Case(
-        "rollback",
-        lambda queue, held: queue.rollback(*held),
-        (SAFE,),
-        ready=5,
-        held=5,
-        options=BUCKET,
-    ),
-    Case(
-        "extend", lambda queue, held: queue.extend(*held), (SAFE,), ready=5, held=5, options=BUCKET
-    ),
-    # What leaves its pack alone is handed over. The last of the commands can be repeated.
-    Case(
-        "rollback",
-        lambda queue, held: queue.rollback(held[0]),
-        (SAFE, FAST),
-        ready=5,
-        held=5,
-        options=BUCKET,
-        fixed=True,
-    ),
-    Case(
+    packed("pop_many", lambda queue, held: queue.pop_many(2, timeout=0), FAST, SAFE),
+    packed("reserve_many", lambda queue, held: queue.reserve_many(2, timeout=0), FAST),
+    packed("commit", lambda queue, held: queue.commit(*held), SAFE, held=5),
+    packed("commit", lambda queue, held: queue.commit(*held[:2]), SAFE, held=5),
+    packed("rollback", lambda queue, held: queue.rollback(*held), SAFE, held=5),
+    packed("extend", lambda queue, held: queue.extend(*held), SAFE, held=5),
+    # A message that leaves its pack alone is handed over. The last command can be repeated.
+    packed("rollback", lambda queue, held: queue.rollback(held[0]), SAFE, FAST, held=5, fixed=True),
+    packed(
         "move",
         lambda queue, held: queue.move(*held[:2], to="other"),
-        (SAFE, FAST),
-        ready=5,
+        SAFE,
+        FAST,
         held=5,
-        options=BUCKET,
         fixed=True,
     ),
     Case("get", lambda queue, held: queue.get("first")),
@@ -231,9 +193,11 @@ class Place(NamedTuple):
 
 
 @contextmanager
-def opened(driver: str, url: str, durability: str) -> Iterator[Place]:
+def opened(
+    driver: str, url: str, durability: str, recorder: Recorder | None = None
+) -> Iterator[Place]:
     """Open a client of one kind."""
-    recorder = Recorder()
+    recorder = recorder or Recorder()
     options: dict[str, Any] = {
         "durability": durability,
         "command_timeout": COMMAND_TIMEOUT_S,
@@ -298,24 +262,18 @@ def test_handover_is_at_majority_whatever_the_durability(
 ) -> None:
     """A copy that a fail-over undoes after the decision is lost. Only the last write can wait."""
     with opened("blocking", url, durability) as place:
-        bucket, results = (
-            place.client.queue("packs", kind="bucket"),
-            place.client.queue("results", kind="standard"),
-        )
+        bucket = place.client.queue("packs", kind="bucket")
+        results = place.client.queue("results", kind="standard")
         dead = place.client.queue("packs.dead")
         dead.paused()
         assert results.reserve(timeout=0) is None
+        outputs = [Output(ObjectId(), backend_of(results).target, 1, None)]
+        split = partial(fan_out, backend_of(bucket).terms, outputs=outputs)
         ways = [
             lambda each: bucket.rollback(each, delay=0),
             bucket.bury,
             lambda each: bucket.move(each, to="results"),
-            lambda each: runner_of(place.client).run(
-                fan_out(
-                    backend_of(bucket).terms,
-                    each,
-                    [Output(ObjectId(), backend_of(results).target, 1, None)],
-                )
-            ),
+            lambda each: runner_of(place.client).run(split(each)),
         ]
         bucket.push_many(range(5))
         held = bucket.reserve_many(5, timeout=0)
@@ -352,22 +310,16 @@ def without_repeats(values: list[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(values))
 
 
-@pytest.mark.parametrize(
-    ("driver", "durability"),
-    [
-        *((driver, "majority") for driver in ("blocking", "async")),
-        ("blocking", "acknowledged"),
-        # The part that all drivers share chooses the write concern.
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (
-                ("motor", "majority"),
-                ("async", "acknowledged"),
-                ("motor", "acknowledged"),
-            )
-        ),
-    ],
-)
+#: The part that all drivers share chooses the write concern.
+PLACES: Final = [
+    *(("blocking", "majority"), ("async", "majority"), ("blocking", "acknowledged")),
+    pytest.param("motor", "majority", marks=pytest.mark.slow),
+    pytest.param("async", "acknowledged", marks=pytest.mark.slow),
+    pytest.param("motor", "acknowledged", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("driver", "durability"), PLACES)
 def test_each_operation_sends_what_it_promises(driver: str, durability: str, url: str) -> None:
     wrong = []
     with (
