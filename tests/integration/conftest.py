@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -35,11 +35,11 @@ def processes() -> Iterator[ProcessPoolExecutor]:
         yield pool
 
 
-@pytest.fixture(params=["blocking", "async"])
-def connect(request: pytest.FixtureRequest, url: str) -> Iterator[Connect]:
-    """A maker of blocking clients, or of async ones behind a portal."""
+@contextmanager
+def connecting(kind: str, url: str) -> Iterator[Connect]:
+    """Yield a maker of blocking clients, or of async clients behind a portal."""
     with ExitStack() as stack:
-        if request.param == "blocking":
+        if kind == "blocking":
             yield lambda **options: stack.enter_context(Client(url, **options))
             return
         portal = stack.enter_context(start_blocking_portal())
@@ -51,3 +51,10 @@ def connect(request: pytest.FixtureRequest, url: str) -> Iterator[Connect]:
             return PortalClient(portal, client)
 
         yield carried
+
+
+@pytest.fixture(params=["blocking", "async"])
+def connect(request: pytest.FixtureRequest, url: str) -> Iterator[Connect]:
+    """A maker of clients of one kind."""
+    with connecting(request.param, url) as make:
+        yield make

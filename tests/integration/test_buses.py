@@ -1,4 +1,4 @@
-"""Queues over each bus: what travels between processes, and what happens when a bus fails.
+"""Queues over each bus: the signals between processes, and the failures of a bus.
 
 Consumers here poll never or seldom, so a message that arrives proves that a signal arrived. The
 counter ``heard`` of the bus says the same without a clock.
@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,11 @@ from unittest.mock import patch
 
 import pymongo
 import pytest
-from anyio.from_thread import start_blocking_portal
 
 from pyqueue import AsyncClient, Client, ConfigurationError, QueueClosed
 from pyqueue.runtime.connecting import runner_of
 from signals import hub
-from tests.contract.portal import PortalClient
-from tests.integration.conftest import Connect
+from tests.integration.conftest import Connect, connecting
 from tests.signals.conftest import ROOT_PASSWORD, ROOT_USER, guarded, redis_server
 from tests.support.eventually import async_eventually, eventually, waiters
 from tests.support.processes import Peer, peer_process
@@ -38,14 +35,8 @@ SECONDS = 20.0
 NEVER = 3600.0
 SECRET = ROOT_PASSWORD
 MONITORING = {
-    "hello",
-    "isMaster",
-    "serverStatus",
-    "ping",
-    "endSessions",
-    "buildInfo",
-    "saslStart",
-    "saslContinue",
+    *("hello", "isMaster", "serverStatus", "ping", "endSessions", "buildInfo"),
+    *("saslStart", "saslContinue"),
 }
 
 Mongo = pymongo.MongoClient[dict[str, Any]]
@@ -86,7 +77,7 @@ every = pytest.mark.parametrize("bus", ["memory", "capped", "redis"], indirect=T
 
 
 def commands(mongo: Mongo) -> int:
-    """Return how many commands the server was given, without those of the driver's monitoring."""
+    """Return how many commands the server got, without the monitoring of the driver."""
     metrics = mongo.admin.command("serverStatus")["metrics"]["commands"]
     return sum(
         each["total"]
@@ -222,11 +213,7 @@ def test_named_bus_that_fails_raises_on_entering(
     server = RedisServer(tmp_path, "--requirepass", SECRET)
     try:
         port = free_port() if trouble == "unreachable" else server.port
-        given = {
-            "unreachable": f":{SECRET}@",
-            "wrong password": f":{SECRET}-not@",
-            "no password": "",
-        }[trouble]
+        given = {"unreachable": f":{SECRET}@", "wrong password": f":{SECRET}-not@"}.get(trouble, "")
         bus = f"redis://{given}127.0.0.1:{port}/0"
         with pytest.raises(ConfigurationError, match="signals") as caught, Client(url, signals=bus):
             pass
@@ -277,19 +264,12 @@ def test_default_bus_without_permission_warns_once(
     url = f"mongodb://worker:{SECRET}@127.0.0.1:{worker}/{database}?authSource=admin"
     caplog.set_level(logging.WARNING)
     with (
-        ExitStack() as stack,
         Mongo("127.0.0.1", worker, username=ROOT_USER, password=SECRET) as root,
+        connecting(how, url) as connect,
     ):
         if dropped:
             root[database].create_collection("pyqueue.signals", capped=True, size=1 << 20)
-        if how == "blocking":
-            client: Any = stack.enter_context(Client(url))
-        else:
-            portal = stack.enter_context(start_blocking_portal())
-            bare = AsyncClient(url)
-            stack.callback(partial(portal.call, bare.close))
-            portal.call(bare.__aenter__)
-            client = PortalClient(portal, bare)
+        client = connect()
         queue = client.queue("jobs", poll=0.1)
         for n in range(6):
             if dropped and n == 3:
@@ -322,9 +302,9 @@ def test_redis_restarted_under_consumers(
     before, began = client.stats["commands"], time.monotonic()
     time.sleep(0.5)
     sent = client.stats["commands"] - before
-    assert sent <= 20 * (time.monotonic() - began)  # consumers do not look busily
+    assert sent <= 20 * (time.monotonic() - began)  # consumers do not scan all the time
     own_redis.start()
-    # The consumer looks once when the bus is back.
+    # The consumer scans once when the bus is back.
     assert asleep.result(SECONDS).payload == "without a signal"
     wakes_again(client, peer, "sleeper", sleeper.pop, pool)
 
@@ -349,13 +329,9 @@ def test_dead_bus_wakes_consumers_of_its_process(
     url: str, own_redis: RedisServer, pool: ThreadPoolExecutor, how: str
 ) -> None:
     """Of every client, blocking or async, also when it pauses or resumes a queue."""
-    with ExitStack() as stack:
-        portal = stack.enter_context(start_blocking_portal())
-        bare = AsyncClient(url, signals=own_redis.url)
-        stack.callback(partial(portal.call, bare.close))
-        portal.call(bare.__aenter__)
-        clients: list[Any] = [PortalClient(portal, bare)]
-        clients += [stack.enter_context(Client(url, signals=own_redis.url)) for _ in "12"]
+    with connecting("async", url) as async_one, connecting("blocking", url) as blocking_one:
+        makers = (async_one, blocking_one, blocking_one)
+        clients: list[Any] = [make(signals=own_redis.url) for make in makers]
         producer = clients.pop(0 if how == "blocking" else 1)
         own_redis.kill()
         for client in clients:
@@ -395,20 +371,20 @@ def test_echo_of_a_push_wakes_no_second_consumer(
 
 
 @pytest.mark.own_mongod
-@pytest.mark.parametrize("what", ["signals", "database"])
+@pytest.mark.parametrize("dropped", ["signals", "database"])
 def test_dropped_collection_under_consumers(
     connect: Connect,
     url: str,
     own_mongo: Mongo,
     pool: ThreadPoolExecutor,
     peer: Peer,
-    what: str,
+    dropped: str,
 ) -> None:
     client = connect()
     queue = client.queue("jobs", poll=NEVER)
     future = waiting(pool, client, "jobs", queue.pop)
     database = client.database.name
-    if what == "signals":
+    if dropped == "signals":
         own_mongo[database].drop_collection("pyqueue.signals")
     else:
         own_mongo.drop_database(database)
@@ -441,7 +417,7 @@ def test_fifty_idle_waiters_cost_two_commands_a_second(
         time.sleep(1)
         return commands(own_mongo) - before <= 2 * (time.monotonic() - began)
 
-    assert any(idle() for _ in range(8))  # the first looks are closer together
+    assert any(idle() for _ in range(8))  # the first scans are closer together
     client.close()
     assert {type(future.exception(20)) for future in futures} == {QueueClosed}
 
@@ -466,14 +442,17 @@ def test_cancelling_a_waiting_receive_returns_at_once(url: str, bus: str) -> Non
     assert min(asyncio.run(main())) < 0.05  # the best of twelve, for slow machines
 
 
-@every
+@pytest.mark.parametrize("bus", ["memory", "capped", "redis", "none"], indirect=True)
 def test_closing_the_client_wakes_all_waiters(
     connect: Connect, bus: str, pool: ThreadPoolExecutor
 ) -> None:
     client = connect(signals=bus)
-    queues = client.queue("jobs", poll=NEVER), client.queue("second", poll=NEVER)
-    futures = [pool.submit(each) for queue in queues for each in (queue.pop, queue.reserve)]
-    eventually(lambda: waiters(client, "jobs") == waiters(client, "second") == 2, "all waiters")
+    queue, second = client.queue("jobs", poll=NEVER), client.queue("second", poll=NEVER)
+    calls: list[Callable[[], Any]] = [queue.pop, queue.reserve, second.pop, second.reserve]
+    calls.append(lambda: queue.reserve_many(5, timeout=NEVER))
+    calls.append(lambda: queue.pop_many(5, timeout=NEVER))
+    futures = [pool.submit(call) for call in calls]
+    eventually(lambda: (waiters(client, "jobs"), waiters(client, "second")) == (4, 2), "all wait")
     client.close()
     for future in futures:
         with pytest.raises(QueueClosed):

@@ -32,7 +32,7 @@ from pyqueue.runtime import opened
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark import addresses
 from tests.integration.conftest import Connect
-from tests.support.eventually import LONG, async_eventually, eventually, waiters
+from tests.support.eventually import async_eventually, eventually, waiters
 from tests.support.processes import settle
 
 
@@ -379,40 +379,6 @@ def test_client_closed_before_first_use_is_refused(url: str) -> None:
         await client.close()
         with pytest.raises(QueueClosed):
             await client.queue("jobs").push(1)
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("bus", ["memory:", "none:"])
-def test_close_wakes_all_waiting_threads(url: str, bus: str) -> None:
-    with Client(url, signals=bus) as client, ThreadPoolExecutor(12) as pool:
-        queue, other = client.queue("jobs", poll=3600), client.queue("other", poll=3600)
-        futures = [pool.submit(queue.pop) for _ in range(6)] + [
-            pool.submit(other.reserve) for _ in range(4)
-        ]
-        futures += [
-            pool.submit(queue.reserve_many, 5, timeout=600),
-            pool.submit(queue.pop_many, 5, timeout=600),
-        ]
-        eventually(lambda: waiters(client, "jobs") + waiters(client, "other") == 12)
-        client.close()
-        for future in futures:
-            with pytest.raises(QueueClosed):
-                future.result(LONG)  # far below the polls and timeouts of the waiters
-
-
-@pytest.mark.parametrize("bus", ["memory:", "none:"])
-def test_close_wakes_all_waiting_tasks(url: str, bus: str) -> None:
-    async def main() -> None:
-        async with AsyncClient(url, signals=bus) as client:
-            queue, other = client.queue("jobs", poll=3600), client.queue("other", poll=3600)
-            tasks = [asyncio.create_task(queue.pop()) for _ in range(6)]
-            tasks += [asyncio.create_task(other.reserve()) for _ in range(4)]
-            await async_eventually(lambda: waiters(client, "jobs") + waiters(client, "other") == 10)
-            await client.close()
-            async with asyncio.timeout(LONG):  # far below the polls of the waiters
-                outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-            assert [type(each) for each in outcomes] == [QueueClosed] * 10
 
     asyncio.run(main())
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pyqueue import AsyncClient, Client, Limit, QueueClosed
+from pyqueue import AsyncClient, Client, Limit
 from pyqueue.runtime.connecting import runner_of
 from tests.integration.conftest import Connect
 from tests.support.eventually import LONG, async_eventually, eventually, waiters
@@ -242,23 +242,6 @@ def test_poll_finds_a_foreign_expired_lease(connect: Connect, client: Client) ->
     assert reservation is not None
     assert reservation.tries == 2
     assert time.monotonic() - began < SOON
-
-
-def test_waiting_consumers_send_few_commands(connect: Connect, pool: ThreadPoolExecutor) -> None:
-    client = connect()
-    queue = client.queue("jobs")
-    futures = [pool.submit(queue.pop) for _ in range(50)]
-    eventually(lambda: waiters(client, "jobs") == 50)
-
-    def idle() -> bool:
-        before, began = client.stats["commands"], time.monotonic()
-        time.sleep(1)
-        return client.stats["commands"] - before <= 2 * (time.monotonic() - began)
-
-    eventually(idle, "two commands a second")  # the first scans are closer together
-    assert idle()
-    client.close()
-    assert {type(future.exception(LONG)) for future in futures} == {QueueClosed}
 
 
 @pytest.mark.parametrize("how", ["push", "ordered", "limit"])
