@@ -136,8 +136,8 @@ def places(held: Sequence[Any]) -> list[int]:
 
 @pytest.mark.usefixtures("left")
 @pytest.mark.parametrize("mode", ON_FAILURE)
-def test_stored_groups_go_on_in_their_order(client: Client, mode: Any) -> None:
-    """New messages come after those of the first release, and before a far schedule."""
+def test_stored_groups_keep_their_order(client: Client, mode: Any) -> None:
+    """New messages come after the messages of the first release, and before a far schedule."""
     turns = client.queue(f"turns-{mode}", kind="ordered", on_failure=mode)
     turns.push_many(["c", "d"], groups=["g", "g"])
     turns.push("much later", group="g", at=FAR)

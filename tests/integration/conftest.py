@@ -29,7 +29,7 @@ PROCESSES = 3
 
 @pytest.fixture(scope="session")
 def processes() -> Iterator[ProcessPoolExecutor]:
-    """Processes that have started, so that what they run begins at the same time."""
+    """Processes that have started, so that their calls begin at the same time."""
     with spawn_pool(PROCESSES) as pool:
         list(pool.map(time.sleep, [0.2] * PROCESSES))
         yield pool

@@ -181,7 +181,7 @@ def test_namespaces_on_one_redis_do_not_hear_each_other(
         same.queue("jobs").push(1)
         assert future.result(SECONDS) is not None
         eventually(lambda: heard(client) > before, "the signal")
-        assert heard(client) == before + 1  # sent last, so the earlier ones would have arrived
+        assert heard(client) == before + 1  # sent last, so an earlier signal would have arrived
     mongo.drop_database(elsewhere)
 
 
@@ -399,7 +399,7 @@ def test_dropped_collection_under_consumers(
     wakes_again(client, peer, "jobs", partial(queue.pop, SECONDS), pool)
 
 
-# What waiting costs, and how it ends
+# The cost and the end of waiting
 
 
 @pytest.mark.own_mongod

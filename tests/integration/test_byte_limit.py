@@ -21,7 +21,7 @@ def stored(client: Any, queue: str = "jobs") -> list[tuple[int, bool]]:
 
 @pytest.mark.parametrize("verb", ["reserve_many", "pop_many"])
 def test_receive_keeps_to_max_bytes(connect: Connect, verb: str) -> None:
-    """Messages become large after the client has seen small ones, more than a batch at once."""
+    """First small messages come, and then large messages, more than fit into a batch."""
     client = connect()
     queue = client.queue("jobs")
     receive = getattr(queue, verb)

@@ -42,7 +42,7 @@ class Order(BaseModel):
     n: int
 
 
-# ---- how a receive is cancelled: each function returns what the caller got, or None
+# ---- ways to cancel a receive: each returns the result, or None
 
 
 async def by_task_cancel(receive: Receive, after: float) -> Any:
@@ -81,7 +81,7 @@ async def by_move_on_after(receive: Receive, after: float) -> Any:
 CANCELS: list[Cancel] = [by_task_cancel, by_wait_for, by_timeout, by_move_on_after]
 
 
-# ---- what is received: the options of the queue, and the call
+# ---- ways to receive: the options of the queue, and the call
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ async def opened(
 
 
 async def settled(client: AsyncClient) -> None:
-    """Wait until the client has given back what cancelled callers had claimed."""
+    """Wait until the client has given back the claims of cancelled callers."""
     driver = runner_of(client).open()
     assert driver is not None
     await driver.settled()

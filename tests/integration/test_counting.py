@@ -51,7 +51,7 @@ def test_counts_are_of_one_instant(counter: Any, client: Client, interferer: Int
     times = itertools.cycle([timedelta(hours=1), timedelta(hours=-1)])
 
     def flip() -> None:
-        """Make ready messages scheduled, and scheduled ones ready."""
+        """Make all ready messages scheduled, or all scheduled messages ready."""
         document = stored.find_one(ready)
         assert document is not None
         when = document["when"] + next(times)

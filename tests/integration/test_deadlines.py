@@ -43,7 +43,7 @@ def prepare(queue: Any, call: str) -> list[Any]:
 
 
 def deadline(number: int) -> Any:
-    """Return what limits a call: the second one has no time at all."""
+    """Return a limit for a call. The second call has no time at all."""
     return pymongo.timeout(1e-6) if number == 1 else nullcontext()
 
 
@@ -80,7 +80,7 @@ def test_deadline_of_one_task_ends_no_other_call(
             await shared.counts()
             calls = [one(shared, number) for number in range(CALLERS)]
             left = check(call, await asyncio.gather(*calls, return_exceptions=True))
-            # What was received for the late caller was given back, or was never taken.
+            # The message of the late caller was given back, or was never taken.
             assert not left or await shared.reserve(timeout=LONG)
 
     asyncio.run(main())
@@ -134,7 +134,7 @@ def test_ctrl_c_leaves_no_deadline(
 # ---- a transaction, a fork
 
 
-#: What a caller does in a transaction, and the kinds of queue in which it locks no other message.
+#: The call in a transaction, and the kind of queue. It locks no other message there.
 in_a_transaction = pytest.mark.parametrize(
     ("call", "kind"), [("push", "standard"), ("push", "bucket"), ("commit", "standard")]
 )
@@ -146,7 +146,7 @@ def act(queue: Any, call: str, held: Any, session: Any) -> Any:
 
 
 def check_the_rest(queue: Any, call: str, held: list[Any], answers: list[Any]) -> None:
-    """Check that all calls but the first one were done, and that this one was not."""
+    """Check that all calls were done, except for the first."""
     assert len(answers) == CALLERS - 1
     if call == "push":
         assert queue.counts().ready == CALLERS + CALLERS - 1

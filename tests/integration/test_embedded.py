@@ -76,7 +76,7 @@ def children() -> set[int]:
 
 
 def no_child_since(before: set[int]) -> bool:
-    """Children of earlier tests may end meanwhile; only new ones count."""
+    """Return whether there is no new child. Children of earlier tests may end at any time."""
     return children() <= before
 
 
@@ -113,7 +113,7 @@ def reported(path: Path) -> dict[str, Any]:
     return found
 
 
-# ---- what it is
+# ---- a running server
 
 
 def test_server_takes_writes_and_transactions(server: EmbeddedServer) -> None:
@@ -288,7 +288,7 @@ def test_server_outlives_the_thread_that_started_it(mongod: str, tmp_path: Path)
     servers: list[EmbeddedServer] = []
 
     def start() -> None:
-        # What it starts inherits the mask, and still stops on SIGTERM.
+        # The watchdog inherits the mask, and still stops on SIGTERM.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         servers.append(EmbeddedServer(tmp_path))
 

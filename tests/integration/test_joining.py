@@ -171,7 +171,7 @@ def test_joined_settle_with_a_lost_lease_fails_alone(
         assert answers[40].unknown == []
         assert cost <= 12  # they were joined
         counts = await queue.counts()
-        assert counts.reserved == 1  # what the other holds
+        assert counts.reserved == 1  # the message of the other consumer
         await queue.commit(again)
         assert counts.scheduled == (0 if settle == "commit" else CALLERS - 1)
         assert counts.history == (CALLERS - 1 if settle == "commit" and history else 0)

@@ -94,7 +94,7 @@ def test_waiting_threads_start_messages_when_permits_come(connect: Connect) -> N
 
 
 def test_key_with_many_messages_holds_up_no_other(url: str) -> None:
-    """A message of another key is received by the next look, however many wait."""
+    """A message of another key is received by the next scan, however many wait."""
     limit = Limit(rate=1, period=3600, per="headers.customer")
     with Client(url) as client:
         queue = client.queue("a", limit=limit)

@@ -1,6 +1,6 @@
 """Many processes on real queues: each message is settled once, and held by one at a time.
 
-The consumers also roll back, release and abandon a share of what they hold, as if they had died.
+The consumers also roll back, release and abandon some messages, as if they had died.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def check(
     batches: tuple[int, ...],
     faults: float = 0.01,
 ) -> None:
-    """Run the processes, with the batch sizes in turn, and audit what they did."""
+    """Run the processes, with the batch sizes in turn, and audit their ledgers."""
     jobs = [
         Job(url, worker, messages, queues, batches[worker % len(batches)], faults, seed=2)
         for worker in range(processes)

@@ -1,4 +1,4 @@
-"""mongomock in place of a server: what it cannot do is refused, and no operation is half done."""
+"""mongomock in place of a server: it refuses unknown operations, and does none of them half."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def client() -> Iterator[Client]:
 
 
 def test_unique_index_comes_after_messages_that_it_has_not(client: Client) -> None:
-    """mongomock takes documents that a partial index leaves out for equal ones."""
+    """mongomock takes documents that a partial index leaves out for equal documents."""
     client.queue("plain").push_many([1, 2])
     ordered = client.queue("ordered", kind="ordered")
     ordered.push("first", group="g")
@@ -75,7 +75,7 @@ REFUSED: list[tuple[dict[str, Any], type[QueueError]]] = [
 def test_refused_update_leaves_the_message_unchanged(
     client: Client, update: dict[str, Any], error: type[QueueError]
 ) -> None:
-    """The message is not half moved, and the errors are those of a server."""
+    """The message is not half moved, and a server raises the same errors."""
     queue = client.queue("a")
     payload = {"number": 1, "text": "x", "list": [1]}
     id = queue.push(payload, key="k", headers={"a": 1})
@@ -144,7 +144,7 @@ def test_memory_client_leaves_mongomock_unpatched() -> None:
         assert client.database["pyqueue"].find_one({"_id": "m1"})["payload"] == "text"
 
 
-# ---- what a client knows of queues
+# ---- the queues that a client knows
 
 
 def test_client_forgets_idle_queues(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,10 +40,10 @@ def in_fork(call: Callable[[], object]) -> str:
     """Call it in a forked child; return its result or its error as text."""
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        # Python warns of a fork with threads, which is what the test is about.
+        # Python warns of a fork with threads. The tests are about such forks.
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
-    if not child:  # whatever happens, the child must not go on with the tests
+    if not child:  # whatever happens, the child must not continue with the tests
         try:
             try:
                 outcome = f"returned {call()!r}"
@@ -72,7 +72,7 @@ def pushing() -> Iterator[None]:
         while not done.is_set():
             push_in_order()
 
-    push_in_order()  # it imports what they need
+    push_in_order()  # it imports the modules that they need
     with ThreadPoolExecutor(3) as pool:
         pushes = [pool.submit(push) for _ in range(3)]
         yield

@@ -12,12 +12,12 @@ from pyqueue.runtime.connecting import runner_of
 from tests.integration.conftest import PROCESSES
 
 LIMIT = Limit(rate=40, period=1, burst=10)
-#: By how much the clock of the server may run faster than that of the processes.
+#: By how much the server's clock may run faster than the clock of the processes.
 DRIFT = 1.01
 
 
 def ask(url: str, worker: int, times: int) -> list[tuple[float, float, int]]:
-    """Ask again and again. Return when each look asked, when it had its answer, and the permits."""
+    """Ask again and again. Return when each call began and ended, and its permits."""
     with Client(url) as client:
         runner = runner_of(client)
         found: list[tuple[float, float, int]] = []
@@ -35,21 +35,18 @@ def ask(url: str, worker: int, times: int) -> list[tuple[float, float, int]]:
 def test_permits_of_several_processes_fit_every_window(
     url: str, processes: ProcessPoolExecutor
 ) -> None:
-    """A grant lies surely within a window if its look asked and was answered within it."""
+    """A grant lies surely within a window if its call began and ended within it."""
     each = processes.map(ask, repeat(url, PROCESSES), range(PROCESSES), repeat(30))
-    looks = [look for some in each for look in some]
-    first = min(asked for asked, _, _ in looks)
-    last = max(answered for _, answered, _ in looks)
-    total = sum(permits for _, _, permits in looks)
+    calls = [call for some in each for call in some]
+    first = min(began for began, _, _ in calls)
+    last = max(ended for _, ended, _ in calls)
+    total = sum(permits for _, _, permits in calls)
     assert 10 <= total <= 10 + 40 * (last - first) * DRIFT
-    for begin, _, _ in looks:
-        for _, end, _ in looks:
-            within = sum(
-                max(permits, 0)
-                for asked, answered, permits in looks
-                if asked >= begin and answered <= end
-            )
-            given_back = sum(1 for _, _, permits in looks if permits < 0)
+    given_back = sum(1 for _, _, permits in calls if permits < 0)
+    for begin, _, _ in calls:
+        for _, end, _ in calls:
+            some = [max(each[2], 0) for each in calls if each[0] >= begin and each[1] <= end]
+            within = sum(some)
             assert within <= 10 + given_back + 40 * max(0.0, end - begin) * DRIFT
     with Client(url) as client:
         (found,) = client.database["pyqueue"].find({"_id": "~limit:a~"})

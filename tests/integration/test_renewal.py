@@ -38,7 +38,7 @@ def test_locked_message_does_not_delay_other_renewals(url: str, mongo: Mongo) ->
 
 
 def test_lease_is_renewed_while_its_commit_runs(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many commits at once, or a slow server, may take longer than what is left of the lease."""
+    """Many commits at once, or a slow server, may take longer than the rest of the lease."""
     with Client(url) as client:
         queue = client.queue("jobs")
         queue.push(1)

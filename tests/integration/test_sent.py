@@ -77,7 +77,7 @@ class Case(NamedTuple):
     call: Callable[[Any, list[Any]], Any]
     #: The write concern of each write, in order, repeats left out; at durability="majority".
     writes: tuple[str, ...] = ()
-    #: What the reads see: "local" by the server's default, or one instant.
+    #: The level of the reads: "local" by the server's default, or one instant.
     reads: str = "local"
     #: How many messages are ready, and how many of those are reserved.
     ready: int = 2
@@ -300,7 +300,7 @@ def concern(command: dict[str, Any]) -> str:
 
 
 def seen(command: dict[str, Any]) -> str:
-    """Return what a read sees."""
+    """Return the level of a read."""
     if command.get("autocommit") is False:  # in a transaction
         return "one instant"
     return str(command.get("readConcern", {}).get("level", "local"))

@@ -256,7 +256,7 @@ def test_different_options_warn_once(
     values = "lease=30.0 (before: 45.0), max_tries=5 (before: 3)"
     assert record.getMessage().endswith(f"different options than before: {values}")
     with Client(url) as third:
-        third.queue("jobs", lease=30, max_tries=5).push(3)  # the record has the last ones seen
+        third.queue("jobs", lease=30, max_tries=5).push(3)  # the record has the options seen last
     assert len(caplog.records) == 1
     stored = client.database["pyqueue"].find_one({"_id": "~queue:jobs"})
     assert stored is not None

@@ -1,6 +1,6 @@
-"""What each operation of a stream sends: what it reads, and the durability of its writes.
+"""The commands of each operation of a stream: the level of reads, the durability of writes.
 
-What a majority did not store can be undone by a fail-over. So the log is read and written at
+A fail-over may undo a write that a majority has not stored. So the log is read and written at
 majority, whatever the durability of the client is; only claims wait for the primary alone.
 """
 

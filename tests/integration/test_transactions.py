@@ -64,7 +64,7 @@ def undone(client: Client) -> Iterator[Any]:
 
 
 def hold(queue: Queue[Any]) -> Reservation[Any]:
-    """Reserve what is there."""
+    """Reserve the next message."""
     [reservation] = queue.reserve_many(1, timeout=0)
     return reservation
 

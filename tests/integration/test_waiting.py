@@ -21,7 +21,7 @@ from pyqueue.runtime.connecting import runner_of
 from tests.integration.conftest import Connect
 from tests.support.eventually import LONG, async_eventually, eventually, waiters
 
-#: Far below ``NEVER``, and far above what a wake takes on a busy machine, in seconds.
+#: Far below ``NEVER``, and longer than a wake takes on a busy machine, in seconds.
 SOON = 10.0
 NEVER = 3600.0
 
@@ -248,7 +248,7 @@ def test_poll_finds_a_foreign_expired_lease(connect: Connect, client: Client) ->
 def test_client_without_a_bus_wakes_its_own_consumers(
     connect: Connect, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """Also at the end of a claim, if its group or its slot goes on. No rescan finds it before."""
+    """Also at the end of a claim, if its group or slot has a next message. No rescan finds it."""
     for name in ("IDLE_RESCAN_S", "BUSY_RESCAN_S"):
         monkeypatch.setattr(f"pyqueue.backends.scan.{name}", NEVER)
     client = connect(signals="none:")
@@ -419,7 +419,7 @@ def test_pause_is_noticed_in_five_seconds_without_a_bus(connect: Connect, client
 def test_waiting_consumer_makes_a_deleted_queue_again(
     connect: Connect, pool: ThreadPoolExecutor
 ) -> None:
-    """It hears of the deletion. What a producer pushes that still knows the queue arrives."""
+    """It hears of the deletion. A message of a producer that still knows the queue arrives."""
     consumer, producer, admin = connect(), connect(), connect()
     jobs = producer.queue("jobs")
     jobs.push("warm")

@@ -35,7 +35,7 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
 
 
 NAIVE = datetime(2026, 1, 1)
-#: What is called with a queue and a reservation, by the beginning of its error.
+#: Calls with a queue and a reservation, by the beginning of their errors.
 WRONG: dict[str, Callable[[Any, Any], object]] = {
     "payloads: give a list of payloads, not str": lambda q, h: q.push_many("abc"),
     "payloads: give a list of payloads, not bytes": lambda q, h: q.push_many(b"abc"),

@@ -79,7 +79,7 @@ class Act(NamedTuple):
 class Consumer(NamedTuple):
     """One consumer, between two commands."""
 
-    #: Its latest reservations, former ones included.
+    #: Its latest reservations, also former reservations.
     held: tuple[Reservation[Any], ...] = ()
     act: Act | None = None
     #: All answers so far, with the dates that it received, errors, and its random numbers.

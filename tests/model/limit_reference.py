@@ -148,7 +148,7 @@ class Limited:
         if before is None or limit is None or _counted(before) != _counted(limit):
             self.same_keys = self.changes
         if limit is not None and limit.rate is not None:
-            for bucket in self.buckets.values():  # nobody knows the rest of the other rate
+            for bucket in self.buckets.values():  # no client knows the rest of the other rate
                 bucket.most, bucket.least, bucket.at = Fraction(limit.capacity), Fraction(0), now
         self.had_keys |= limit is not None and limit.per is not None
         self.limit = limit
@@ -239,7 +239,7 @@ class Limited:
             key, _, number = held.slot.partition(":")[2].rpartition("#")
             slot = key, int(number)
         if self.limit is None or self.limit.concurrency is None:
-            assert slot == item.slot, "it may keep the slot of a lapsed claim, and no other one"
+            assert slot == item.slot, "it may keep the slot of a lapsed claim, and no other slot"
         else:
             assert slot is not None
             assert slot[0] == self.key(item), "it has a slot of another key"
