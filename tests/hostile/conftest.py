@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -14,7 +15,7 @@ import pymongo
 import pytest
 from anyio.from_thread import start_blocking_portal
 from bson.raw_bson import RawBSONDocument
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 from pyqueue import AsyncClient, Client
 from pyqueue.payloads import OPTIONS
@@ -46,6 +47,16 @@ class Place:
         options = OPTIONS.with_options(document_class=RawBSONDocument)
         found = self.raw.with_options(codec_options=options).find({"q": {"$nin": list(but)}})
         return [each.raw for each in found.sort("_id", 1)]
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest reads the markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let ``make test`` search on blocking clients only, since async clients run the same plans."""
+    here = [item for item in items if item.path.parent == Path(__file__).parent]
+    for item in here:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        if params.get("place") == "async" and is_hypothesis_test(getattr(item, "obj", None)):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="module", params=["blocking", "async"])

@@ -41,7 +41,7 @@ def check(
 
 
 def test_ledger_of_four_processes(url: str) -> None:
-    check(url, processes=4, messages=60, queues=THREE, batches=(20, 1), faults=0.1)
+    check(url, processes=4, messages=30, queues=THREE, batches=(20, 1), faults=0.1)
 
 
 @pytest.mark.slow
