@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-import pymongo
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -21,7 +20,7 @@ from pyqueue import Backoff, LeaseLost, Reservation
 from pyqueue.backends import turns
 from pyqueue.backends.ordered import groups, scan
 from pyqueue.requests import Plan
-from tests.model.places import Cluster, Place, plans_place, server_place, virtual_time
+from tests.model.places import Cluster, Place, plans_place, virtual_time
 from tests.model.profiles import LONG, SHORT
 
 pytestmark = pytest.mark.xdist_group("hypothesis")
@@ -221,13 +220,6 @@ def play(place: Place, how: settings, on_failure: Literal["block", "skip"] = "bl
 
         Here.on_failure = on_failure
         run_state_machine_as_test(Here, settings=how)
-
-
-@pytest.fixture
-def server(url: str) -> Any:
-    """Return a database of a real mongod."""
-    with pymongo.MongoClient[dict[str, Any]](url) as mongo:
-        yield server_place(mongo.get_default_database())
 
 
 def test_examples_begin_with_the_same_time_and_number() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
-import pymongo
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -24,7 +23,7 @@ from pyqueue.backends.limits import rates, scan, slots, waiting
 from pyqueue.limits import FollowedLimit, key_of
 from pyqueue.requests import Plan
 from tests.model.limit_reference import MAX_TRIES, QUEUE, Item, Limited
-from tests.model.places import Cluster, Place, memory_place, plans_place, server_place, virtual_time
+from tests.model.places import Cluster, Place, memory_place, plans_place, virtual_time
 from tests.model.profiles import LONG, SHORT
 
 pytestmark = pytest.mark.xdist_group("hypothesis")
@@ -389,13 +388,6 @@ def play(
 
         Here.kind, Here.limits = kind, OF_KIND[kind] if limits is None else limits
         run_state_machine_as_test(Here, settings=how)
-
-
-@pytest.fixture
-def server(url: str) -> Any:
-    """Return a database of a real mongod."""
-    with pymongo.MongoClient[dict[str, Any]](url) as mongo:
-        yield server_place(mongo.get_default_database())
 
 
 each_kind = pytest.mark.parametrize("kind", OF_KIND)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pymongo
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -17,7 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from pyqueue import Reservation
 from pyqueue.backends import transitions
 from tests.model.machine import Machine
-from tests.model.places import Cluster, Place, memory_place, plans_place, server_place, virtual_time
+from tests.model.places import Cluster, Place, memory_place, plans_place, virtual_time
 from tests.model.profiles import LONG, SHORT
 
 pytestmark = pytest.mark.xdist_group("hypothesis")
@@ -33,23 +32,16 @@ def play(place: Place, options: settings) -> None:
         run_state_machine_as_test(Here, settings=options)
 
 
-@pytest.fixture
-def server(url: str) -> Any:
-    """Return a database of a real mongod."""
-    with pymongo.MongoClient[dict[str, Any]](url) as mongo:
-        yield server_place(mongo.get_default_database())
-
-
 def test_plans() -> None:
     play(plans_place(), SHORT(max_examples=50, stateful_step_count=25))
 
 
 def test_mongomock() -> None:
-    play(memory_place(), SHORT(max_examples=12, stateful_step_count=25))
+    play(memory_place(), SHORT(max_examples=6, stateful_step_count=25))
 
 
 def test_mongod(server: Place) -> None:
-    play(server, SHORT(max_examples=12, stateful_step_count=25))
+    play(server, SHORT(max_examples=6, stateful_step_count=25))
 
 
 # ---- a broken rule is detected

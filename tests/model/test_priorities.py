@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import pymongo
 import pytest
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
@@ -17,7 +16,7 @@ from pyqueue.backends.priority import levels
 from pyqueue.backends.priority.kind import Priority
 from tests.model import machine
 from tests.model.machine import Machine, outcome
-from tests.model.places import Cluster, Place, plans_place, server_place, virtual_time
+from tests.model.places import Cluster, Place, plans_place, virtual_time
 from tests.model.profiles import LONG, SHORT
 from tests.model.reference import Rules
 
@@ -121,13 +120,6 @@ def play(place: Place, how: settings, rules: Mapping[str, Rules] = BY_LEVEL) -> 
 
         Here.options = rules
         run_state_machine_as_test(Here, settings=how)
-
-
-@pytest.fixture
-def server(url: str) -> Any:
-    """Return a database of a real mongod."""
-    with pymongo.MongoClient[dict[str, Any]](url) as mongo:
-        yield server_place(mongo.get_default_database())
 
 
 BOTH = pytest.mark.parametrize("rules", [BY_LEVEL, BY_AGE], ids=["by level", "by age"])
