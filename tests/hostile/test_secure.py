@@ -8,32 +8,23 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
-from anyio.from_thread import start_blocking_portal
 from typer.testing import CliRunner
 
-from pyqueue import (
-    AsyncClient,
-    Client,
-    ConfigurationError,
-    Finished,
-    LeaseLost,
-    QueueError,
-    Unavailable,
-)
+from pyqueue import Client, ConfigurationError, Finished, LeaseLost, QueueError, Unavailable
 from pyqueue.backends import namespace
 from pyqueue.cli import app
-from tests.contract.portal import PortalClient
 from tests.docs.pages import blocks
 from tests.docs.test_privileges import roles
 from tests.hostile.conftest import ABANDONED
 from tests.hostile.servers import Secure, relay
+from tests.integration.conftest import connecting
 from tests.support.servers import RedisServer
 
 pytestmark = [pytest.mark.filterwarnings(ABANDONED), pytest.mark.usefixtures("collected")]
@@ -46,16 +37,8 @@ both = pytest.mark.parametrize("kind", ["blocking", "async"])
 @contextmanager
 def connected(kind: str, url: str, **options: Any) -> Iterator[Client]:
     """Yield an open client; an async client has the blocking names."""
-    with ExitStack() as stack:
-        if kind == "blocking":
-            yield stack.enter_context(Client(url, **options))
-            return
-        portal = stack.enter_context(start_blocking_portal())
-        client = AsyncClient(url, **options)
-        stack.callback(portal.call, client.close)
-        portal.call(client.__aenter__)
-        carried: Any = PortalClient(portal, client)
-        yield carried
+    with connecting(kind, url) as connect:
+        yield connect(**options)
 
 
 def refused(kind: str, url: str, words: str, **options: Any) -> QueueError:
@@ -216,31 +199,15 @@ def everything(client: Client) -> None:
     assert names[:3] == ["a", "b", "b.dead"]
 
 
-def in_transactions(kind: str, url: str) -> None:
+def in_transactions(client: Client) -> None:
     """Use sessions, which differ between the two kinds of client."""
-    if kind == "blocking":
-        with Client(url) as client:
-            queue = client.queue("t")
-            with client.transaction() as session:
-                queue.push(1, key="k", session=session)
-            held = queue.reserve(5)
-            assert held is not None
-            client.run_transaction(lambda session: queue.commit(held, session=session))
-            assert queue.counts().total == 0
-        return
-
-    async def main() -> None:
-        async with AsyncClient(url) as client:
-            queue = client.queue("t")
-            async with client.transaction() as session:
-                await queue.push(1, key="k", session=session)
-            held = await queue.reserve(5)
-            assert held is not None
-            await client.run_transaction(lambda session: queue.commit(held, session=session))
-            assert (await queue.counts()).total == 0
-
-    with start_blocking_portal() as portal:
-        portal.call(main)
+    queue = client.queue("t")
+    with client.transaction() as session:
+        queue.push(1, key="k", session=session)
+    held = queue.reserve(5)
+    assert held is not None
+    client.run_transaction(lambda session: queue.commit(held, session=session))
+    assert queue.counts().total == 0
 
 
 def in_bulk(client: Client) -> None:
@@ -277,21 +244,15 @@ def test_documented_role_allows_every_operation(
     with connected(kind, url) as client:
         everything(client)
         wakes(client)
-    in_transactions(kind, url)
+        in_transactions(client)
     with Client(url) as blocking:
         in_bulk(blocking)
     result = CliRunner(env={"PYQUEUE_URL": url}).invoke(app, ["doctor", "--json"])
     found = {each["check"]: each for each in map(json.loads, result.stdout.splitlines())}
     assert {each["level"] for each in found.values()} <= {"ok", "advice"}, found
     assert result.exit_code == 0
-    assert {name for name, each in found.items() if each["level"] == "advice"} <= {
-        "parameters",
-        "indexes",
-        "documents",
-        "streams",
-        "handovers",
-        "spark",
-    }
+    advised = {name for name, each in found.items() if each["level"] == "advice"}
+    assert advised <= {"parameters", "indexes", "documents", "streams", "handovers", "spark"}
 
 
 #: For each privilege: an operation that needs it, and the server's name for the command.
