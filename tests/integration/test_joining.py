@@ -20,9 +20,12 @@ CALLERS = 64
 drivers = pytest.mark.parametrize("driver", ["pymongo", "motor"])
 
 
-def run(driver: str, url: str, test: Callable[[AsyncClient], Coroutine[Any, Any, None]]) -> None:
+Test = Callable[[AsyncClient], Coroutine[Any, Any, None]]
+
+
+def run(driver: str, url: str, test: Test, **options: Any) -> None:
     async def main() -> None:
-        async with asyncio.timeout(120), opened(driver, url, "pyqueue") as client:
+        async with asyncio.timeout(300), opened(driver, url, "pyqueue", **options) as client:
             await client.queue("jobs").counts()
             await test(client)
 

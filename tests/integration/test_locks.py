@@ -13,8 +13,7 @@ import pymongo
 import pytest
 
 from pyqueue import AsyncClient, AsyncQueue, Client, Queue, Unavailable
-from tests.integration.test_cancel import opened
-from tests.integration.test_joining import drivers, together
+from tests.integration.test_joining import drivers, run, together
 from tests.support.eventually import async_eventually, eventually
 
 CALLERS = 100
@@ -39,19 +38,6 @@ def insert_keyed(raw: Raw, session: Any, queue: str, *keys: str) -> None:
     now = datetime.now(UTC)
     fields = {"q": queue, "when": now, "due": now, "pushed": now, "tries": 0, "payload": 0}
     raw.insert_many([fields | {"_id": f"raw {key}", "key": key} for key in keys], session=session)
-
-
-def run(
-    driver: str, url: str, test: Callable[[AsyncClient], Coroutine[Any, Any, None]], limit_s: float
-) -> None:
-    async def main() -> None:
-        async with (
-            asyncio.timeout(300),
-            opened(driver, url, "pyqueue", command_timeout=limit_s) as client,
-        ):
-            await test(client)
-
-    asyncio.run(main())
 
 
 async def begun(client: AsyncClient, call: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -81,7 +67,7 @@ def test_locked_keys_and_ids_stop_no_other_push(driver: str, url: str) -> None:
         assert (await other.counts()).total == CALLERS + 1
         assert (await queue.counts()).total == CALLERS + 14
 
-    run(driver, url, test, PATIENT_S)
+    run(driver, url, test, command_timeout=PATIENT_S)
 
 
 async def reserve_all(queue: AsyncQueue[Any], count: int) -> list[Any]:
@@ -106,7 +92,7 @@ def test_locked_messages_stop_no_other_settle(driver: str, url: str) -> None:
         await asyncio.gather(*locked)
         assert (await queue.counts()).total == 1
 
-    run(driver, url, test, PATIENT_S)
+    run(driver, url, test, command_timeout=PATIENT_S)
 
 
 @pytest.mark.slow  # it waits for time limits: the case itself
@@ -128,7 +114,7 @@ def test_locked_message_fails_no_settle_of_its_batch(driver: str, url: str, sett
         counts = await queue.counts()
         assert (counts.reserved, counts.scheduled) == (1, 0 if settle == "commit" else CALLERS - 1)
 
-    run(driver, url, test, 10)
+    run(driver, url, test, command_timeout=10)
 
 
 def test_transaction_on_a_packed_message_holds_its_pack(url: str) -> None:
