@@ -59,6 +59,15 @@ def consume_slots(child: Child, kind: str) -> None:
     child.consume(child.queue("limited", kind=kind), [1, 2, 10], claim_of, share=3, use=use)
 
 
+def using_slots(kind: str) -> list[Work]:
+    """Return the works on a queue of this kind whose limit has slots."""
+    sizes = [1, 1, 5, 20]
+    return [
+        partial(push, queue="limited", kind=kind, sizes=sizes, enough=60),
+        *[partial(consume_slots, kind=kind)] * 3,
+    ]
+
+
 # ---- priorities
 
 
@@ -170,13 +179,8 @@ PROGRAMS: dict[str, Sequence[Work]] = {
     ],
     "stream": [append, consume_stream],
     "handover": [split_blocking, split_async],
-    **{
-        f"slots of {kind}": [
-            partial(push, queue="limited", kind=kind, sizes=[1, 1, 5, 20], enough=60),
-            *[partial(consume_slots, kind=kind)] * 3,
-        ]
-        for kind in ("standard", "ordered")
-    },
+    "slots of standard": using_slots("standard"),
+    "slots of ordered": using_slots("ordered"),
 }
 
 
