@@ -89,7 +89,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secure]:
 
 
 #: PyMongo's async monitors leave their sockets to the garbage collector if they are closed while
-#: they connect. Those that can never connect always are.
+#: they connect. A monitor that can never connect always does.
 ABANDONED = "ignore:unclosed <(socket|ssl):ResourceWarning"
 
 

@@ -34,7 +34,7 @@ few_or_many_kills = pytest.mark.parametrize(
 
 @pytest.fixture
 def ledger_of(url: str, tmp_path: Path, kills: int) -> Callable[[str], Ledger]:
-    """Run a program that kills its children so often. Return its ledger."""
+    """Run a program that kills its children this many times. Return its ledger."""
 
     def run(name: str) -> Ledger:
         arguments = [name, url, str(kills), "7", str(tmp_path / "ledger")]
@@ -290,7 +290,7 @@ def test_killed_processes_leave_an_exact_ledger(
 def test_killed_processes_make_each_part_once(
     kills: int, url: str, ledger_of: Callable[[str], Ledger]
 ) -> None:
-    """Each message has become its parts, each of them once, or it is still there."""
+    """Each message became its parts, each part once, or it is still there."""
     messages = 40 * kills
     with Client(url) as client:
         queue = client.queue("in", max_tries=None)

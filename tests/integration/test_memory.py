@@ -1,4 +1,4 @@
-"""mongomock in place of a server: it refuses unknown operations, and does none of them half."""
+"""mongomock in place of a server: unknown operations are refused, and none is half done."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def test_client_forgets_idle_queues(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(driver._waiters) == len(driver.known._records) == 50
         monkeypatch.setattr(base_driver, "_IDLE_S", -1)
         client.queue("now").push(1)
-        assert len(driver._waiters) >= 50  # it looks once a minute
+        assert len(driver._waiters) >= 50  # it checks once a minute
         monkeypatch.setattr(driver, "_drop_at", 0)
         client.queue("next").push(1)
         assert set(driver._waiters) == {"next"}

@@ -115,7 +115,7 @@ def test_child_forked_under_a_lock_works(guard: tuple[Any, str]) -> None:
 
 
 def test_child_numbers_its_messages_anew() -> None:
-    """Its parent may fork another one later, whose messages come behind."""
+    """Its parent may fork another child later, whose messages come behind."""
     first = in_fork(next_number)
     began = time.time_ns()
     eventually(lambda: time.time_ns() > began + 1_000_000, "it is a millisecond later")

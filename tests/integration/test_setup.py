@@ -269,7 +269,7 @@ def test_different_options_warn_once(
 
 @pytest.fixture(scope="module")
 def port(guarded: int) -> int:
-    """A server with users who may read and write. None of them may make an index."""
+    """The port of a server with users who may read and write, but not make an index."""
     with admin(guarded) as mongo:
         actions = ["find", "insert", "update", "remove"]
         everywhere = {"db": "", "collection": ""}

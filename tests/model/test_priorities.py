@@ -40,7 +40,7 @@ class Priorities(Machine):
     def __init__(self) -> None:
         super().__init__()
         for name, rules in self.options.items():
-            if rules.priorities:  # a queue that is first named by a move is a standard one
+            if rules.priorities:  # a queue that is first named by a move is a standard queue
                 assert self.queue(0, name).pop(0) is None
 
     @rule(
