@@ -192,9 +192,18 @@ def test_restart_keeps_data_and_free_port(mongod: str, tmp_path: Path) -> None:
             other.shutdown()
 
 
-def test_port_taken_at_the_last_moment_is_replaced(
+def test_start_survives_a_taken_port_and_a_refusal(
     mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The port is taken at the last moment. Then the server refuses a command at first."""
+    whole, refusals = Database.command, [OperationFailure("not yet", 11600)]
+
+    def command(self: Database[Any], name: Any, *arguments: Any, **options: Any) -> Any:
+        if name == "replSetGetConfig" and refusals:
+            raise refusals.pop()
+        return whole(self, name, *arguments, **options)
+
+    monkeypatch.setattr(Database, "command", command)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         ports = [silent.getsockname()[1]]
         free_port = embedded._free_port  # another process may take the next one, too
@@ -203,6 +212,7 @@ def test_port_taken_at_the_last_moment_is_replaced(
         )
         with EmbeddedServer(tmp_path) as server:
             assert not ports
+            assert not refusals
             write(server.url)
 
 
@@ -365,22 +375,6 @@ def test_failed_start_leaves_no_process(
     with pytest.raises(ConfigurationError, match=r"mongod was not ready within 0 s \("):
         EmbeddedServer(tmp_path)
     assert no_child_since(before)
-
-
-def test_start_asks_a_refusing_server_again(
-    mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole, refusals = Database.command, [OperationFailure("not yet", 11600)]
-
-    def command(self: Database[Any], name: Any, *arguments: Any, **options: Any) -> Any:
-        if name == "replSetGetConfig" and refusals:
-            raise refusals.pop()
-        return whole(self, name, *arguments, **options)
-
-    monkeypatch.setattr(Database, "command", command)
-    with EmbeddedServer(tmp_path) as server:
-        assert not refusals
-        write(server.url)
 
 
 def test_close_ends_a_server_with_a_stopped_watchdog(
