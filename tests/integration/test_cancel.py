@@ -193,8 +193,12 @@ async def exercise(driver: str, kind: Kind, cancel: Cancel, url: str, rounds: in
     [(kind, "pymongo") for kind in KINDS] + [("pop", "motor"), ("reserve_many", "motor")],
 )
 def test_cancelled_receives_lose_nothing(url: str, driver: str, kind: str) -> None:
+    """Each kind of receive is cancelled in two of the four ways. All of them run at length."""
+    first = list(KINDS).index(kind) % len(CANCELS)
+    ways = (CANCELS * 2)[first : first + 2]
+
     async def main() -> int:
-        return sum([await exercise(driver, KINDS[kind], cancel, url, 12) for cancel in CANCELS])
+        return sum([await exercise(driver, KINDS[kind], cancel, url, 12) for cancel in ways])
 
     for _ in range(20):  # until a storm meets the critical moment
         if asyncio.run(main()) > 0:

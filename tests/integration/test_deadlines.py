@@ -62,8 +62,18 @@ def check(call: str, answers: list[Any]) -> int:
     return CALLERS - len(received)
 
 
-@pytest.mark.parametrize("kind", ["standard", "bucket"])
-@pytest.mark.parametrize("call", CALLS)
+#: ``make test`` tries three calls of a bucket: a push, a receive and a settle.
+each_call = pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        *((call, "standard") for call in CALLS),
+        *((call, "bucket") for call in ("push", "reserve", "commit")),
+        *(pytest.param(call, "bucket", marks=pytest.mark.slow) for call in ("pop", "extend")),
+    ],
+)
+
+
+@each_call
 def test_deadline_of_one_task_ends_no_other_call(
     url: str, client: Client, call: str, kind: str
 ) -> None:
@@ -86,8 +96,7 @@ def test_deadline_of_one_task_ends_no_other_call(
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("kind", ["standard", "bucket"])
-@pytest.mark.parametrize("call", CALLS)
+@each_call
 def test_deadline_of_one_thread_ends_no_other_call(client: Client, call: str, kind: str) -> None:
     queue = client.queue("jobs", kind=kind)
     held = prepare(queue, call)
