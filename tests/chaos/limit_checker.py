@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
-
-import numpy as np
 
 from pyqueue import Limit
 from tests.chaos.group_checker import Turn
@@ -181,15 +179,19 @@ class Limits:
             for place, at in enumerate(each):
                 if faults.within(at - command_timeout_s - _PERMITS_VALID_S, at):
                     late[place] += command_timeout_s
-            if line := _crowded(LIMITS[queue], np.array(each), np.array(late)):
+            if line := _crowded(LIMITS[queue], each, late):
                 found.append(f"{queue} {tenant}: {line}")
         return found
 
 
-def _crowded(limit: Limit, at: Any, late: Any) -> str:
+def _crowded(limit: Limit, starts: Sequence[float], late: Sequence[float]) -> str:
     """Return the window with most starts above the limit. Each had its permit ``late`` before."""
-    order = np.argsort(at - late)
-    asked, at = (at - late)[order], at[order]
+    import numpy as np  # here, since the processes of the workload do not need it
+
+    at: Any = np.array(starts)
+    asked: Any = at - np.array(late)
+    order = np.argsort(asked)
+    asked, at = asked[order], at[order]
     worst, line = 0.0, ""
     for place, begin in enumerate(asked):
         ends = np.sort(at[place : place + _LONGEST_WINDOW])

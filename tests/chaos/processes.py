@@ -13,8 +13,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +134,9 @@ class Process:
                 pipe.close()
 
 
-def start_role(roles: dict[str, Callable[[dict[str, Any]], None]]) -> None:
+def start_role(roles: dict[str, tuple[str, str]]) -> None:
     """Run the role that the command line names, in a process that ``Process`` started."""
     spec = json.loads(sys.stdin.readline())
     _watchdog.die_with_parent(spec["parent"])
-    roles[sys.argv[1]](spec)
+    module, function = roles[sys.argv[1]]
+    getattr(import_module(f"tests.chaos.{module}"), function)(spec)
