@@ -27,17 +27,16 @@ from tests.support.eventually import eventually
 from tests.support.processes import ROOT
 from tests.support.servers import require_mongod
 
-#: One fault of each sort: of a server, of replication, of the network, of commands and of clients.
+#: One fault of each sort: a fail-over with a rollback, of the network, of commands and of clients.
+#: Shorter tests have the rest: ``test_server`` kills a server, and ``test_tools`` runs a storm.
 FEW_FAULTS = (
     "claims undone by a fail-over",
-    "primary killed",
     "clients cut off",
     "replies swallowed",
     "fail point: write concern time-out",
     "producer killed",
     "consumer killed",
     "consumer suspended",
-    "cancellation storm",
 )
 
 
