@@ -1,4 +1,4 @@
-"""A server that tests may stop or make fail, and a proxy in front of it."""
+"""A server that tests may stop or make fail, a proxy in front of it, and an invented run."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from pymongo import MongoClient
 
 from pyqueue.embedded import EmbeddedServer
+from tests.chaos.scenario import Scenario
 from tests.support.proxy import Proxy
 from tests.support.servers import require_mongod
 
@@ -106,3 +107,9 @@ def proxy(server: Server) -> Iterator[Proxy]:
     """A proxy in front of the server."""
     with Proxy(server.port) as proxy:
         yield proxy
+
+
+@pytest.fixture
+def scenario() -> Scenario:
+    """An invented run for the checker, in which nothing has happened yet."""
+    return Scenario()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from tests.chaos.checker import MUST_BE_ZERO, ChangeLog, Ledgers, check
 from tests.chaos.pop_checker import Disturbances
@@ -21,7 +21,10 @@ def expect_only(found: dict[str, Any], *wrong: str) -> None:
 
 
 class Scenario:
-    """An invented run. What clients record and what the database shows need not agree."""
+    """An invented run. The records of clients and of the database need not agree.
+
+    Each method that adds to the run returns it, so that calls can be chained.
+    """
 
     def __init__(self) -> None:
         self._changes: list[Line] = []
@@ -38,41 +41,45 @@ class Scenario:
         pushed: int = 1,
         at: float = 0.0,
         place: Sequence[Any] = (),
-    ) -> None:
+    ) -> Self:
         """A message was stored. One that is given back has the same time of its push.
 
         ``place``: the group and the number of a message that has one.
         """
-        self._changes.append(["in", id, queue, id, pushed, at, at, *place])
+        return self._changed("in", id, queue, id, pushed, at, at, *place)
 
-    def packed(self, id: str, contents: list[str], queue: str = "parcels") -> None:
+    def packed(self, id: str, contents: list[str], queue: str = "parcels") -> Self:
         """A pack of a bucket was stored."""
-        self._changes.append(["pack", id, queue, contents, 1, 0.0, 0.0])
+        return self._changed("pack", id, queue, contents, 1, 0.0, 0.0)
 
-    def hidden(self, id: str, target: str, token: str) -> None:
+    def hidden(self, id: str, target: str, token: str) -> Self:
         """A copy of a message of the bucket was stored."""
-        line = ["copy", id, "~handover:parcels", {id: id}, 1, 0.0, 0.0, target, token, False]
-        self._changes.append(line)
+        mark = (target, token, False)
+        return self._changed("copy", id, "~handover:parcels", {id: id}, 1, 0.0, 0.0, *mark)
 
-    def updated(self, id: str, *, at: float = 0.0, **put: Any) -> None:
+    def updated(self, id: str, *, at: float = 0.0, **put: Any) -> Self:
         """A message was updated."""
-        self._changes.append(["set", id, put, at])
+        return self._changed("set", id, put, at)
 
-    def claimed(self, id: str, token: str, *, at: float = 0.0, when: float = 0.0) -> None:
+    def claimed(self, id: str, token: str, *, at: float = 0.0, when: float = 0.0) -> Self:
         """A message was reserved, under a lease until ``when``."""
-        self.updated(id, token=token, at=at, when=when)
+        return self.updated(id, token=token, at=at, when=when)
 
-    def moved(self, id: str, by: str, to: str = "parsed") -> None:
+    def moved(self, id: str, by: str, to: str = "parsed") -> Self:
         """A message was moved by the holder of this token."""
-        self.updated(id, token=None, q=to, by=by)
+        return self.updated(id, token=None, q=to, by=by)
 
-    def limited(self, queue: str, most: int, *, at: float) -> None:
+    def limited(self, queue: str, most: int, *, at: float) -> Self:
         """The record of a queue got another limit."""
-        self._changes.append(["limit", f"~queue:{queue}", queue, most, at])
+        return self._changed("limit", f"~queue:{queue}", queue, most, at)
 
-    def deleted(self, id: str, at: float | None = None) -> None:
+    def deleted(self, id: str, at: float | None = None) -> Self:
         """A message was deleted, now or at a given time."""
-        self._changes.append(["out", id, float(self._number) if at is None else at])
+        return self._changed("out", id, float(self._number) if at is None else at)
+
+    def _changed(self, *line: Any) -> Self:
+        self._changes.append([*line])
+        return self
 
     # ---- the ledgers
 
@@ -87,7 +94,7 @@ class Scenario:
         process: str = "consumer-1.1",
         at: float | None = None,
         seconds: float = 0.5,
-    ) -> None:
+    ) -> Self:
         """A call and its result. An outcome of None means that the process was killed before.
 
         Without a time, the call began long before and ends now.
@@ -100,39 +107,57 @@ class Scenario:
         ledger.append(["call", self._number, began, op, queue, items])
         if outcome is not None:
             ledger.append(["result", self._number, ended, outcome, result])
+        return self
 
-    def logged(self, text: str, trace: str) -> None:
+    def logged(self, text: str, trace: str) -> Self:
         """A process logged an error."""
         self._ledgers.setdefault("consumer-1.1", []).append(["error", 0, 1.0, text, trace])
+        return self
 
-    def pushed(self, id: str, queue: str = "orders", outcome: str | None = "ok") -> None:
+    def pushed(self, id: str, queue: str = "orders", outcome: str | None = "ok") -> Self:
         """A push."""
-        self.called("push", queue, [id], outcome, [id], process="producer-1.1")
+        return self.called("push", queue, [id], outcome, [id], process="producer-1.1")
 
-    def received(self, id: str, token: str, queue: str = "orders", tries: int = 1) -> None:
+    def received(self, id: str, token: str, queue: str = "orders", tries: int = 1) -> Self:
         """A reserve."""
-        self.called("reserve", queue, None, "ok", {token: {id: tries}})
+        return self.called("reserve", queue, None, "ok", {token: {id: tries}})
 
     def settled(
         self, op: str, id: str, token: str, queue: str = "orders", outcome: str | None = "ok"
-    ) -> None:
+    ) -> Self:
         """A settle. A refused one reports the message as lost."""
         result = [{token: [id]}, {}] if outcome == "refused" else None
-        self.called(op, queue, {token: [id]}, outcome, result)
+        return self.called(op, queue, {token: [id]}, outcome, result)
 
     # ---- both
 
-    def stored(self, id: str, queue: str = "orders", *, place: Sequence[Any] = ()) -> None:
+    def stored(self, id: str, queue: str = "orders", *, place: Sequence[Any] = ()) -> Self:
         """An acknowledged push and its message."""
-        self.pushed(id, queue)
-        self.inserted(id, queue, place=place)
+        return self.pushed(id, queue).inserted(id, queue, place=place)
 
     def held(
         self, id: str, token: str, queue: str = "orders", tries: int = 1, *, pack: str | None = None
-    ) -> None:
+    ) -> Self:
         """A successful reserve and its claim, of the pack that has the message if there is one."""
-        self.received(id, token, queue, tries)
-        self.claimed(pack or id, token)
+        return self.received(id, token, queue, tries).claimed(pack or id, token)
+
+    def committed(self, id: str, token: str, queue: str = "orders") -> Self:
+        """A successful reserve, its claim, an acknowledged commit and its effect."""
+        return self.held(id, token, queue).settled("commit", id, token, queue).deleted(id)
+
+    def popped(
+        self,
+        id: str,
+        token: str | None = None,
+        owner: str = "consumer-1.1",
+        *,
+        at: float | None = None,
+    ) -> Self:
+        """An acknowledged push to ``events``, and a pop, which claims first if it has a token."""
+        self.stored(id, "events")
+        if token is not None:
+            self.updated(id, token=token, owner=owner)
+        return self.deleted(id, at)
 
     def check(
         self, *stored: str, contents: dict[int, str] | None = None, **known: Any

@@ -12,23 +12,12 @@ from tests.chaos.pop_checker import Disturbances, Popped, Returned, UnknownPop, 
 from tests.chaos.scenario import Scenario, expect_only
 
 
-@pytest.fixture
-def scenario() -> Scenario:
-    return Scenario()
-
-
 def test_checker_accepts_a_good_run(scenario: Scenario) -> None:
     for id in ("a", "b"):
-        scenario.stored(id)
-        scenario.held(id, f"{id}1")
-        scenario.settled("move", id, f"{id}1")
-        scenario.moved(id, f"{id}1", to="billed")
-        scenario.held(id, f"{id}2", "billed")
-    scenario.settled("rollback", "a", "a2", "billed")
-    scenario.updated("a", token=None, by="a2")
-    scenario.held("a", "a3", "billed", tries=2)
-    scenario.settled("commit", "a", "a3", "billed")
-    scenario.deleted("a")
+        scenario.stored(id).held(id, f"{id}1").settled("move", id, f"{id}1")
+        scenario.moved(id, f"{id}1", to="billed").held(id, f"{id}2", "billed")
+    scenario.settled("rollback", "a", "a2", "billed").updated("a", token=None, by="a2")
+    scenario.held("a", "a3", "billed", tries=2).settled("commit", "a", "a3", "billed").deleted("a")
     found = scenario.check("b")
     expect_only(found)
     expected = {
@@ -56,8 +45,7 @@ def test_checker_push_never_stored_is_lost(scenario: Scenario) -> None:
 
 def test_checker_content_never_stored_is_lost(scenario: Scenario) -> None:
     """A push that replaces a message returns the id of that message."""
-    scenario.stored("a", "states")
-    scenario.called("push", "states", ["new"], "ok", ["a"])
+    scenario.stored("a", "states").called("push", "states", ["new"], "ok", ["a"])
     expect_only(scenario.check("a"), "lost")
     scenario.updated("a", n="new")
     expect_only(scenario.check("a"))
@@ -70,55 +58,38 @@ def test_checker_message_missing_at_the_end_is_lost(scenario: Scenario) -> None:
 
 
 def test_checker_message_deleted_unclaimed_is_lost(scenario: Scenario) -> None:
-    scenario.stored("a")
-    scenario.deleted("a")
+    scenario.stored("a").deleted("a")
     expect_only(scenario.check(), "lost")
 
 
 def test_checker_message_deleted_instead_of_moved_is_lost(scenario: Scenario) -> None:
-    scenario.stored("a")
-    scenario.held("a", "1")
-    scenario.settled("move", "a", "1", outcome="unknown")
-    scenario.deleted("a")
+    scenario.stored("a").held("a", "1").settled("move", "a", "1", outcome="unknown").deleted("a")
     expect_only(scenario.check(), "lost")
 
 
 def test_checker_popped_message_without_receiver_is_lost(scenario: Scenario) -> None:
-    scenario.stored("a", "events")
-    scenario.deleted("a")
-    scenario.called("pop", "events", 1, "ok", [])
+    scenario.popped("a").called("pop", "events", 1, "ok", [])
     expect_only(scenario.check(), "lost")
 
 
 @pytest.mark.parametrize("outcome", [None, "unknown"])
 def test_checker_unknown_pop_excuses_one_message(scenario: Scenario, outcome: str | None) -> None:
-    scenario.stored("a", "events")
-    scenario.deleted("a")
-    scenario.called("pop", "events", 1, outcome)
+    scenario.popped("a").called("pop", "events", 1, outcome)
     expect_only(scenario.check())
-    scenario.stored("b", "events")
-    scenario.deleted("b")
+    scenario.popped("b")
     expect_only(scenario.check(), "lost")  # one pop of one message cannot have taken two
 
 
 def test_checker_single_pops_share_no_claim(scenario: Scenario) -> None:
     """An answer to one of them says nothing about the other, unlike in a batch."""
-    for id in "ab":
-        scenario.stored(id, "events")
-        scenario.deleted(id)
-    scenario.called("pop", "events", 1, "ok", ["a"])
-    scenario.called("pop", "events", 1, "unknown")
+    scenario.popped("a").popped("b")
+    scenario.called("pop", "events", 1, "ok", ["a"]).called("pop", "events", 1, "unknown")
     expect_only(scenario.check())
 
 
 def test_checker_matches_pops_that_fit_the_claim(scenario: Scenario) -> None:
     """Only the large call can have taken the batch, so the small one took the single message."""
-    for id in "abc":
-        scenario.stored(id, "events")
-    for id in "ab":
-        scenario.updated(id, token="1", owner="consumer-1.1")
-    for id in "abc":
-        scenario.deleted(id)
+    scenario.popped("a", "1").popped("b", "1").popped("c")
     scenario.called("pop", "events", 2, "unknown", process="consumer-1.1")
     scenario.called("pop", "events", 1, "unknown", process="consumer-2.1")
     expect_only(scenario.check())
@@ -128,11 +99,9 @@ def test_checker_matches_pops_that_fit_the_claim(scenario: Scenario) -> None:
 def test_checker_unknown_pop_excuses_only_its_time(scenario: Scenario, outcome: str | None) -> None:
     scenario.called("pop", "events", 50, outcome, at=10.0)
     killed = {"consumer-1.1": 11.0}
-    scenario.stored("a", "events")
-    scenario.deleted("a", at=30.0)
+    scenario.popped("a", at=30.0)
     expect_only(scenario.check(killed=killed))
-    scenario.stored("b", "events")
-    scenario.deleted("b", at=40.0)
+    scenario.popped("b", at=40.0)
     expect_only(scenario.check(killed=killed), "lost")
 
 
@@ -147,23 +116,17 @@ def test_checker_tells_quickly_repeated_pops_apart(scenario: Scenario) -> None:
             "pop", "events", 2, outcome, ["a", "b"], process=f"consumer-{number}.1", at=at - 0.4
         )
         for id in "ab":
-            scenario.pushed(id, "events")
-            scenario.inserted(id, "events", pushed=int(token))
-            scenario.updated(id, token=token, owner=f"consumer-{number}.1")
-            scenario.deleted(id, at=at)
+            scenario.pushed(id, "events").inserted(id, "events", pushed=int(token))
+            scenario.updated(id, token=token, owner=f"consumer-{number}.1").deleted(id, at=at)
     expect_only(scenario.check())
 
 
 def test_checker_batch_pop_belongs_to_its_claim_owner(scenario: Scenario) -> None:
     """A batch pop claims its messages first, so the change log shows its process."""
     scenario.called("pop", "events", 50, "unknown", process="consumer-1.1")
-    scenario.stored("a", "events")
-    scenario.updated("a", token="1", owner="consumer-1.1")
-    scenario.deleted("a")
+    scenario.popped("a", "1")
     expect_only(scenario.check())
-    scenario.stored("b", "events")
-    scenario.updated("b", token="2", owner="consumer-2.1")
-    scenario.deleted("b")
+    scenario.popped("b", "2", "consumer-2.1")
     expect_only(scenario.check(), "lost")
 
 
@@ -182,13 +145,8 @@ def test_checker_moves_excuses_where_they_are_needed() -> None:
 @pytest.mark.parametrize("outcome", [None, "unknown"])
 def test_checker_shared_claim_answers_all_callers(scenario: Scenario, outcome: str | None) -> None:
     """Callers of one process share a claim. If one got an answer, all did, unless it was killed."""
-    for id in "ab":
-        scenario.stored(id, "events")
-        scenario.updated(id, token="1", owner="consumer-1.1")
-    for id in "ab":
-        scenario.deleted(id)
-    scenario.called("pop", "events", 1, "ok", ["a"])
-    scenario.called("pop", "events", 1, outcome)
+    scenario.popped("a", "1").popped("b", "1")
+    scenario.called("pop", "events", 1, "ok", ["a"]).called("pop", "events", 1, outcome)
     expect_only(scenario.check(), *(["lost"] if outcome else []))
 
 
@@ -204,9 +162,7 @@ def test_checker_later_pop_answers_no_earlier_caller() -> None:
 @pytest.mark.parametrize("outcome", ["ok", "unknown"])
 def test_checker_single_pop_may_take_a_lapsed_claim(scenario: Scenario, outcome: str) -> None:
     """A single pop makes no claim, so the message still shows the lapsed one."""
-    scenario.stored("a", "events")
-    scenario.updated("a", token="1", owner="consumer-1.1")
-    scenario.deleted("a")
+    scenario.popped("a", "1")
     scenario.called("pop", "events", 50, "ok", [], process="consumer-1.1")
     scenario.called("pop", "events", 1, outcome, ["a"], process="consumer-2.1")
     expect_only(scenario.check())
@@ -230,14 +186,11 @@ def test_checker_single_pop_shares_no_lapsed_claim(
 
 
 def test_checker_cancelled_pop_must_give_back(scenario: Scenario) -> None:
-    scenario.stored("a", "events")
-    scenario.deleted("a")
-    scenario.called("pop", "events", 1, "cancelled")
+    scenario.popped("a").called("pop", "events", 1, "cancelled")
     expect_only(scenario.check(), "lost")
     scenario.inserted("a", "events")
     expect_only(scenario.check("a"))
-    scenario.deleted("a")
-    scenario.called("pop", "events", 1, "ok", ["a"])
+    scenario.deleted("a").called("pop", "events", 1, "ok", ["a"])
     expect_only(scenario.check())
 
 
@@ -256,9 +209,7 @@ def test_checker_faults_excuse_a_cancelled_pop(
     scenario: Scenario, known: dict[str, Any], excused: bool
 ) -> None:
     """Its process was killed, or the servers failed at that time."""
-    scenario.stored("a", "events")
-    scenario.updated("a", token="1", owner="consumer-1.1")
-    scenario.deleted("a", at=100.0)
+    scenario.popped("a", "1", at=100.0)
     scenario.called("pop", "events", 1, "cancelled", at=99.0)
     expect_only(scenario.check(**known), *([] if excused else ["lost"]))
 
@@ -288,11 +239,8 @@ def test_checker_blames_cancelled_pops_last() -> None:
 
 
 def test_checker_message_left_twice_is_settled_twice(scenario: Scenario) -> None:
-    scenario.stored("a", "billed")
-    scenario.held("a", "1", "billed")
-    scenario.settled("commit", "a", "1", "billed")
-    scenario.settled("commit", "a", "1", "billed")
-    scenario.deleted("a")
+    scenario.stored("a", "billed").held("a", "1", "billed").settled("commit", "a", "1", "billed")
+    scenario.settled("commit", "a", "1", "billed").deleted("a")
     found = scenario.check()
     assert found["settled_twice"] == 2  # once for the claim, once for the message
     assert not any(found[name] for name in MUST_BE_ZERO if name != "settled_twice")
@@ -302,17 +250,13 @@ def test_checker_repeated_push_may_be_settled_again(scenario: Scenario) -> None:
     """A push is repeated because its outcome was unknown. A committed message is stored anew."""
     scenario.pushed("a", "billed", "unknown")
     for token in "12":
-        scenario.inserted("a", "billed", pushed=int(token))
-        scenario.held("a", token, "billed")
-        scenario.settled("commit", "a", token, "billed")
-        scenario.deleted("a")
+        scenario.inserted("a", "billed", pushed=int(token)).committed("a", token, "billed")
     scenario.pushed("a", "billed")
     expect_only(scenario.check())
 
 
 def test_checker_message_popped_twice_is_settled_twice(scenario: Scenario) -> None:
-    scenario.stored("a", "events")
-    scenario.deleted("a")
+    scenario.popped("a")
     for process in ("consumer-1.1", "consumer-2.1"):
         scenario.called("pop", "events", 1, "ok", ["a"], process=process)
     expect_only(scenario.check(), "settled_twice")
@@ -321,8 +265,7 @@ def test_checker_message_popped_twice_is_settled_twice(scenario: Scenario) -> No
 def test_checker_repeated_push_may_be_popped_again(scenario: Scenario) -> None:
     scenario.pushed("a", "events", "unknown")
     for pushed in (1, 2):
-        scenario.inserted("a", "events", pushed=pushed)
-        scenario.deleted("a")
+        scenario.inserted("a", "events", pushed=pushed).deleted("a")
         scenario.called("pop", "events", 1, "ok", ["a"])
     scenario.pushed("a", "events")
     expect_only(scenario.check())
@@ -332,46 +275,32 @@ def test_checker_repeated_push_may_be_popped_again(scenario: Scenario) -> None:
 
 
 def test_checker_settle_after_another_claim_is_fenced(scenario: Scenario) -> None:
-    scenario.stored("a", "billed")
-    scenario.held("a", "1", "billed")
-    scenario.held("a", "2", "billed", tries=2)
-    scenario.settled("commit", "a", "1", "billed")
-    scenario.deleted("a")
+    scenario.stored("a", "billed").held("a", "1", "billed").held("a", "2", "billed", tries=2)
+    scenario.settled("commit", "a", "1", "billed").deleted("a")
     scenario.settled("commit", "a", "2", "billed", outcome=None)
     expect_only(scenario.check(), "fenced_effects")
 
 
 def test_checker_move_of_another_claim_is_fenced(scenario: Scenario) -> None:
     """The change log alone shows it, whatever the ledgers say."""
-    scenario.stored("a")
-    scenario.held("a", "1")
-    scenario.held("a", "2", tries=2)
-    scenario.moved("a", by="1")
+    scenario.stored("a").held("a", "1").held("a", "2", tries=2).moved("a", by="1")
     expect_only(scenario.check("a"), "fenced_effects")
 
 
 def test_checker_move_without_a_claim_is_fenced(scenario: Scenario) -> None:
-    scenario.stored("a")
-    scenario.held("a", "1")
-    scenario.moved("a", by="1")
-    scenario.updated("a", q="billed", by="1")
+    scenario.stored("a").held("a", "1").moved("a", by="1").updated("a", q="billed", by="1")
     expect_only(scenario.check("a"), "fenced_effects")
 
 
 def test_checker_settle_of_a_replaced_message_is_fenced(scenario: Scenario) -> None:
-    scenario.stored("a", "states")
-    scenario.held("a", "1", "states")
-    scenario.updated("a", token=None, n="new")
+    scenario.stored("a", "states").held("a", "1", "states").updated("a", token=None, n="new")
     scenario.settled("commit", "a", "1", "states")
     expect_only(scenario.check("a"), "fenced_effects")
 
 
 def test_checker_counts_a_refused_former_holder(scenario: Scenario) -> None:
-    scenario.stored("a")
-    scenario.held("a", "1")
-    scenario.held("a", "2", tries=2)
-    scenario.settled("move", "a", "1", outcome="refused")
-    scenario.settled("move", "a", "2")
+    scenario.stored("a").held("a", "1").held("a", "2", tries=2)
+    scenario.settled("move", "a", "1", outcome="refused").settled("move", "a", "2")
     scenario.moved("a", by="2")
     found = scenario.check("a")
     expect_only(found)
@@ -384,8 +313,7 @@ def test_checker_counts_a_refused_former_holder(scenario: Scenario) -> None:
 @pytest.mark.parametrize("op", ["commit", "move", "rollback", "release", "extend"])
 def test_checker_settle_of_a_missing_claim_is_undone(scenario: Scenario, op: str) -> None:
     """A fail-over rolled the claim back. A settle with its token must not be acknowledged."""
-    scenario.stored("a")
-    scenario.received("a", "1")
+    scenario.stored("a").received("a", "1")
     found = scenario.check("a")
     expect_only(found)
     assert found["claims_undone"] == 1
@@ -394,9 +322,7 @@ def test_checker_settle_of_a_missing_claim_is_undone(scenario: Scenario, op: str
 
 
 def test_checker_missing_settle_is_undone(scenario: Scenario) -> None:
-    scenario.stored("a")
-    scenario.held("a", "1")
-    scenario.settled("move", "a", "1")
+    scenario.stored("a").held("a", "1").settled("move", "a", "1")
     expect_only(scenario.check("a"), "undone")
 
 
@@ -408,13 +334,10 @@ def test_checker_missing_settle_is_undone(scenario: Scenario) -> None:
 def test_checker_unknown_outcome_may_be_done_or_not(
     scenario: Scenario, outcome: str | None, done: bool
 ) -> None:
-    scenario.pushed("a", outcome=outcome)
-    scenario.stored("b")
-    scenario.held("b", "1")
+    scenario.pushed("a", outcome=outcome).stored("b").held("b", "1")
     scenario.settled("move", "b", "1", outcome=outcome)
     if done:
-        scenario.inserted("a")
-        scenario.moved("b", by="1")
+        scenario.inserted("a").moved("b", by="1")
     found = scenario.check(*("ab" if done else "b"))
     expect_only(found)
     assert (found["messages"], found["settled"]) == (1, 0)
@@ -444,37 +367,29 @@ def test_checker_taken_ids_and_keys_are_expected_in_some_queues(
 
 def test_checker_message_may_go_with_its_deleted_queue(scenario: Scenario) -> None:
     """Only while a call deletes the queue, and only in this queue."""
-    scenario.stored("a", "brief")
-    scenario.deleted("a", at=50.0)
+    scenario.stored("a", "brief").deleted("a", at=50.0)
     expect_only(scenario.check(), "lost")
     scenario.called("delete", "brief", None, at=49.0, seconds=2.0)
     expect_only(scenario.check())
-    scenario.stored("b", "orders")
-    scenario.deleted("b", at=50.0)
+    scenario.stored("b", "orders").deleted("b", at=50.0)
     expect_only(scenario.check(), "lost")
 
 
 def test_checker_counts_settles_refused_though_done(scenario: Scenario) -> None:
-    scenario.stored("a")
-    scenario.held("a", "1")
-    scenario.settled("move", "a", "1", outcome="refused")
+    scenario.stored("a").held("a", "1").settled("move", "a", "1", outcome="refused")
     scenario.moved("a", by="1")
     expect_only(scenario.check("a"), "refused_though_done")
 
 
 def test_checker_repeated_settle_may_be_refused(scenario: Scenario) -> None:
-    scenario.stored("a")
-    scenario.held("a", "1")
-    scenario.settled("move", "a", "1", outcome="unknown")
-    scenario.moved("a", by="1")
-    scenario.settled("move again", "a", "1", outcome="refused")
+    scenario.stored("a").held("a", "1").settled("move", "a", "1", outcome="unknown")
+    scenario.moved("a", by="1").settled("move again", "a", "1", outcome="refused")
     expect_only(scenario.check("a"))
 
 
 def test_checker_refused_batch_settles_the_rest(scenario: Scenario) -> None:
     for id in "ab":
-        scenario.stored(id, "billed")
-        scenario.held(id, "1", "billed")
+        scenario.stored(id, "billed").held(id, "1", "billed")
     scenario.claimed("b", "2")
     scenario.called("commit", "billed", {"1": ["a", "b"]}, "refused", [{"1": ["b"]}, {}])
     scenario.deleted("a")

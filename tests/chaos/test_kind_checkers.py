@@ -20,11 +20,6 @@ TURNS, PARCELS = "turns", "parcels"
 PACK = "0123456789abcdef01234567"
 
 
-@pytest.fixture
-def scenario() -> Scenario:
-    return Scenario()
-
-
 def message(place: str) -> str:
     return f"{PACK}:{place}"
 
@@ -34,40 +29,28 @@ def message(place: str) -> str:
 
 def good_group(scenario: Scenario) -> None:
     """Two messages of one group, the second one stored first, and one of another group."""
-    scenario.stored("b", TURNS, place=["g", [2, 0]])
-    scenario.stored("a", TURNS, place=["g", [1, 0]])
+    scenario.stored("b", TURNS, place=["g", [2, 0]]).stored("a", TURNS, place=["g", [1, 0]])
     scenario.stored("c", TURNS, place=["h", 1])
-
-
-def commit(scenario: Scenario, id: str, token: str, queue: str = TURNS) -> None:
-    scenario.held(id, token, queue)
-    scenario.settled("commit", id, token, queue)
-    scenario.deleted(id)
 
 
 def test_checker_accepts_groups_that_take_turns(scenario: Scenario) -> None:
     """A rolled-back message keeps its place, and a claim that lapsed is claimed again."""
     good_group(scenario)
-    scenario.held("a", "1", TURNS)
-    scenario.held("c", "2", TURNS)
-    scenario.settled("rollback", "a", "1", TURNS)
-    scenario.updated("a", token=None, by="1", due=5.0, when=5.0)
-    scenario.held("a", "3", TURNS, tries=2)
-    commit(scenario, "a", "4")
-    commit(scenario, "b", "5")
+    scenario.held("a", "1", TURNS).held("c", "2", TURNS).settled("rollback", "a", "1", TURNS)
+    scenario.updated("a", token=None, by="1", due=5.0, when=5.0).held("a", "3", TURNS, tries=2)
+    scenario.committed("a", "4", TURNS).committed("b", "5", TURNS)
     expect_only(scenario.check("c"))
 
 
 def test_checker_two_held_messages_of_a_group_are_noticed(scenario: Scenario) -> None:
     good_group(scenario)
-    scenario.held("a", "1", TURNS)
-    scenario.held("b", "2", TURNS)
+    scenario.held("a", "1", TURNS).held("b", "2", TURNS)
     expect_only(scenario.check(*"abc"), "out_of_order")
 
 
 def test_checker_commit_before_an_earlier_message_is_noticed(scenario: Scenario) -> None:
     good_group(scenario)
-    commit(scenario, "b", "1")
+    scenario.committed("b", "1", TURNS)
     expect_only(scenario.check(*"ac"), "out_of_order")
 
 
@@ -80,8 +63,7 @@ def test_checker_pushes_for_one_instant_keep_their_order(
         scenario.stored(f"p.{number}@5.000", "shifts", place=["g", seq])
     if repeated:
         scenario.called("push", "shifts", ["p.9@5.000"], "unknown")
-    scenario.stored("p.8@6.000", "shifts", place=["g", 9])
-    commit(scenario, "p.10@5.000", "1", "shifts")
+    scenario.stored("p.8@6.000", "shifts", place=["g", 9]).committed("p.10@5.000", "1", "shifts")
     left = ["p.9@5.000", "p.11@5.000", "p.8@6.000"]
     expect_only(scenario.check(*left), *([] if repeated else ["out_of_order"]))
 
@@ -97,25 +79,20 @@ def test_checker_early_claim_that_no_caller_got_is_accepted(scenario: Scenario, 
 
 def test_checker_accepts_producers_that_race(scenario: Scenario) -> None:
     """The earlier message is stored when the later one is held."""
-    scenario.stored("b", TURNS, place=["g", [2, 0]])
-    scenario.held("b", "1", TURNS)
-    scenario.stored("a", TURNS, place=["g", [1, 0]])
-    scenario.settled("commit", "b", "1", TURNS)
-    scenario.deleted("b")
-    commit(scenario, "a", "2")
+    scenario.stored("b", TURNS, place=["g", [2, 0]]).held("b", "1", TURNS)
+    scenario.stored("a", TURNS, place=["g", [1, 0]]).settled("commit", "b", "1", TURNS).deleted("b")
+    scenario.committed("a", "2", TURNS)
     expect_only(scenario.check())
 
 
-def test_checker_finds_a_group_that_is_forgotten() -> None:
+def test_checker_finds_a_group_that_is_forgotten(scenario: Scenario) -> None:
     """It starves from the end of the claim before, whatever ``when`` says. Its rest does not."""
-    scenario = Scenario()
     for id, seq in (("a", 1), ("b", 2), ("c", 3)):
         scenario.inserted(id, TURNS, place=["g", [seq, 0]])
     scenario.claimed("a", "1", at=1.0, when=4.0)
     for id in "bc":
         scenario.updated(id, when=3600.0, at=1.1)  # deferred
-    scenario.deleted("a", at=2.0)
-    scenario.claimed("b", "2", at=12.0, when=15.0)
+    scenario.deleted("a", at=2.0).claimed("b", "2", at=12.0, when=15.0)
     scenario.claimed("b", "3", at=18.0, when=25.0)  # 3 s after its lease ended
     scenario.deleted("b", at=24.0)
     for at in (3.0, 15.0):
@@ -150,8 +127,7 @@ def test_checker_accepts_held_messages_up_to_the_limit(scenario: Scenario) -> No
         scenario.stored(id, KEYED_QUEUE)
     for number, id in enumerate(("a@x", "b@x", "d@y", "b@x")):
         scenario.held(id, str(number), KEYED_QUEUE)
-    scenario.updated("a@x", token=None)
-    scenario.settled("release", "a@x", "0", KEYED_QUEUE, "refused")
+    scenario.updated("a@x", token=None).settled("release", "a@x", "0", KEYED_QUEUE, "refused")
     scenario.held("c@x", "4", KEYED_QUEUE)
     expect_only(scenario.check(*ids))
 
@@ -159,8 +135,7 @@ def test_checker_accepts_held_messages_up_to_the_limit(scenario: Scenario) -> No
 def test_checker_message_held_above_a_limit_is_noticed(scenario: Scenario) -> None:
     """Also if a lease has lapsed, as long as its claim was not ended."""
     for number, id in enumerate(("a@x", "b@x", "c@x")):
-        scenario.stored(id, KEYED_QUEUE)
-        scenario.received(id, str(number), KEYED_QUEUE)
+        scenario.stored(id, KEYED_QUEUE).received(id, str(number), KEYED_QUEUE)
         scenario.claimed(id, str(number), at=10.0 * number, when=10.0 * number + 3)
     expect_only(scenario.check("a@x", "b@x", "c@x"), "over_limit")
 
@@ -170,10 +145,8 @@ def starts(number: int, seconds: float, *, faults: Windows | None = None) -> dic
     scenario = Scenario()
     for each in range(number):
         id, at = f"m{each}", 20 + seconds * each / number
-        scenario.inserted(id, PACED_QUEUE)
-        scenario.received(id, f"t{each}", PACED_QUEUE)
-        scenario.claimed(id, f"t{each}", at=at, when=at + 3)
-        scenario.deleted(id, at=at)
+        scenario.inserted(id, PACED_QUEUE).received(id, f"t{each}", PACED_QUEUE)
+        scenario.claimed(id, f"t{each}", at=at, when=at + 3).deleted(id, at=at)
     return scenario.check_times(faults)
 
 
@@ -184,8 +157,7 @@ def test_checker_follows_a_lowered_limit(scenario: Scenario, at: float, wrong: l
         scenario.stored(f"m{number}", NARROW_QUEUE)
     for number in range(3):
         scenario.claimed(f"m{number}", f"t{number}", at=1.0, when=90.0)
-    scenario.limited(NARROW_QUEUE, 2, at=2.0)
-    scenario.claimed("m3", "t3", at=at, when=90.0)
+    scenario.limited(NARROW_QUEUE, 2, at=2.0).claimed("m3", "t3", at=at, when=90.0)
     expect_only(scenario.check(*(f"m{number}" for number in range(4))), *wrong)
 
 
@@ -210,12 +182,9 @@ def test_checker_message_that_could_start_starves(queue: str) -> None:
     most = LIMITS[queue].concurrency
     assert most is not None
     for each in range(most):
-        scenario.inserted(f"m{each}@x", queue)
-        scenario.claimed(f"m{each}@x", f"t{each}", at=1.0, when=9.0)
-    scenario.inserted("late@x", queue, at=2.0)
-    scenario.deleted("m0@x", at=4.0)
-    scenario.claimed("late@x", "late", at=12.0, when=15.0)
-    scenario.deleted("late@x", at=13.0)
+        scenario.inserted(f"m{each}@x", queue).claimed(f"m{each}@x", f"t{each}", at=1.0, when=9.0)
+    scenario.inserted("late@x", queue, at=2.0).deleted("m0@x", at=4.0)
+    scenario.claimed("late@x", "late", at=12.0, when=15.0).deleted("late@x", at=13.0)
     for at in (2.0, 5.0):
         scenario.called("reserve", queue, None, "ok", {}, at=at, seconds=7.0)
     found = scenario.check_times()
@@ -230,17 +199,14 @@ def good_pack(scenario: Scenario) -> None:
     """A pack of three that is claimed. One is committed, one rolled back, and one moved."""
     ids = [message(place) for place in "012"]
     scenario.called("push", PARCELS, ["a", "b", "c"], "ok", ids, process="producer-1.1")
-    scenario.packed(PACK, ["a", "b", "c"])
-    scenario.claimed(PACK, "1")
+    scenario.packed(PACK, ["a", "b", "c"]).claimed(PACK, "1")
     scenario.called("reserve", PARCELS, None, "ok", {"1": dict.fromkeys(ids, 1)})
-    scenario.settled("commit", ids[0], "1", PARCELS)
-    scenario.updated(PACK, done={"0": 1}, left=2)
+    scenario.settled("commit", ids[0], "1", PARCELS).updated(PACK, done={"0": 1}, left=2)
     for place, target in (("1", PARCELS), ("2", "billed")):
         scenario.hidden(message(place), target, "1")
     handed = [["1", [message("1"), message("2")]]]
     scenario.updated(PACK, done={"0": 7}, left=0, handed=handed)
-    scenario.settled("rollback", ids[1], "1", PARCELS)
-    scenario.settled("move", ids[2], "1", PARCELS)
+    scenario.settled("rollback", ids[1], "1", PARCELS).settled("move", ids[2], "1", PARCELS)
     for place, target in (("1", PARCELS), ("2", "billed")):
         scenario.updated(message(place), q=target)
     scenario.deleted(PACK)
@@ -255,52 +221,41 @@ def test_checker_accepts_a_pack_settled_in_parts(scenario: Scenario) -> None:
 
 def test_checker_rest_of_a_pack_is_given_back(scenario: Scenario) -> None:
     """The update that settles the last message ends the claim. So does a delete."""
-    scenario.packed(PACK, ["a", "b"])
-    scenario.held(message("0"), "1", PARCELS, pack=PACK)
+    scenario.packed(PACK, ["a", "b"]).held(message("0"), "1", PARCELS, pack=PACK)
     scenario.settled("commit", message("0"), "1", PARCELS)
     scenario.updated(PACK, done={"0": 1}, left=1, token=None, when=9.0)
     scenario.held(message("1"), "2", PARCELS, pack=PACK)
-    scenario.settled("commit", message("1"), "2", PARCELS)
-    scenario.deleted(PACK)
+    scenario.settled("commit", message("1"), "2", PARCELS).deleted(PACK)
     expect_only(scenario.check())
 
 
 def test_checker_message_that_left_its_pack_unasked_is_lost(scenario: Scenario) -> None:
-    scenario.packed(PACK, ["a", "b"])
-    scenario.claimed(PACK, "1")
-    scenario.updated(PACK, done={"0": 1}, left=1)
+    scenario.packed(PACK, ["a", "b"]).claimed(PACK, "1").updated(PACK, done={"0": 1}, left=1)
     expect_only(scenario.check(message("1")), "lost")
 
 
 def test_checker_pack_deleted_with_messages_is_noticed(scenario: Scenario) -> None:
-    scenario.packed(PACK, ["a", "b"])
-    scenario.held(message("0"), "1", PARCELS, pack=PACK)
-    scenario.settled("commit", message("0"), "1", PARCELS)
-    scenario.deleted(PACK)
+    scenario.packed(PACK, ["a", "b"]).held(message("0"), "1", PARCELS, pack=PACK)
+    scenario.settled("commit", message("0"), "1", PARCELS).deleted(PACK)
     expect_only(scenario.check(), "lost")
 
 
 def test_checker_message_of_a_pack_settled_twice_is_noticed(scenario: Scenario) -> None:
     """By one claim: the count is wrong. By two: the former one did not hold it any more."""
-    scenario.packed(PACK, ["a", "b", "c"])
-    scenario.held(message("0"), "1", PARCELS, pack=PACK)
-    scenario.settled("commit", message("0"), "1", PARCELS)
-    scenario.updated(PACK, done={"0": 1}, left=2)
+    scenario.packed(PACK, ["a", "b", "c"]).held(message("0"), "1", PARCELS, pack=PACK)
+    scenario.settled("commit", message("0"), "1", PARCELS).updated(PACK, done={"0": 1}, left=2)
     scenario.updated(PACK, done={"0": 1}, left=1)
     expect_only(scenario.check(message("1"), message("2")), "settled_twice")
     scenario = Scenario()
-    scenario.packed(PACK, ["a", "b"])
-    scenario.held(message("0"), "1", PARCELS, pack=PACK)
+    scenario.packed(PACK, ["a", "b"]).held(message("0"), "1", PARCELS, pack=PACK)
     scenario.held(message("0"), "2", PARCELS, tries=2, pack=PACK)
-    scenario.settled("commit", message("0"), "1", PARCELS)
-    scenario.updated(PACK, done={"0": 1}, left=1)
+    scenario.settled("commit", message("0"), "1", PARCELS).updated(PACK, done={"0": 1}, left=1)
     scenario.settled("commit", message("0"), "2", PARCELS, outcome=None)
     expect_only(scenario.check(message("1")), "fenced_effects")
 
 
 def test_checker_content_in_two_packs_is_settled_twice(scenario: Scenario) -> None:
-    scenario.packed(PACK, ["a", "b"])
-    scenario.packed(PACK[::-1], ["a", "c"])
+    scenario.packed(PACK, ["a", "b"]).packed(PACK[::-1], ["a", "c"])
     stored = [f"{pack}:{place}" for pack in (PACK, PACK[::-1]) for place in "01"]
     expect_only(scenario.check(*stored), "settled_twice")
 
@@ -422,12 +377,8 @@ def test_stored_pack_stands_for_what_it_still_has() -> None:
 def test_result_under_the_id_of_a_message_is_another_message(scenario: Scenario) -> None:
     """Both may be stored, claimed and settled at once."""
     result = f"results/{message('0')}"
-    scenario.packed(PACK, ["a", "b"])
-    scenario.called("push", "results", [result], "ok", [result])
-    scenario.inserted(message("0"), "results")
-    scenario.held(message("0"), "1", PARCELS, pack=PACK)
-    scenario.received(result, "2", "results")
-    scenario.claimed(message("0"), "2")
-    scenario.settled("commit", result, "2", "results")
-    scenario.deleted(message("0"))
+    scenario.packed(PACK, ["a", "b"]).called("push", "results", [result], "ok", [result])
+    scenario.inserted(message("0"), "results").held(message("0"), "1", PARCELS, pack=PACK)
+    scenario.received(result, "2", "results").claimed(message("0"), "2")
+    scenario.settled("commit", result, "2", "results").deleted(message("0"))
     expect_only(scenario.check(message("0"), message("1")))

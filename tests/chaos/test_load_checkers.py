@@ -19,27 +19,19 @@ PACK = "0123456789abcdef01234567"
 FIRST, SECOND = f"{PACK}:0", f"{PACK}:1"
 
 
-@pytest.fixture
-def scenario() -> Scenario:
-    return Scenario()
-
-
 # ---- pops of a bucket
 
 
 def popped_pack(scenario: Scenario) -> None:
     """One process claims a pack of two, and its pops take both."""
-    scenario.packed(PACK, ["a", "b"], JARS)
-    scenario.updated(PACK, token="1", owner="consumer-1.1")
-    scenario.updated(PACK, left=1, done={"0": 1})
-    scenario.deleted(PACK)
+    scenario.packed(PACK, ["a", "b"], JARS).updated(PACK, token="1", owner="consumer-1.1")
+    scenario.updated(PACK, left=1, done={"0": 1}).deleted(PACK)
 
 
 def test_checker_cancelled_pop_of_a_bucket_must_give_back(scenario: Scenario) -> None:
     """It comes back as a message of its own, which has the name that it had in its pack."""
     popped_pack(scenario)
-    scenario.called("pop", JARS, 1, "ok", [FIRST])
-    scenario.called("pop", JARS, 5, "cancelled")
+    scenario.called("pop", JARS, 1, "ok", [FIRST]).called("pop", JARS, 5, "cancelled")
     expect_only(scenario.check(), "lost")
     scenario.inserted(f"{PACK}:0001", JARS)
     expect_only(scenario.check(SECOND))
@@ -51,8 +43,7 @@ def test_checker_unknown_pop_excuses_only_its_queue(
 ) -> None:
     """A pop of a bucket shares no answer with other pops of the same pack."""
     popped_pack(scenario)
-    scenario.called("pop", JARS, 1, "ok", [FIRST])
-    scenario.called("pop", queue, 5, "unknown")
+    scenario.called("pop", JARS, 1, "ok", [FIRST]).called("pop", queue, 5, "unknown")
     expect_only(scenario.check(), *wrong)
 
 
@@ -123,8 +114,7 @@ def test_checker_removals_count_what_they_removed(
 def test_checker_removed_message_is_not_lost(
     scenario: Scenario, counted: int, at: float, wrong: list[str]
 ) -> None:
-    scenario.stored("a", "drafts")
-    scenario.called("purge", "drafts", None, "ok", counted, at=4.8)
+    scenario.stored("a", "drafts").called("purge", "drafts", None, "ok", counted, at=4.8)
     scenario.deleted("a", at=at)
     expect_only(scenario.check(), *wrong)
 
@@ -133,11 +123,9 @@ def test_checker_removed_message_is_not_lost(
 def test_checker_commit_after_a_purge_is_refused(
     scenario: Scenario, at: float, wrong: list[str]
 ) -> None:
-    scenario.stored("a", "drafts")
-    scenario.held("a", "1", "drafts")
+    scenario.stored("a", "drafts").held("a", "1", "drafts")
     scenario.called("purge", "drafts", None, "ok", 1 if at == 5.0 else 0, at=4.8)
-    scenario.settled("commit", "a", "1", "drafts", outcome="refused")
-    scenario.deleted("a", at=at)
+    scenario.settled("commit", "a", "1", "drafts", outcome="refused").deleted("a", at=at)
     expect_only(scenario.check(), *wrong)
 
 
@@ -153,14 +141,11 @@ def test_times_transaction_excuses_a_purge_of_its_queue(scenario: Scenario) -> N
 
 @pytest.mark.parametrize("end", ["buried", "left", "committed"])
 def test_checker_malformed_documents_must_be_dead_letters(scenario: Scenario, end: str) -> None:
-    scenario.called("plant", "billed", ["a", "never stored"], "unknown")
-    scenario.inserted("a", "billed")
+    scenario.called("plant", "billed", ["a", "never stored"], "unknown").inserted("a", "billed")
     if end == "buried":
         scenario.updated("a", q="billed.dead", dead=True)
     elif end == "committed":
-        scenario.held("a", "1", "billed")
-        scenario.settled("commit", "a", "1", "billed")
-        scenario.deleted("a")
+        scenario.committed("a", "1", "billed")
     stored = [] if end == "committed" else ["a"]
     expect_only(scenario.check(*stored), *([] if end == "buried" else ["lost"]))
 

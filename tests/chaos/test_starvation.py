@@ -13,11 +13,6 @@ from tests.chaos.starvation import LONGEST_WAIT_S, OVERTAKEN, TIMELY
 from tests.chaos.windows import KEYS_LOCKED, Lock, Spans, Windows, windows_of
 
 
-@pytest.fixture
-def scenario() -> Scenario:
-    return Scenario()
-
-
 def expect_only(found: dict[str, Any], *wrong: str) -> None:
     """Assert that each of these went wrong, and nothing else."""
     assert [name for name in TIMELY if found[name]] == list(wrong), found["wrong"]
@@ -65,8 +60,7 @@ def test_times_backlog_is_no_starvation(scenario: Scenario) -> None:
     """Consumers that are busy with earlier messages do not starve the later ones."""
     for id, at in (("a", 1.0), ("b", 2.0)):
         scenario.inserted(id, at=at)
-    scenario.claimed("a", "1", at=40.0, when=90.0)
-    scenario.claimed("b", "2", at=80.0, when=90.0)
+    scenario.claimed("a", "1", at=40.0, when=90.0).claimed("b", "2", at=80.0, when=90.0)
     expect_only(scenario.check_times())
 
 
@@ -94,8 +88,7 @@ def test_times_blocked_receive_starves(scenario: Scenario) -> None:
 
 def test_times_lease_end_makes_a_message_ready(scenario: Scenario) -> None:
     """A held message starves only from the end of its lease on."""
-    scenario.inserted("a", at=1.0)
-    scenario.claimed("a", "1", at=1.0, when=50.0)
+    scenario.inserted("a", at=1.0).claimed("a", "1", at=1.0, when=50.0)
     ask_in_vain(scenario, 1.0, 53.0)
     scenario.claimed("a", "2", at=53.0, when=90.0)
     found = scenario.check_times()
@@ -107,9 +100,7 @@ def test_times_deleting_pop_overtakes_nothing(scenario: Scenario) -> None:
     """A pop of several claims them first. The end of its lease is no place in the order."""
     for id in "ab":
         scenario.inserted(id, "events", at=1.0)
-    scenario.claimed("a", "1", at=2.0, when=60.0)
-    scenario.deleted("a", at=2.1)
-    scenario.deleted("b", at=40.0)
+    scenario.claimed("a", "1", at=2.0, when=60.0).deleted("a", at=2.1).deleted("b", at=40.0)
     expect_only(scenario.check_times())
 
 
@@ -167,8 +158,7 @@ def test_times_transaction_excuses_what_it_holds(scenario: Scenario) -> None:
 
 @pytest.mark.parametrize("lapsed", [False, True])
 def test_times_renewed_lease_must_not_lapse(scenario: Scenario, lapsed: bool) -> None:
-    scenario.inserted("a", "renewed", at=1.0)
-    scenario.claimed("a", "1", at=1.0, when=6.0)
+    scenario.inserted("a", "renewed", at=1.0).claimed("a", "1", at=1.0, when=6.0)
     scenario.updated("a", at=6.5 if lapsed else 4.0, when=12.0)  # the renewal
     scenario.deleted("a", at=8.0)
     expect_only(scenario.check_times(), *(["lapsed"] if lapsed else []))
@@ -178,8 +168,7 @@ def test_times_renewed_lease_must_not_lapse(scenario: Scenario, lapsed: bool) ->
 
 def test_times_claim_that_was_stored_late_has_not_lapsed(scenario: Scenario) -> None:
     """No renewal could come before it. Its renewal must not be late, all the same."""
-    scenario.inserted("a", "renewed", at=1.0)
-    scenario.claimed("a", "1", at=6.6, when=6.0)
+    scenario.inserted("a", "renewed", at=1.0).claimed("a", "1", at=6.6, when=6.0)
     scenario.updated("a", at=6.7, when=11.7)
     expect_only(scenario.check_times())
     scenario.deleted("a", at=12.5)
