@@ -135,9 +135,10 @@ def test_unreachable_servers_at_the_end_are_an_error() -> None:
 # ---- faults and their schedule
 
 
-def fake_cluster(**parts: Any) -> Any:
-    """Return the parts of a cluster that a fault uses."""
-    return SimpleNamespace(**parts)
+def inject(fault: Fault, **parts: Any) -> Injection:
+    """Begin a fault, in a cluster that has only these parts."""
+    cluster: Any = SimpleNamespace(**parts)
+    return fault(cluster, random.Random(1))
 
 
 def finish(injection: Injection, steps: int) -> str:
@@ -156,20 +157,13 @@ def refuse(*_: Any, **__: Any) -> None:
 def test_fault_of_the_primary_waits_for_a_primary() -> None:
     found = iter([None, None, SimpleNamespace(place=2, command=refuse)])
     servers = SimpleNamespace(primary=lambda: next(found))
-    assert (
-        finish(nemesis.step_down(fake_cluster(servers=servers), random.Random(1)), 2)
-        == "member 2 refused"
-    )
+    assert finish(inject(nemesis.step_down, servers=servers), 2) == "member 2 refused"
 
 
 def test_drop_bus_survives_a_refusal() -> None:
     servers = SimpleNamespace(primary=lambda: SimpleNamespace(place=0))
-    assert (
-        finish(
-            nemesis.drop_bus(fake_cluster(servers=servers, drop_bus=refuse), random.Random(1)), 0
-        )
-        == "not dropped"
-    )
+    injection = inject(nemesis.drop_bus, servers=servers, drop_bus=refuse)
+    assert finish(injection, 0) == "not dropped"
 
 
 def test_network_fault_lasts_until_it_has_struck() -> None:
@@ -182,9 +176,7 @@ def test_network_fault_lasts_until_it_has_struck() -> None:
         return Counter(cut=next(done))
 
     servers = SimpleNamespace(primary=lambda: SimpleNamespace(place=1))
-    injection = nemesis.cut(
-        fake_cluster(servers=servers, proxies=SimpleNamespace(change=change)), random.Random(1)
-    )
+    injection = inject(nemesis.cut, servers=servers, proxies=SimpleNamespace(change=change))
     assert (next(injection) or 0) >= 1
     assert finish(injection, 2) == "cut 2 times"
     assert [how for how in changes if how] == [{"cut": True}, {"cut": False}]
@@ -204,17 +196,14 @@ def test_suspend_consumer_waits_for_a_running_process(monkeypatch: pytest.Monkey
         is_running=lambda name: next(running),
         processes={"mover-1": process},
     )
-    assert (
-        finish(nemesis.suspend_consumer(fake_cluster(workload=workload), random.Random(1)), 2)
-        == "mover-1.1"
-    )
+    assert finish(inject(nemesis.suspend_consumer, workload=workload), 2) == "mover-1.1"
     assert done == ["suspended", "resumed"]
 
 
 def schedule(fault: Fault, timeout: float = 60.0) -> Schedule:
     faults, ready = {"something": fault}, lambda: True
     servers = SimpleNamespace(state=lambda: "member 2: has ended")
-    cluster = fake_cluster(servers=servers)
+    cluster: Any = SimpleNamespace(servers=servers)
     return Schedule(faults, cluster, "1", ready, 1.0, (0.0, 0.0), timeout=timeout)
 
 
