@@ -1,8 +1,8 @@
-"""The change log: what happened to each message, in the order of the database.
+"""The change log: the story of each message, in the order of the database.
 
 A process reads the change stream of the namespace's collection. The stream has every write that a
-majority has, and no write that a fail-over rolled back. So the log does not depend on what any
-client believes. Each change that the checker needs is a line of JSON:
+majority has, and no write that a fail-over rolled back. So the log does not depend on the view of
+any client. Each change that the checker needs is a line of JSON:
 
 ``["in", id, queue, n, pushed, at, when]``
     A message was stored. ``n`` is in its payload, ``pushed`` is the time of its push in
@@ -11,7 +11,7 @@ client believes. Each change that the checker needs is a line of JSON:
     A pack was stored. The places of its messages are those in the list.
 ``["copy", id, queue, {name: n}, pushed, at, when, target, token, dead]``
     Messages that leave their pack were stored, still hidden. ``target`` is the queue that they
-    enter, ``token`` that of the claim which hands them over.
+    enter, ``token`` the token of the claim that hands them over.
 ``["limit", id, queue, concurrency, at]``
     The record of a queue has a new limit.
 ``["set", id, {field: value}, at]``
@@ -112,7 +112,7 @@ def _mark(copy: Mapping[str, Any]) -> list[Any]:
 
 
 def _of_packs(put: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the updated fields of a pack, or of a hidden copy, show."""
+    """Return the changes that the updated fields of a pack, or of a hidden copy, show."""
     found: dict[str, Any] = {"left": put["n"]} if "n" in put else {}
     for name, value in put.items():
         field, _, place = name.partition(".")
@@ -153,8 +153,7 @@ def watch(spec: dict[str, Any]) -> None:
 
     Args:
         spec: ``url``, ``database`` and ``namespace`` of the collection; ``since``, the operation
-        time
-            to start at; ``path`` of the log.
+            time to start at; ``path`` of the log.
     """
     options: dict[str, Any] = {"socketTimeoutMS": 5000, "connectTimeoutMS": 2000, "tz_aware": True}
     since: dict[str, Any] = {"start_at_operation_time": Timestamp(*spec["since"])}

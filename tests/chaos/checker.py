@@ -1,4 +1,4 @@
-"""The checker: compares what every process recorded with the change log. It does no I/O.
+"""The checker: compares the records of every process with the change log. It does no I/O.
 
 The change log gives the claims of each message, each known by its token, and how each claim ended.
 A result that a client got must appear there: an acknowledged push as a message that was stored, an
@@ -33,7 +33,7 @@ from tests.chaos.removal_checker import Removal, miscounted
 from tests.chaos.stream_checker import StreamCalls
 from tests.chaos.stream_load import GROUPS, is_of_streams
 
-#: What must not happen. "undone" counts acknowledged settles that the database does not have.
+#: The figures that must be 0. "undone" counts acknowledged settles that the database lacks.
 MUST_BE_ZERO = (
     *("lost", "settled_twice", "fenced_effects", "undone", "out_of_order", "over_limit"),
     "errors",
@@ -75,7 +75,7 @@ class StoredMessage:
 
 
 class ChangeLog:
-    """What really happened.
+    """The run as the database saw it.
 
     Args:
         lines: The lines of the change log.
@@ -89,7 +89,7 @@ class ChangeLog:
         #: The contents that a message had, except the one that equals its id.
         self.contents: dict[str, set[str]] = defaultdict(set)
         #: How each claim ended, as {token: {id: end}}. "held": not at all; "taken": by another
-        #: claim; "lapsed": by a look, after the lease.
+        #: claim; "lapsed": by a scan, after the lease.
         self.claims: dict[str, dict[str, str]] = defaultdict(dict)
         #: The messages that were popped and not given back, by queue.
         self.popped: dict[str, dict[str, list[Popped]]] = {
@@ -99,7 +99,7 @@ class ChangeLog:
         self._pushed: dict[str, int] = {}
         #: The messages that were deleted while they had no claim.
         self.deleted_unclaimed: set[str] = set()
-        #: When the messages of the queue that is deleted now and then were deleted, and those of
+        #: When messages of the queue that is deleted now and then were deleted, and messages of
         #: the queue that is purged.
         self.deleted_at: dict[str, float] = {}
         self.purged_at: dict[str, float] = {}
@@ -127,7 +127,7 @@ class ChangeLog:
                 self._deleted(id, *rest)
             else:
                 self._updated(id, *rest)
-        #: What no pack may do, in words, by the figure that counts it.
+        #: The mistakes of packs, in words, by the figure that counts them.
         self.wrong_packs = log.wrong
 
     def _inserted(self, id: str, queue: str, content: str | None, pushed: int, *_: Any) -> None:
@@ -188,7 +188,7 @@ def _end_of_claim(put: Mapping[str, Any]) -> str:
     if "q" in put:
         return "buried" if put.get("dead") else "moved"
     if not put.keys() & {"when", "by", "n"}:
-        return "lapsed"  # a look that needed the slot has ended it
+        return "lapsed"  # a scan that needed the slot has ended it
     return "replaced" if "n" in put else "back"
 
 
@@ -265,7 +265,7 @@ class Asked(NamedTuple):
 
 
 class UnavailableCall(NamedTuple):
-    """A call that raised Unavailable. ``ids`` are those of the messages that it was about."""
+    """A call that raised Unavailable. ``ids`` are the ids of its messages."""
 
     began: float
     ended: float
@@ -277,7 +277,7 @@ class UnavailableCall(NamedTuple):
 
 
 def _is_expected(call: RecordedCall) -> bool:
-    """Return whether a call may have this outcome, besides success and what a fault excuses."""
+    """Return whether a call may have this outcome without a fault that excuses it."""
     if call.outcome == "taken":  # by an earlier push, or by the message that has the id
         return call.queue in (_KEYED_QUEUE, RESULTS) or call.queue in BUCKETS
     return call.outcome in ("cancelled", "late")
@@ -297,7 +297,7 @@ def _ids_of(items: Any) -> list[str]:
 
 
 class Ledgers:
-    """What the processes recorded.
+    """The records of the processes.
 
     Args:
         ledgers: The lines of each ledger, by the name of its process.
@@ -309,7 +309,7 @@ class Ledgers:
         #: Errors that nothing explains, with their counts, and the first traceback of each.
         self.errors: Counter[str] = Counter()
         self.traces: dict[str, str] = {}
-        #: When calls deleted a queue: from when to when each may have done it.
+        #: When calls deleted a queue: the earliest and the latest time of each.
         self.deletions: list[tuple[float, float]] = []
         #: The calls that removed messages of the queue that is purged.
         self.removals: list[Removal] = []
@@ -461,7 +461,7 @@ class Ledgers:
 
 
 class _Check:
-    """One comparison. ``wrong`` collects what must not have happened, in words."""
+    """One comparison. ``wrong`` collects the mistakes, in words."""
 
     def __init__(self, ledgers: Ledgers, log: ChangeLog, known: Disturbances) -> None:
         self._ledgers, self._log, self._known = ledgers, log, known
@@ -511,7 +511,7 @@ class _Check:
         )
 
     def removals(self) -> None:
-        """A purge must count what it removed."""
+        """A purge must count the messages that it removed."""
         asked = {id for ids in self._ledgers.committing.values() for id in ids}
         known = self._log.purged_at
         sure = [at for id, at in known.items() if id not in asked]
@@ -579,7 +579,7 @@ class _Check:
         ]
 
     def kinds(self) -> None:
-        """Groups must keep their order, limits must hold, and packs must be what they count."""
+        """Groups must keep their order, limits must hold, and the counts of packs must be right."""
         groups, log = self._log.groups, self._log
         once = {id for id, outcomes in self._ledgers.pushed.items() if outcomes == ["ok"]}
         received = self._ledgers.received
@@ -596,7 +596,7 @@ class _Check:
         ]
 
     def errors(self) -> None:
-        """Nothing but lost leases, and what faults explain, may be raised or logged."""
+        """Only lost leases, and errors that faults explain, may be raised or logged."""
         self.wrong["errors"] += [
             f"{times} times: {text}\n{self._ledgers.traces[text]}".strip()
             for text, times in self._ledgers.errors.most_common()
@@ -626,11 +626,11 @@ def check(
     """Compare the ledgers with the change log.
 
     Args:
-        ledgers: What the processes recorded.
-        log: What really happened.
+        ledgers: The records of the processes.
+        log: The run as the database saw it.
         stored: The ids of the messages that are stored at the end.
         known: The faults that excuse a lost pop.
-        contents: What is stored in the stream at the end; None: not known.
+        contents: The contents of the stream at the end; None: not known.
 
     Returns:
         The figures, and under ``wrong`` the first lines of each kind that should be empty.

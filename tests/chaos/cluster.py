@@ -39,7 +39,7 @@ class WorkloadProcesses:
 
     Args:
         folder: A folder for the ledgers.
-        spec: What all processes need to know.
+        spec: The part of the specification that all processes share.
         roles: The names of the roles.
     """
 
@@ -130,9 +130,9 @@ class Cluster:
         self.broken = False
         #: Whether no such fault may begin.
         self.calm = False
-        #: What transactions of another program held, as their faults say.
+        #: The messages that transactions of another program held, as their faults say.
         self.locks: list[Lock] = []
-        #: What is in the stream at the end, and how far its groups are behind.
+        #: The contents of the stream at the end, and how far its groups are behind.
         self.contents: dict[int, str] = {}
         self.behind = 0
         with ExitStack() as stack:
@@ -229,7 +229,7 @@ class Cluster:
     def unfinished(self, stored: list[dict[str, Any]]) -> int:
         """Return how many of the stored messages the workload should have finished.
 
-        Not 0: the machine is too slow, or a consumer does not go on.
+        Not 0: the machine is too slow, or a consumer is stuck.
         """
         left = sum(each["q"] in QUEUES and "processed" not in each for each in stored)
         return left + self.behind
@@ -242,7 +242,7 @@ class Cluster:
 
 
 def ids_of(document: dict[str, Any]) -> list[str]:
-    """Return the names of what a stored document has: one message, or those of a pack."""
+    """Return the names of the messages in a stored document: one, or several of a pack."""
     id = document["_id"]
     if "b" not in document:
         return [name_in(document["q"], id)]

@@ -93,7 +93,7 @@ def server(own_server: Server) -> Iterator[Server]:
     """A running server that the test may stop. Each test uses another database of it."""
     own_server.start()
     yield own_server
-    gc.collect()  # a warning about what the test left open belongs to this test
+    gc.collect()  # a warning about an object that the test left open belongs to this test
 
 
 @pytest.fixture

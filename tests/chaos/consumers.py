@@ -1,4 +1,4 @@
-"""What movers and consumers do: receive, and settle in every way."""
+"""The work of movers and consumers: receive, and settle in every way."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Consumers(WorkloadState):
                 yield 0.1
 
     def clean(self, queue: str) -> Plan:
-        """Commit at the end of the run what was left in a queue."""
+        """Commit the rest of a queue at the end of the run."""
         yield Step("counts", queue, "counts")
         while not self.stopping.is_set():
             if self.draining:
@@ -156,7 +156,7 @@ class Consumers(WorkloadState):
         yield Step("push", queue, "push_many", (payloads,), {"ids": ids}, contents)
 
     def carry(self, queue: str) -> Plan:
-        """Move what a bucket has to the next queue, as it was received."""
+        """Move messages of a bucket to the next queue, in the batches of their receipt."""
         while not self.stopping.is_set():
             call = yield Step("reserve", queue, "reserve_many", (BATCH,), {"timeout": 0.5})
             held: Held = list(call.result or [])
@@ -170,7 +170,7 @@ class Consumers(WorkloadState):
             yield self.dice.uniform(0, 0.2)
 
     def keep(self, queue: str) -> Plan:
-        """Hold what a limit allows for long, and commit one after the other."""
+        """Hold as much as a limit allows, and commit one message after the other."""
         while not self.stopping.is_set():
             call = yield Step("reserve", queue, "reserve_many", (BATCH,), {"timeout": 0.5})
             held: Held = list(call.result or [])
@@ -202,7 +202,7 @@ class Consumers(WorkloadState):
                 yield 0.1
 
     def return_in_parts(self, queue: str) -> Plan:
-        """Roll back a part of what a bucket has, and release the rest."""
+        """Reserve from a bucket, roll a part back, and release the rest."""
         while not (self.stopping.is_set() or self.draining):
             yield self.dice.uniform(0.5, 3)
             call = yield Step("reserve", queue, "reserve_many", (BATCH // 4,), {"timeout": 0.5})

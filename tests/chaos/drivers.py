@@ -195,7 +195,7 @@ class AsyncRunner:
 
     async def _hold(self, end: float) -> None:
         ledger = self._workload.ledger
-        with suppress(QueueError):  # the ledger has what is needed, and the lease lapses
+        with suppress(QueueError):  # the ledger has the outcome, and the lease lapses
             async with AsyncExitStack() as stack:
                 reserved = self._queues["renewed"].reserved(timeout=LONG_WAIT_S)
                 held = await stack.enter_async_context(reserved)

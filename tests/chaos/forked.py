@@ -1,7 +1,7 @@
 """A forked child that pushes, while other threads of its parent push, too.
 
-The child inherits what those threads held at that moment, and none of the threads. It makes a new
-client, as the documentation demands. For the ledger, its push is a call of the parent.
+The child inherits the locks that those threads held at that moment, and none of the threads. It
+makes a new client, as the documentation demands. For the ledger, its push is a call of the parent.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _push(
 
 
 def _end(parent: int, result: Connection, push: Callable[[], list[Any]]) -> NoReturn:
-    """Push in the child, send the ids, the text of Unavailable and that of an error, and end.
+    """Push in the child, send the ids and the text of Unavailable or of an error, and end.
 
     It ends without the usual clean-up, which would wait for the thread of its parent that reads
     the standard input.

@@ -3,8 +3,9 @@
 A message is held from its claim until the claim ends, also if the lease has lapsed: another
 message of the group must not be held before that one was claimed again. A claim that reached a
 caller, or that ended in a commit, must not have passed over an earlier message that was stored. A
-message that is stored later may have an earlier place, if two processes push into one group. What
-one process pushes for one instant has the order of the pushes, whatever place the database shows.
+message that is stored later may have an earlier place, if two processes push into one group.
+Messages that one process pushes for one instant have the order of the pushes, whatever place the
+database shows.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class _Group:
         return min(self.waiting, key=lambda id: self.waiting[id].rank)
 
     def turn(self, at: float) -> Turn | None:
-        """Return what the group has waited for until this time."""
+        """Return for which message the group has waited until this time, and since when."""
         if self.held:
             id, (message, _, due) = next(iter(self.held.items()))
         elif self.waiting:
@@ -150,7 +151,7 @@ class Groups:
         group.since = at
 
     def finish(self, at: float) -> None:
-        """Note what still waits at the end."""
+        """Note the groups that still wait at the end."""
         self.turns += [turn for each in self._groups.values() if (turn := each.turn(at))]
 
     def out_of_order(

@@ -1,18 +1,21 @@
 """The ledger of a workload process: each call that it was about to make, and its outcome.
 
 Each line reaches the file by one write, before the call and after it, so a killed process leaves
-all that it knew. The outcome of a call without a result is unknown. Times are those of the
-machine's true monotonic clock, which all processes share.
+all that it knew. The outcome of a call without a result is unknown. Times are of the machine's
+true monotonic clock, which all processes share.
 
 A line is a JSON list: ``["call", number, at, op, queue, items]`` or ``["result", number, at,
-outcome, items]``. The items of a push or pop are ids. Those of a settle are ``{token: [ids]}``,
-and those of a reserve ``{token: {id: tries}}``. An append has contents, and its result positions.
-The result of a purge or a remove is how many messages it removed.
-If a settle was refused, the result has the two lists ``lost`` and ``unknown`` of LeaseLost, each in
-the form of a settle. The result of a call that raised Unavailable is the text of the error, and
-that of a call with an unexpected error its traceback. ``["error", number, at, text, traceback]`` is
-an error that pyqueue has logged, or of a thread that has ended by it. Messages have names in place
-of ids; see ``names``.
+outcome, items]``. Messages have names in place of ids; see ``names``. The items are:
+
+* of a push or pop, ids; of a settle, ``{token: [ids]}``; of a reserve, ``{token: {id: tries}}``;
+* of an append, contents, and in its result positions;
+* in the result of a purge or a remove, the number of messages that it removed;
+* in the result of a refused settle, the two lists ``lost`` and ``unknown`` of LeaseLost, each in
+  the form of a settle;
+* in the result of a call that raised, the text of Unavailable, or the traceback of another error.
+
+``["error", number, at, text, traceback]`` is an error that pyqueue has logged, or that has ended a
+thread.
 """
 
 from __future__ import annotations
@@ -85,8 +88,8 @@ class Ledger:
         """Record a call and its outcome. Errors end here and become the ``outcome``.
 
         Args:
-            op: What is called.
-            queue: What it is about.
+            op: The name of the call.
+            queue: The queue, stream or group of the call.
             items: See above.
             hurried: Whether the caller has a deadline.
         """
@@ -118,7 +121,7 @@ class Ledger:
         self._record_result(number, call.outcome, shown)
 
     def record_logged_errors(self) -> None:
-        """Record what this process logs as an error, and what ends a thread, from now on."""
+        """Record the errors that this process logs, and those that end a thread, from now on."""
         logging.getLogger().addHandler(_ErrorLog(self))
         hook = threading.excepthook
 
@@ -142,7 +145,7 @@ class Ledger:
 
 
 class _ErrorLog(logging.Handler):
-    """Records what is logged as an error."""
+    """Records logged errors."""
 
     def __init__(self, ledger: Ledger) -> None:
         super().__init__(logging.ERROR)

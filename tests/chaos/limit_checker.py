@@ -1,6 +1,6 @@
 """The checks of limits: how many messages are held at once and start in a time, and which wait.
 
-A message is held from its claim until the claim ends, also if the lease has lapsed: a look has to
+A message is held from its claim until the claim ends, also if the lease has lapsed: a scan has to
 end that claim before it uses the slot. A message has started if a caller received it.
 """
 
@@ -27,13 +27,13 @@ LIMITS: Final = {
     METERED_QUEUE: Limit(rate=2, burst=2, per="headers.tenant"),
     NARROW_QUEUE: Limit(concurrency=10),
 }
-#: How long a look may use its permits, in seconds; see docs/how-to/rates.md.
+#: How long a scan may use its permits, in seconds; see docs/how-to/rates.md.
 _PERMITS_VALID_S = 1.0
 #: How long after a limit was lowered a claim may not know it: 5 s, and the time of a command.
 _FOLLOWED_S = 13.0
 #: The precision of the times in the change log.
 _CLOCK_ERROR_S = 0.01
-#: How many starts one window has at most. Longer ones would take too long to look at.
+#: The most starts of one window. A longer window would take too long to check.
 _LONGEST_WINDOW = 2000
 
 
@@ -43,7 +43,7 @@ def tenant_of(id: str) -> str:
 
 
 class Start(NamedTuple):
-    """A claim: when, of what, and its token."""
+    """A claim: its time, its message and its token."""
 
     at: float
     id: str
@@ -65,7 +65,7 @@ class _Key:
     since: float = 0.0
 
     def turn(self, at: float) -> Turn | None:
-        """Return what could start, and since when, if anything can."""
+        """Return the message that could start, and since when; None if no message can."""
         ends = sorted(until for _, until in self.held.values())
         free = self.since if len(ends) < self.most else ends[len(ends) - int(self.most)]
         could = self.waiting | {id: until for id, (_, until) in self.held.items()}
@@ -77,7 +77,7 @@ class _Key:
 
 
 class Limits:
-    """What the change log shows of the queues with limits."""
+    """The queues with limits, as the change log shows them."""
 
     def __init__(self) -> None:
         #: Messages that were held beside too many, in words.
@@ -156,7 +156,7 @@ class Limits:
         key.since = at
 
     def finish(self, at: float) -> None:
-        """Note what still waits at the end."""
+        """Note the messages that still wait at the end."""
         self.turns += [turn for each in self._keys.values() if (turn := each.turn(at))]
 
     def too_fast(
@@ -166,9 +166,9 @@ class Limits:
 
         Args:
             received: The ids that callers received, by the token of the claim.
-            faults: When faults of the servers or the network were in progress. The claim of a look
+            faults: When faults of the servers or the network were in progress. The claim of a scan
                 may then arrive late.
-            command_timeout_s: By so much at most.
+            command_timeout_s: The longest such delay.
         """
         found = []
         for (queue, tenant), starts in self.starts.items():

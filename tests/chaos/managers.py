@@ -1,4 +1,4 @@
-"""What managers do beside the work: change the limit of a queue, purge one, and delete one."""
+"""The work of managers: change the limit of a queue, purge a queue, and delete a queue."""
 
 from __future__ import annotations
 

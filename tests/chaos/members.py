@@ -1,7 +1,7 @@
 """The replica set of the fault suite: three mongods, and the faults of a single server.
 
 A watchdog ends each mongod when this process ends (see ``pyqueue/_watchdog.py``). The members know
-each other by the addresses of proxies, and clients reach them through other ones; see ``proxies``.
+each other by the addresses of proxies, and clients reach them by other proxies; see ``proxies``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ START_TIMEOUT_S = 60.0
 
 #: The server aborts a transaction whose client is gone after this time. Its default is a minute.
 TRANSACTION_LIFETIME_S = 8
-#: A silent primary is replaced after two seconds. Its successor waits at most one second for writes
+#: A silent primary is replaced after two seconds. Its successor waits up to one second for writes
 #: that only the old primary had.
 _SETTINGS = {
     "electionTimeoutMillis": 2000,
@@ -253,7 +253,7 @@ class ReplicaSet:
         ]
 
     def state(self) -> str:
-        """Return what each member is, and the ends of their logs."""
+        """Return the state of each member, and the ends of their logs."""
         members = []
         for each in self.members:
             hello = each.hello()
@@ -263,7 +263,7 @@ class ReplicaSet:
         return "\n".join(members)
 
     def keep_apart(self, member: Member, others: Sequence[Member]) -> None:
-        """Let no message pass between a member and others, and all messages elsewhere."""
+        """Let no message pass between a member and some other members, and all elsewhere."""
         for each in self.members:
             if each is member:
                 ports = [other.port for other in others]

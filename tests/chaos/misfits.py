@@ -1,7 +1,7 @@
 """Malformed documents, which another program inserts beside the messages of a queue.
 
-For a moment its transaction holds the first of them, so that a claim meets a locked message and
-malformed ones at once, and has to try each alone.
+For a moment its transaction holds the first of them, so that a claim meets a locked document and
+malformed documents at once, and has to try each alone.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _READY_S, _LOCKED_S = 0.5, 1.0
 
 
 def misfits(queue: str, ids: Sequence[str], dice: random.Random) -> list[dict[str, Any]]:
-    """Return documents that look like messages of a queue, and are none.
+    """Return documents that resemble messages of a queue, and are none.
 
     A claim can change the first one, so it waits while that is locked.
     """

@@ -1,7 +1,7 @@
 """Names that the workload and the checker share: queues with a part of their own, and ids.
 
 A message keeps its name in the records for life, whatever its id becomes. A message of a pack has
-the name "<_id of its first pack>:<place>". What leaves a pack may be stored as a part,
+the name "<_id of its first pack>:<place>". Messages that leave a pack may be stored as a part,
 "<_id of the first pack>/<token>.<place>-<checksum of all places>". A result is pushed under the id
 of another message, so the name of its queue comes first in its name.
 """

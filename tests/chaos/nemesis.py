@@ -1,7 +1,7 @@
 """The faults that the suite injects.
 
 A fault is a function that makes an ``Injection``: a generator that breaks something, yields for
-how many seconds it stays broken, repairs it, and returns what it did. ``yield None`` means "not
+how many seconds it stays broken, repairs it, and returns a description. ``yield None`` means "not
 yet: resume me soon". All random choices come from ``dice``, so the same seed gives the same
 faults.
 """
@@ -32,7 +32,7 @@ Fault = Callable[[Cluster, random.Random], Injection]
 LONGEST_LEASE_S: float = max(options["lease"] for options in QUEUES.values())
 WRITES = ["insert", "update", "delete", "findAndModify"]
 CLOCK_SKEW_S = 600.0
-#: The clocks of servers step by so much at most. What they date ahead is late by as much.
+#: The largest step of the servers' clocks. A message that they date ahead is late by this step.
 SERVER_CLOCK_STEP_S = 4.0
 #: A client notices within this time that the clock of the servers has stepped.
 NOTICES_CLOCK_S = 32.0
@@ -114,7 +114,7 @@ def undo_claims(cluster: Cluster, dice: random.Random) -> Injection:
 
 
 def cut_power(cluster: Cluster, dice: random.Random) -> Injection:
-    """Kill all members at once and start them again. What no disk has is lost."""
+    """Kill all members at once and start them again. Writes that no disk has are lost."""
     members = cluster.servers.members
     yield from _primary(cluster)
     for member in members:
@@ -300,12 +300,12 @@ def kill_mover(cluster: Cluster, dice: random.Random) -> Injection:
 
 
 def kill_consumer(cluster: Cluster, dice: random.Random) -> Injection:
-    """Kill a consumer. Its reservations lapse; what it popped and had not recorded is gone."""
+    """Kill a consumer. Its reservations lapse; popped messages that it did not note are gone."""
     return _kill(cluster, dice, "consumer")
 
 
 def suspend_consumer(cluster: Cluster, dice: random.Random) -> Injection:
-    """Suspend a process until its leases lapse. It resumes and settles what it has lost."""
+    """Suspend a process until its leases lapse. It resumes and settles messages it has lost."""
     name = cluster.workload.choose(dice.choice(["mover", "consumer"]), dice)
     while not cluster.workload.is_running(name):
         yield None
@@ -321,7 +321,7 @@ def suspend_consumer(cluster: Cluster, dice: random.Random) -> Injection:
 def sleep_machine(cluster: Cluster, dice: random.Random) -> Injection:
     """Suspend a process for longer than its leases, as if its machine slept.
 
-    Its monotonic clock stands still, unlike that of a process that only got SIGSTOP.
+    Its monotonic clock stands still, unlike the clock of a process that only got SIGSTOP.
     """
     kind = dice.choice(["producer", "mover", "consumer"])
     name = cluster.workload.choose(kind, dice)
@@ -364,7 +364,7 @@ def _hold_messages(cluster: Cluster, dice: random.Random, *, killed: bool) -> In
 
 
 def _open_transactions(member: Member) -> int:
-    """Return how many transactions are open. Those of the workload last for a second."""
+    """Return how many transactions are open. The workload's last for a second."""
     return int(member.command("serverStatus")["transactions"]["currentOpen"])
 
 
@@ -447,7 +447,7 @@ def drop_bus(cluster: Cluster, dice: random.Random) -> Injection:
     member = yield from _primary(cluster)
     try:
         cluster.drop_bus(member)
-    except PyMongoError:  # an election is going on
+    except PyMongoError:  # an election is in progress
         return "not dropped"
     return "dropped"
 
@@ -502,7 +502,7 @@ CLIENT_FAULTS: dict[str, Fault] = {
     "program killed in a transaction": kill_in_transaction,
     "thousands of leases renewed": renew_thousands,
 }
-#: What each kind of fault excuses.
+#: The calls that each kind of fault excuses.
 SCOPES: dict[str, Scope] = {
     **dict.fromkeys(SERVER_FAULTS, Scope("all")),
     **dict.fromkeys(CLIENT_FAULTS, Scope("process")),

@@ -37,10 +37,10 @@ class Entrances:
             self._entered[id] = (document_of(id), rest[0].get("when"))
 
     def out_of_order(self, receives: Iterable[Mapping[str, Mapping[str, int]]]) -> list[str]:
-        """Return which messages came before earlier ones of their push, in words.
+        """Return which messages came before earlier messages of their push, in words.
 
         Args:
-            receives: What each receive returned: the tries of each message, by token, in order.
+            receives: The result of each receive: the tries of each message, by token, in order.
         """
         found = []
         for received in receives:

@@ -1,8 +1,8 @@
 """Packs in the change log: its lines, with one line for each message of a pack.
 
 A claim of a pack claims each message that it still has. A message whose bit is set has left the
-pack. If the same update lists its copy, the copy goes on with it, hidden until it is shown. Else
-the message is finished. Copies that leave together may be one document, which is a pack then.
+pack. If the same update lists its copy, the message lives on in the copy, hidden until it is shown.
+Else the message is finished. Copies that leave together may be one document, which is a pack then.
 
 The lines have names in place of ids; see ``names``.
 """
@@ -64,7 +64,7 @@ class PackLog:
         self._copies: dict[str, _Copy] = {}
         #: The stored results. Each may have the id of a message.
         self._results: set[str] = set()
-        #: What no pack may do, in words, by the figure that counts it.
+        #: The mistakes of packs, in words, by the figure that counts them.
         self.wrong: dict[str, list[str]] = defaultdict(list)
 
     def __iter__(self) -> Iterator[Line]:
@@ -129,7 +129,7 @@ class PackLog:
     def _handed_over(
         self, id: str, gone: set[str], queue: str, token: str, at: float
     ) -> Iterator[Line]:
-        """Yield how the claims of messages end whose copy goes on with them."""
+        """Yield how the claims of messages end that live on in a copy."""
         copy, hidden = self._copies.get(id), {"q": hidden_queue(queue)}
         left = gone.intersection(copy.lines if copy else [name_of(id)])
         gone -= left
@@ -172,7 +172,7 @@ class PackLog:
             del self._copies[id]
             if copy.decided:
                 yield from ([kind, name, *rest] for name in copy.lines)
-            else:  # a cancelled pop may have put what it gives back in place of the copy
+            else:  # a cancelled pop may have given its message back in place of the copy
                 stored = {name for pack in self._packs.values() for name in pack.left}
                 if stored.intersection(copy.lines):
                     self.wrong["settled_twice"].append(

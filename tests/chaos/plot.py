@@ -37,7 +37,7 @@ def draw(
     events: Sequence[Mapping[str, Any]],
     title: str,
 ) -> str:
-    """Return the chart as an SVG document. The pointer shows what a fault was.
+    """Return the chart as an SVG document. The pointer shows the details of a fault.
 
     Args:
         lines: Messages per second, by name.

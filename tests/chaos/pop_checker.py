@@ -5,9 +5,9 @@ Every message that the change log shows as popped must have been returned to a c
 must be a call that may have taken it:
 
 * a call whose process was killed before it recorded the result, or whose outcome is unknown;
-* a call that was cancelled. pyqueue gives back what it took, unless its process was killed
-  meanwhile or the servers or the network failed at that time. So such a call is blamed only for
-  what no call of the first sort can have taken.
+* a call that was cancelled. pyqueue gives its messages back, unless its process was killed, or the
+  servers or the network failed, at that time. So such a call is blamed only for messages that no
+  call of the first sort can have taken.
 
 A pop of several messages claims them first, so the change log shows which process popped them.
 Callers of one process share a claim: if one of them got an answer, all of them did. A message that
@@ -40,8 +40,8 @@ _GIVE_BACK_S = 3.0
 class Popped(NamedTuple):
     """A message that was popped, from the change log.
 
-    ``token`` and ``owner`` are those of its last claim. A single pop makes no claim: its message
-    has none, or one that lapsed, of any process.
+    ``token`` and ``owner`` belong to its last claim. A single pop makes no claim: its message has
+    none, or one that lapsed, of any process.
     """
 
     at: float
@@ -85,7 +85,7 @@ class UnknownPop:
 
     process: str
     began: float
-    #: How many messages it may have taken at most.
+    #: The most messages that it may have taken.
     limit: int
     #: "killed", "unknown" or "cancelled".
     reason: str
@@ -113,12 +113,12 @@ class UnknownPop:
             return False
         if self.reason == "cancelled":
             return any(start <= popped.at <= end for start, end in self._excuses(known))
-        # A single pop that did not share the claim may take what it left.
+        # A single pop that did not share the claim may take messages that it left.
         apart = self.single and (self.process != popped.owner or self.began >= answered.returned)
         return self.reason == "killed" or apart or answered.popped > self.ended + _CLOCK_ERROR_S
 
     def _excuses(self, known: Disturbances) -> list[tuple[float, float]]:
-        """Return when a cancelled pop may have lost what it took."""
+        """Return when a cancelled pop may have lost its messages."""
         killed = known.killed.get(self.process, float("inf"))
         times = [(killed, killed), *known.broken]
         return [(start - _GIVE_BACK_S, end + _AFTER_FAULT_S) for start, end in times]
@@ -139,8 +139,10 @@ def check_pops(
     """Match the popped messages with the calls that returned or may have taken them.
 
     Args:
-        popped: Every pop in the change log, by the id of the message. returned: The callers that
-        got each message. unknown: The calls without a result. known: The faults of the run.
+        popped: Every pop in the change log, by the id of the message.
+        returned: The callers that got each message.
+        unknown: The calls without a result.
+        known: The faults of the run.
 
     Returns:
         The ids of messages that were popped and that no call can have taken, the ids of messages
@@ -185,8 +187,8 @@ def _match(
 ) -> tuple[list[str], Counter[str]]:
     """Assign messages to calls. Return the ids of those that fit no call, and the excuses used.
 
-    A message that finds all fitting calls taken moves another one to another call, and so on. So as
-    many messages as possible are assigned: these are augmenting paths of a bipartite matching.
+    A message that finds all fitting calls taken moves another one to another call, and so on. This
+    assigns the most messages: these are augmenting paths of a bipartite matching.
     """
     starts = [call.began for call in calls]
     fitting: list[list[int]] = []
@@ -223,7 +225,7 @@ def _assign(
     limits: Sequence[int],
     taken: dict[int, list[int]],
 ) -> bool:
-    """Assign a message to a call, and move others if need be. Return whether that was possible."""
+    """Assign a message to a call, moving other messages if need be. Return whether it worked."""
     #: For each call that was reached, the message that would move there, and from which call.
     came: dict[int, tuple[int, int | None]] = {}
     waiting: deque[tuple[int, int | None]] = deque([(message, None)])

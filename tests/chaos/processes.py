@@ -31,7 +31,7 @@ class Process:
     Args:
         role: A role of ``roles``.
         folder: A folder for its standard error.
-        spec: What the role needs, as JSON.
+        spec: The arguments of the role, as JSON.
         name: Its name in errors; the role if None.
     """
 

@@ -1,4 +1,4 @@
-"""What producers do: push at the rate, in every way, and append to the stream."""
+"""The work of producers: push at the rate, in every way, and append to the stream."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PRODUCED = {
 }
 #: The same for the buckets.
 PACKED_SHARE = {PACKED_QUEUE: 0.04, DELETED_QUEUE: 0.02, JARS: 0.02, SHEAVES: 0.02}
-#: The largest packs of those that get small ones, so that they get some every few seconds.
+#: The largest pack of buckets with small packs, which get a pack every few seconds.
 SMALL_PACKS = {JARS: 30, SHEAVES: 30}
 #: How many tenants have a rate each, and how often their messages become due together.
 METERED_TENANTS, METERED_EVERY_S = 200, 8.0

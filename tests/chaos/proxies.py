@@ -38,8 +38,8 @@ def serve(spec: dict[str, Any]) -> None:
     answer is a line with the counters of that proxy.
 
     Args:
-        spec: ``ports`` holds for each proxy its port, that of its member, and the port that the
-            member announces.
+        spec: ``ports`` holds for each proxy its port, the port of its member, and the port that
+            the member announces.
     """
 
     async def main() -> None:
@@ -67,7 +67,7 @@ class Proxies:
     Args:
         folder: A folder for the standard error of the process.
         targets: The ports of the members.
-        announced: The ports that the members announce; those of these proxies if None.
+        announced: The ports that the members announce; None: the ports of these proxies.
     """
 
     def __init__(

@@ -2,19 +2,19 @@
 
 Messages are pushed to ``orders``, moved to ``parsed``, moved from there to ``billed`` or
 ``packed``, and committed. Messages of ``events`` are popped. Messages of ``states`` have keys.
-Each message of ``renewed`` is held for long, under a lease that is renewed. Those of ``urgent``
-have priorities, and those of ``turns`` have groups. Messages of ``shifts`` have groups too, and
-many of them are scheduled at one instant.
+Each message of ``renewed`` is held for long, under a lease that is renewed. Messages of ``urgent``
+have priorities, messages of ``turns`` groups. Messages of ``shifts`` have groups too, and many of
+them are scheduled at one instant.
 
 ``parcels``, ``crates`` and ``brief`` are buckets. Consumers of ``parcels`` move packs on to
 ``crates``, and messages of both fail alone. They push results to ``results`` under the ids of
 messages, and to ``crates`` under ids that are derived from them. ``brief`` is deleted now and then.
-Messages of ``jars`` are popped, by callers that are often cancelled. Those of ``sheaves`` are moved
-to ``rows``. Some of ``drafts`` are removed before they are received. Malformed documents are
+Messages of ``jars`` are popped, by callers that are often cancelled. Messages of ``sheaves`` are
+moved to ``rows``. Some of ``drafts`` are removed before they are received. Malformed documents are
 inserted into ``states``.
 
-The tenants of ``calls`` have a limit each, those of ``metered`` a rate each, ``paced`` has a rate,
-and the limit of ``narrow`` changes; see ``limit_checker``. There are also many queues with few
+Each tenant of ``calls`` has a limit, each tenant of ``metered`` a rate, ``paced`` has a rate, and
+the limit of ``narrow`` changes; see ``limit_checker``. There are also many queues with few
 messages, and with consumers that wait for them, and a stream; see ``stream_load``.
 """
 

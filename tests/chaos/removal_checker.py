@@ -1,8 +1,8 @@
 """The check of purges and removes: each must count the messages that it removed.
 
-So what was removed, received and left is together what was pushed. A call beside a fault of the
-servers, or beside another call whose outcome is unknown, proves nothing. A message that a consumer
-asked to commit may have gone by the commit or by the purge.
+So the removed, the received and the remaining messages add up to the pushed messages. A call
+beside a fault of the servers, or beside another call whose outcome is unknown, proves nothing. A
+message that a consumer asked to commit may have gone by the commit or by the purge.
 """
 
 from __future__ import annotations

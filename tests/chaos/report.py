@@ -13,7 +13,7 @@ from tests.chaos.starvation import LONGEST_WAIT_AFTER_FAULT_S, LONGEST_WAIT_S, T
 #: The figures that must be 0.
 VERDICT = (*MUST_BE_ZERO, *TIMELY, "unfinished")
 
-#: Shown in one line, next to what must be zero.
+#: Shown in one line, next to the figures that must be 0.
 FIGURES = (
     *("messages", "pushed", "acknowledged", "received", "settled", "redelivered", "refused"),
     *("refused_though_done", "claims_undone", "stored", "dead"),
@@ -88,7 +88,7 @@ def progress(total: float) -> Iterator[Callable[[float, int, list[str]], None]]:
         total: The expected seconds.
 
     Yields:
-        A function to call with the seconds so far, the number of faults, and the active ones.
+        A function to call with the seconds so far, the number of faults, and the active faults.
     """
     from rich import progress as rich
     from rich.console import Console

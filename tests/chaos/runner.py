@@ -2,8 +2,8 @@
 
 ``members`` starts the servers, ``proxies`` the network in front of them, ``workload`` the
 processes that use the queues. ``nemesis`` has the faults and ``schedule`` their order.
-``change_log`` reads from the database what happened to each message, and ``checker`` compares that
-with the ``ledger`` of each process.
+``change_log`` reads the story of each message from the database, and ``checker`` compares it with
+the ``ledger`` of each process.
 """
 
 from __future__ import annotations
@@ -56,13 +56,17 @@ def run(
     """Run the suite once.
 
     Args:
-        minutes: For how long faults are injected. seed: The seed of all random choices: the
-        faults, their order and lengths, and the workload. kinds: The names of the faults to
-        inject; at least one of the servers and one of the clients. at_least: How often to inject
-        each kind of fault, even if that takes longer. haste: The factor for the lengths of faults.
-        pause: The shortest and the longest pause between two faults, in seconds. plot: The path of
-        a chart to draw. rate: Messages pushed per second. keep: A folder to keep the records in:
-        the ledgers, the change log and the faults. mutant: The change of the product to run with.
+        minutes: For how long faults are injected.
+        seed: The seed of all random choices: the faults, their order and lengths, the workload.
+        kinds: The names of the faults to inject; at least one of the servers and one of the
+            clients.
+        at_least: How often to inject each kind of fault, even if that takes longer.
+        haste: The factor for the lengths of faults.
+        pause: The shortest and the longest pause between two faults, in seconds.
+        plot: The path of a chart to draw.
+        rate: Messages pushed per second.
+        keep: A folder to keep the records in: the ledgers, the change log and the faults.
+        mutant: The change of the product to run with.
 
     Returns:
         The result, as ``show`` takes it.
@@ -108,7 +112,7 @@ def _judge(
     events: list[Event],
     keep: Path | None,
 ) -> tuple[Times, Result]:
-    """Check the records of a run, and return the times in them and what was found."""
+    """Check the records of a run, and return the times in them and the findings."""
     broken = [(event["at"], event["at"] + event["seconds"]) for event in servers]
     known = Disturbances(cluster.workload.killed, broken)
     if keep is not None:  # one way only: a run takes long, so the tests make one, and it keeps

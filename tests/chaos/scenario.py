@@ -162,18 +162,18 @@ class Scenario:
     def check(
         self, *stored: str, contents: dict[int, str] | None = None, **known: Any
     ) -> dict[str, Any]:
-        """Return what the checker finds.
+        """Return the findings of the checker.
 
         Args:
             stored: The ids of the messages that are stored at the end.
-            contents: What is stored in the stream at the end.
+            contents: The contents of the stream at the end.
             known: The fields of ``Disturbances``.
         """
         changes = ChangeLog(iter(self._changes))
         return check(self._read_ledgers(), changes, stored, Disturbances(**known), contents)
 
     def check_times(self, windows: Windows | None = None) -> dict[str, Any]:
-        """Return what the checker finds about waits and about Unavailable."""
+        """Return the findings of the checker about waits and about Unavailable."""
         queues = {line[2] for line in self._changes if line[0] in ("in", "pack")}
         found = Availability(iter(self._changes), queues)
         return check_times(self._read_ledgers(), found, windows or Windows())

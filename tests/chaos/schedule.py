@@ -26,7 +26,7 @@ class Schedule:
 
     Args:
         faults: The kinds of faults, by name.
-        cluster: What they act on.
+        cluster: The cluster that they act on.
         seed: The seed of all choices.
         ready: Returns whether a fault may begin.
         haste: The factor for the lengths of faults.

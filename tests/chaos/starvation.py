@@ -6,9 +6,9 @@ The change log says from when to when each message could be received. A message 
 * after many later messages of its queue were received first. A few say nothing: consumers that
   compete for a backlog pass over some of it.
 
-A message that waits because all consumers are busy with earlier ones does not starve. Time in which
-a fault was in progress is left out: of any kind for the figures without faults, and of a kind that
-excuses the wait for those with faults.
+A message that waits because all consumers are busy with earlier messages does not starve. Time in
+which a fault was in progress is left out: of any kind for the figures without faults, and of a kind
+that excuses the wait for the figures with faults.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from tests.chaos.queues import COMMAND_TIMEOUT_S, POLL_S
 from tests.chaos.stream_load import GROUPS
 from tests.chaos.windows import KEYS_LOCKED, Spans, Wait, Windows
 
-#: What must be 0 as well, besides what the checker finds.
+#: The figures that must be 0, besides those of the checker.
 TIMELY = ("starved", "starved_in_faults", "lapsed", "unavailable_without_fault", "too_fast")
 #: How long a message may starve: the ``poll`` of the workload's queues and a second, and after the
 #: recovery from a fault.
 LONGEST_WAIT_S = POLL_S + 1.0
 LONGEST_WAIT_AFTER_FAULT_S = 5.0
-#: The queue with priorities: later messages of higher ones come first.
+#: The queue with priorities: later messages of a higher priority come first.
 URGENT_QUEUE = "urgent"
 #: The queue whose leases are renewed as long as its messages are held. Its consumers do not always
 #: ask for messages, so none starves there.
 RENEWED_QUEUE = "renewed"
 _SHOWN = 10
-#: Waits shorter than that are not looked at.
+#: Shorter waits are not judged.
 _SHORT_S = 0.25
 #: How many later messages must be received first before that counts as starvation.
 OVERTAKEN = 500
@@ -73,7 +73,7 @@ class Availability:
         self._places: dict[str, _Place] = {}
         #: The waits; of those that are nearly equal only one.
         self._waits: dict[tuple[str, float, float, float], Wait] = {}
-        #: What was received: the time and the ``when`` of the message, by queue.
+        #: The received messages: the time of receipt and the ``when``, by queue.
         self.taken: dict[str, list[tuple[float, float]]] = defaultdict(list)
         #: The renewed leases that lapsed: the message, when, and when that was noticed.
         self.lapses: list[tuple[str, float, float]] = []
@@ -158,7 +158,7 @@ class _Starvation:
         self.wrong: list[str] = []
 
     def add(self, wait: Wait, asked: Spans, overtaken: float, excused: Spans) -> None:
-        """Look at a wait.
+        """Judge a wait.
 
         Args:
             wait: The wait.
@@ -193,7 +193,7 @@ def _in_vain(asked: Iterable[Asked], windows: Windows) -> Spans:
 
 
 class _Taken:
-    """What was received from a queue.
+    """The messages received from a queue.
 
     Args:
         taken: The time and the ``when`` of each message.
@@ -215,7 +215,7 @@ class _Taken:
 
 
 def _met_a_lock(call: UnavailableCall, windows: Windows) -> bool:
-    """Return whether a transaction held what a call was about."""
+    """Return whether a transaction held messages or keys of a call."""
     keys = [KEYS_LOCKED] if (call.op, call.queue) == ("push", "states") else []
     if call.op in ("purge", "delete"):
         keys = [call.queue]
@@ -230,7 +230,7 @@ def check_times(ledgers: Ledgers, found: Availability, windows: Windows) -> dict
     """Return how long messages starved, and which calls failed without a fault.
 
     Args:
-        ledgers: What the processes recorded.
+        ledgers: The records of the processes.
         found: When each message could be received.
         windows: When faults were in progress.
     """

@@ -1,4 +1,4 @@
-"""Steps: what the generators of the workload yield, and what those of one process share.
+"""The steps that the generators of the workload yield, and the state of one process.
 
 A generator yields a ``Step`` for a call, or a number for a pause in seconds.
 """
@@ -25,7 +25,7 @@ class Step:
     """A call to make and to record."""
 
     op: str
-    #: What it is about: a queue, a stream or a group. ``on_client``: the client is called.
+    #: The queue, stream or group of the call. ``on_client``: the client is called.
     queue: str
     method: str
     args: tuple[Any, ...] = ()
@@ -50,11 +50,11 @@ class Step:
 
 
 class WorkloadState:
-    """What the generators of one process share.
+    """The state that the generators of one process share.
 
     Args:
         spec: ``name``, ``rate`` (messages per second of all processes), ``seed`` and ``ledger`` (a
-            path); and, for what needs a connection without this client, ``url`` and ``namespace``.
+            path); and, for connections without this client, ``url`` and ``namespace``.
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:

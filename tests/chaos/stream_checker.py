@@ -1,4 +1,4 @@
-"""The checks of a stream: what every process recorded, and what is stored at the end.
+"""The checks of a stream: the records of every process, and the contents at the end.
 
 An acknowledged append must be at its position, and positions have no gap. Each group finishes each
 message once; a commit with an unknown outcome may have finished it.
@@ -22,7 +22,7 @@ def _position(id: str) -> int:
 
 @dataclass
 class StreamCalls:
-    """What the ledgers say of a stream and its groups."""
+    """The calls of a stream and its groups in the ledgers."""
 
     figures: Counter[str] = field(default_factory=Counter)
     #: The acknowledged appends: the position and the content.
@@ -32,7 +32,7 @@ class StreamCalls:
     unknown: set[tuple[str, int]] = field(default_factory=set)
     #: The acknowledged appends: when, and the last position.
     appends: list[tuple[float, int]] = field(default_factory=list)
-    #: What each group received: when, and the last position.
+    #: The receives of each group: when, and the last position.
     receives: dict[str, list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
     #: When each receive that returned a message began.
     received: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -86,10 +86,10 @@ class StreamCalls:
         return found
 
     def check(self, contents: Mapping[int, str], groups: tuple[str, ...]) -> dict[str, list[str]]:
-        """Return what went wrong, in words.
+        """Return the mistakes, in words.
 
         Args:
-            contents: What is stored at the end, by position.
+            contents: The contents at the end, by position.
             groups: The consumer groups, which have finished everything.
         """
         wrong: dict[str, list[str]] = defaultdict(list)

@@ -1,6 +1,6 @@
 """The part of the workload that appends to a stream and consumes it, by three groups.
 
-What a call is about has the name of the stream in the ledger, or "STREAM~GROUP".
+In the ledger a call has the name of the stream, or "STREAM~GROUP".
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_of_streams(name: str) -> bool:
 
 
 def contents_of(messages: Collection[dict[str, Any]]) -> dict[int, str]:
-    """Return what is stored in the stream, by position."""
+    """Return the contents of the stream, by position."""
     packs = messages.find({"q": f"~log:{STREAM}"}).sort("_id", 1)
     return {pack["s"] + place: each["p"] for pack in packs for place, each in enumerate(pack["b"])}
 

@@ -1,4 +1,4 @@
-"""The change log shows what happened to each message, whatever clients believe."""
+"""The change log shows the story of each message, whatever clients believe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker finds each kind of loss in invented runs, and nothing in good ones."""
+"""The checker finds each kind of loss in invented runs, and nothing in good runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker finds what no ordered group, limit or pack may do in invented runs."""
+"""The checker finds mistakes of ordered groups, limits and packs in invented runs."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_checker_pushes_for_one_instant_keep_their_order(
 
 @pytest.mark.parametrize("seen", [True, False])
 def test_checker_early_claim_that_no_caller_got_is_accepted(scenario: Scenario, seen: bool) -> None:
-    """A look gives back what it should not have claimed."""
+    """A scan gives back a message that it should not have claimed."""
     good_group(scenario)
     (scenario.held if seen else scenario.claimed)("b", "1")
     scenario.updated("b", token=None)
@@ -120,7 +120,7 @@ def test_groups_end_with_the_messages_of_a_queue() -> None:
 def test_checker_accepts_held_messages_up_to_the_limit(scenario: Scenario) -> None:
     """A claim that ended, that was claimed again, or of another tenant takes no slot.
 
-    A look that ends a lapsed claim is not the call of the former holder.
+    A scan that ends a lapsed claim is not the call of the former holder.
     """
     ids = ["a@x", "b@x", "c@x", "d@y"]
     for id in ids:
@@ -141,7 +141,7 @@ def test_checker_message_held_above_a_limit_is_noticed(scenario: Scenario) -> No
 
 
 def starts(number: int, seconds: float, *, faults: Windows | None = None) -> dict[str, Any]:
-    """Return what the checker finds if so many messages start in this time."""
+    """Return the findings of the checker if a number of messages start in this time."""
     scenario = Scenario()
     for each in range(number):
         id, at = f"m{each}", 20 + seconds * each / number
@@ -162,7 +162,7 @@ def test_checker_follows_a_lowered_limit(scenario: Scenario, at: float, wrong: l
 
 
 def test_checker_starts_above_a_rate_are_noticed() -> None:
-    """A look may use permits for a second; after a fault, its claim may arrive later still."""
+    """A scan may use permits for a second; after a fault, its claim may arrive later still."""
     limit = LIMITS[PACED_QUEUE]
     assert limit.rate is not None
     in_ten = limit.capacity + round(11 * limit.rate) - 2
@@ -262,7 +262,7 @@ def test_checker_content_in_two_packs_is_settled_twice(scenario: Scenario) -> No
 
 @pytest.mark.parametrize(("number", "starved"), [(1, 1), (99, 0)])
 def test_checker_large_receive_of_a_bucket_may_take_long(number: int, starved: int) -> None:
-    """It takes document by document. Meanwhile the pack waits behind earlier messages."""
+    """It takes document by document, while the pack waits behind earlier messages."""
     scenario = Scenario()
     scenario.packed(PACK, ["a"])
     ids = {f"{PACK[::-1]}:{place}": 1 for place in range(number)}
@@ -274,10 +274,10 @@ def test_checker_large_receive_of_a_bucket_may_take_long(number: int, starved: i
 
 
 def copies(copy: str, *steps: str) -> PackLog:
-    """Return what the log makes of a pack of three, two of which leave it in these steps.
+    """Return the log of a pack of three messages, two of which leave it in these steps.
 
     Args:
-        copy: The id of their copy. The second one ends without a copy if it is that of a message.
+        copy: The id of their copy. If it is the id of a message, the second one has no copy.
         steps: The names of the steps.
     """
     contents = (

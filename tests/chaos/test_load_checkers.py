@@ -1,4 +1,4 @@
-"""The checker finds what pops of a bucket, removals, order and malformed documents may not do."""
+"""The checker finds mistakes with pops of a bucket, removals, order and malformed documents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def popped_pack(scenario: Scenario) -> None:
 
 
 def test_checker_cancelled_pop_of_a_bucket_must_give_back(scenario: Scenario) -> None:
-    """It comes back as a message of its own, which has the name that it had in its pack."""
+    """It comes back as a single message, which has the name that it had in its pack."""
     popped_pack(scenario)
     scenario.called("pop", JARS, 1, "ok", [FIRST]).called("pop", JARS, 5, "cancelled")
     expect_only(scenario.check(), "lost")

@@ -1,4 +1,4 @@
-"""Commands whose reply is lost: pyqueue finds out what happened, or says that it is unknown."""
+"""Commands whose reply is lost: pyqueue finds the outcome, or says that it is unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The proxy: what each fault of the network does to a client and to the server."""
+"""The proxy: the effect of each fault of the network on a client and on the server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.proxy import ProxyLink
 from tests.support.servers import free_port
 
 OP_MSG, OP_QUERY = 2013, 2004
-GONE = (OSError, asyncio.IncompleteReadError)  # what a client gets from a reset connection
+GONE = (OSError, asyncio.IncompleteReadError)  # the errors of a reset connection
 
 
 def message(

@@ -68,7 +68,7 @@ def test_settle_interrupted_by_a_step_down_is_unavailable(
 def test_moved_message_is_not_lost_if_claimed_elsewhere(
     client: Client, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of three was lost, and the batch searches for it. A moved one is claimed meanwhile."""
+    """One of three was lost. While the batch searches for it, a moved one is claimed."""
     source, target = client.queue("source"), client.queue("target")
     source.push_many(range(3))
     held = source.reserve_many(3, timeout=0)

@@ -19,8 +19,8 @@ from tests.support.eventually import async_eventually, waiters
 from tests.support.proxy import Proxy
 from tests.support.samples import spread
 
-# PyMongo's async monitor drops its socket when its client is closed while it connects. So only
-# what a client leaves open is a failure here.
+# PyMongo's async monitor drops its socket when its client is closed while it connects. So only an
+# object that a client of pyqueue leaves open is a failure here.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 
 # ---- the server restarts
@@ -218,7 +218,7 @@ def test_every_operation_is_unavailable_in_time(
         expect_unavailable(async_outcomes)
 
     async def opened() -> None:
-        # What a failure leaves open is closed here.
+        # Clients that a failure leaves open are closed here.
         with ExitStack() as stack, ThreadPoolExecutor(len(OPERATIONS)) as pool:
             async with AsyncExitStack() as async_stack:
                 clients = [Client(url, command_timeout=TIMEOUT_S) for _ in OPERATIONS]

@@ -105,7 +105,7 @@ def test_times_deleting_pop_overtakes_nothing(scenario: Scenario) -> None:
 
 
 def test_times_without_a_fault_leave_faults_out(scenario: Scenario) -> None:
-    """A fault of the servers excuses the wait until the recovery, and not what follows."""
+    """A fault of the servers excuses the wait until the recovery, and no later wait."""
     scenario.inserted("a", at=10.0)
     ask_in_vain(scenario, 10.0, 34.0)
     scenario.claimed("a", "1", at=34.0, when=90.0)
@@ -199,7 +199,7 @@ def test_times_unavailable_needs_a_fault(
 
 
 def test_times_unavailable_for_a_held_message(scenario: Scenario) -> None:
-    """A transaction excuses calls about its messages and keys, and no others."""
+    """A transaction excuses calls about its messages and keys, and no other calls."""
     held = windows_of([], {}, SCOPES, [Lock(9.0, 15.0, ["a", KEYS_LOCKED])])
     scenario.called("commit", "orders", {"1": ["a"]}, "unknown", at=10.0)
     scenario.called("push", "states", ["c"], "unknown", at=10.0)

@@ -89,7 +89,7 @@ def test_checker_delivery_after_a_commit_is_noticed() -> None:
 
 @pytest.mark.parametrize(("last", "starved"), [(7.0, 1), (3.0, 0)])
 def test_checker_group_that_receives_nothing_new_starves(last: float, starved: int) -> None:
-    """What it receives again says nothing of the messages behind."""
+    """Messages that it receives again say nothing of the messages behind."""
     scenario = Scenario()
     scenario.called("append", STREAM, ["a"], "ok", [0], at=0.0)
     scenario.called("append", STREAM, ["b"], "ok", [1], at=0.0)

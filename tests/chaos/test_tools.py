@@ -387,7 +387,7 @@ def test_cancellation_storm_loses_nothing(
             await storm
 
     asyncio.run(main())
-    gc.collect()  # PyMongo warns here of what it left unclosed
+    gc.collect()  # PyMongo warns here of sockets that it left open
     with Client(url, namespace="load") as client:
         left = [str(each.id) for each in client.queue("events").pop_many(100_000, timeout=0)]
     found = list(results(tmp_path / "ledger"))

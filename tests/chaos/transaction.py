@@ -1,7 +1,7 @@
 """A transaction of another program, which holds messages and keys of the workload.
 
-The process opens it, prints what it holds, and aborts it when a line arrives. If the process is
-killed, the server aborts the transaction some seconds later.
+The process opens it, prints the ids of its messages, and aborts it when a line arrives. If the
+process is killed, the server aborts the transaction some seconds later.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The time spans of a run in which faults were in progress, and whom they excuse.
 
 A fault is in progress from its beginning until the recovery from it. A fault of the servers or the
-network excuses everybody who waits. A fault of a process excuses this process only, and an open
-transaction excuses only what concerns the messages that it holds.
+network excuses every wait. A fault of a process excuses this process only, and an open transaction
+excuses only calls and waits for the messages that it holds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Wait(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """What a fault excuses, and how many seconds after its end at most."""
+    """The calls that a fault excuses, and the longest time after its end, in seconds."""
 
     excuses: Literal["all", "process", "none"] = "none"
     recovery_s: float = RECOVERY_S
@@ -129,11 +129,11 @@ def windows_of(
     """Return when the faults of a run were in progress.
 
     Args:
-        events: The faults, with times on the monotonic clock. Those of a process name it first in
-            "what".
+        events: The faults, with times on the monotonic clock. A fault of a process names the
+            process first in "what".
         recovered: For each fault of the servers, by its beginning, the seconds to the first
             successful calls that began after it, as the ledgers show them.
-        scopes: What each kind of fault excuses, and for how long after its end.
+        scopes: The scope of each kind of fault.
         locks: The transactions that held messages.
     """
     faults: list[Span] = []
@@ -152,7 +152,7 @@ def windows_of(
         elif scope.excuses == "process":
             processes[event["what"].partition(",")[0]].append(span)
     for lock in locks:
-        # What was found to be locked is left out for up to as long as it was locked.
+        # A message that was found locked is left out for up to as long as it was locked.
         until = 2 * lock.ended - lock.began + RECOVERY_S
         faults.append((lock.began, until))
         for id in lock.ids:

@@ -2,7 +2,7 @@
 
 The work of a process is written once for both kinds of client, as generators; see ``steps``.
 ``drivers`` runs them: a process with a blocking client runs each in a thread, a process with an
-async client in a task. ``queues`` says what the queues are for, ``producers``, ``consumers`` and
+async client in a task. ``queues`` describes the queues; ``producers``, ``consumers`` and
 ``managers`` have the generators.
 
 The client that settles a message also writes its token into it by the same update, if the operation
