@@ -1,4 +1,4 @@
-"""pyqueue beside the same commands by hand, and many threads beside raw ones.
+"""pyqueue beside the same commands by hand, and many threads beside threads of the raw driver.
 
 64 tasks are compared with ``sketch``, the upper bound. Batches of 100 are compared with the same
 commands by hand. 16 threads are compared with 16 threads of the raw driver. All of it is at

@@ -34,7 +34,7 @@ def rate(bench: Bench, name: str, seconds: list[float], n: int, least: int) -> N
 
 
 def push_packs(queue: Queue[Any], count: int) -> float:
-    """Push so many messages. Return the seconds for each."""
+    """Push ``count`` messages. Return the seconds for each."""
     values = [payload(number) for number in range(PACK)]
     start = time.perf_counter()
     for _ in range(count // PACK):
@@ -43,7 +43,7 @@ def push_packs(queue: Queue[Any], count: int) -> float:
 
 
 def take_packs(queue: Queue[Any], count: int) -> float:
-    """Reserve and commit so many messages. Return the seconds for each."""
+    """Reserve and commit ``count`` messages. Return the seconds for each."""
     start = time.perf_counter()
     for _ in range(count // PACK):
         held = queue.reserve_many(PACK, timeout=0)

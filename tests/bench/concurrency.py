@@ -235,7 +235,7 @@ def consumers(
 
 
 async def warm_up(queue: Any) -> None:
-    """Do once what is not measured: create the record of the queue and claim for the first time."""
+    """Create the record of the queue and claim once, before the time is measured."""
     if (reservation := await queue.reserve(0)) is not None:
         await queue.release(reservation)
 
@@ -297,7 +297,7 @@ class Stock:
 
 
 def supply(done: list[Load], seconds: float) -> int:
-    """Return how many messages to store: twice as many as the side consumed in the last round."""
+    """Return how many messages to store: twice the number that the last round consumed."""
     return int(max(2_000, 2 * done[-1].rate * seconds if done else 0))
 
 

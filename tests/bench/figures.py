@@ -31,7 +31,7 @@ def ratios(over: Sequence[float], under: Sequence[float]) -> list[float]:
 def noise(same: Sequence[float]) -> float:
     """Return how far the median of the ratios of two equal sides may be from 1.
 
-    19 of 20 medians of as many rounds, drawn from these ratios with replacement, are nearer.
+    19 of 20 medians of the same number of rounds, drawn with replacement, are nearer.
     """
     draws = random.Random(1)
     medians = [statistics.median(draws.choices(same, k=len(same))) for _ in range(1000)]

@@ -1,6 +1,6 @@
-"""What ordered groups cost: an ordered queue next to a standard one, with a thousand groups.
+"""The cost of ordered groups: an ordered queue next to a standard one, with a thousand groups.
 
-The rounds alternate between the two. The last rows show what a large group costs the rest.
+The rounds alternate between the two. The last rows show the cost of a large group for the rest.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def run(bench: Bench) -> None:
 
 
 def groups_of(queue: Queue[Any], count: int, run: int = 1) -> list[str | None] | None:
-    """Return the groups of so many messages, ``run`` of one group in a row; None: standard."""
+    """Return the groups of ``count`` messages, ``run`` of one group in a row; None: standard."""
     if queue.name.startswith("plain"):
         return None
     return [f"g{number // run % GROUPS}" for number in range(count)]
 
 
 def fill(queue: Queue[Any], count: int, run: int = 1) -> None:
-    """Push so many messages."""
+    """Push ``count`` messages."""
     for start in range(0, count, BATCH * 10):
         many = min(BATCH * 10, count - start)
         groups = groups_of(queue, count, run)
@@ -73,7 +73,7 @@ def timed(work: Callable[[], object], count: int) -> float:
 
 
 def filled(queue: Queue[Any], count: int, run: int) -> Callable[[], float]:
-    """Return a side that takes what it pushed before, without the time of the push."""
+    """Return a side that takes the messages it pushed before, without the time of the push."""
 
     def side() -> float:
         fill(queue, count, run)
@@ -83,7 +83,7 @@ def filled(queue: Queue[Any], count: int, run: int) -> Callable[[], float]:
 
 
 def take(queue: Queue[Any], count: int) -> None:
-    """Reserve and commit so many messages."""
+    """Reserve and commit ``count`` messages."""
     while count > 0:
         held = queue.reserve_many(min(BATCH, count), timeout=0)
         assert held, "it ran dry"

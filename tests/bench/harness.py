@@ -330,7 +330,7 @@ def measure(
     rows: list[Row] = []
     console.print(" ".join(f"{name}={value}" for name, value in report["machine"].items()))
     for name, section in sections.items():
-        # What one section leaves in the cache would change the figures of the next one.
+        # The pages that one section leaves in the cache would change the figures of the next one.
         with (
             tempfile.TemporaryDirectory(prefix="pyqueue-bench-") as folder,
             EmbeddedServer(folder) as server,

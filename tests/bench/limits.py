@@ -1,6 +1,7 @@
-"""What limits cost: queues with a limit that is not reached next to one without.
+"""The cost of limits: queues with a limit that is not reached next to one without.
 
-The rounds alternate between them. The last rows show what a key with many messages costs the rest.
+The rounds alternate between them. The last rows show the cost of a key with many messages for the
+rest.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from tests.bench.figures import at_least, at_most, ratios
 from tests.bench.groups import BATCH, singles, take, timed
 from tests.bench.harness import Bench, interleave, payload
 
-#: Limits that are not reached, and what part of the speed without one is left at least: of batches,
-#: and of messages one by one.
+#: Limits that are not reached, and the least part of the speed without one that is left: of
+#: batches, and of messages one by one.
 LIMITS = {
     "a limit": (Limit(concurrency=200), 0.4, 0.4),
     "a limit per customer": (Limit(concurrency=200, per="headers.customer"), 0.4, 0.4),
@@ -40,7 +41,7 @@ def run(bench: Bench) -> None:
 
 
 def fill(queue: Queue[Any], count: int) -> None:
-    """Push so many messages of a thousand customers."""
+    """Push ``count`` messages of a thousand customers."""
     for number in range(0, count, BATCH):
         queue.push_many([payload(number)] * BATCH, headers={"customer": number // BATCH % KEYS})
 

@@ -67,7 +67,7 @@ def pushes(queue: Queue[Any], calls: int) -> Callable[[], float]:
 
 
 def singles(queue: Queue[Any], calls: int) -> Callable[[], float]:
-    """Return a side that reserves and commits what was pushed one by one."""
+    """Return a side that reserves and commits messages that were pushed one by one."""
 
     def take() -> None:
         held = queue.reserve(0)
@@ -103,7 +103,7 @@ def batches(queue: Queue[Any], count: int) -> Callable[[], float]:
 
 
 def take_off(queue: Queue[Any], count: int) -> None:
-    """Reserve and commit so many messages."""
+    """Reserve and commit ``count`` messages."""
     while count > 0:
         held = queue.reserve_many(min(100, count), timeout=0)
         assert held, "it ran dry"

@@ -1,8 +1,8 @@
 """Replicas of a pipeline with a Spark stage, compared with one process that runs it alone.
 
 Each process is ``tests.spark.replica``. A stand-in for Spark takes 50 ms for a batch of 20
-messages, so the figures show the cost of the runner's lease and not that of a JVM. One long run of
-each side replaces rounds, because the processes start slowly.
+messages, so the figures show the cost of the runner's lease and not of a JVM. One long run of each
+side replaces rounds, because the processes start slowly.
 """
 
 from __future__ import annotations

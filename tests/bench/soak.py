@@ -62,7 +62,7 @@ class Sample:
 
 
 class Counter:
-    """Counts what all tasks and threads pushed and finished."""
+    """Counts the messages that all tasks and threads pushed and finished."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -214,7 +214,7 @@ def slope(points: Sequence[tuple[float, float]]) -> float:
 
 
 def summary(samples: list[Sample], missing: int) -> dict[str, Any]:
-    """Return the figures of the samples, with the names of what leaks."""
+    """Return the figures of the samples, with the names of those that leak."""
     warm = samples[int(len(samples) * WARM_UP) :]
     third = max(1, len(warm) // 3)
     verdict: dict[str, Any] = {
@@ -232,7 +232,7 @@ def summary(samples: list[Sample], missing: int) -> dict[str, Any]:
         ("connections", 0),
     ):
         values = [float(getattr(each, name)) for each in warm]
-        # The minimum leaves out what comes and goes with the load.
+        # The minimum leaves out changes that come and go with the load.
         early, late = min(values[:third]), min(values[-third:])
         verdict[name] = {
             "early": early,

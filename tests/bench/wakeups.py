@@ -7,7 +7,7 @@ queue that polls every 50 ms is measured, too.
 
 Ping-pong is a message and its reply, in a second queue, from the push of the one to the receipt of
 the other: back to back, and with a pause that is longer than the window. A flood is 10 000 events a
-second on one bus; it counts what the bus sends to its server.
+second on one bus; it counts the commands that the bus sends to its server.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """PgQueuer on PostgreSQL, through a pool of asyncpg and with uvloop, as its command uses it.
 
 Its worker takes 10 jobs at a time by default, for one caller as well, and acknowledges finished
-ones together. A batch is the batch_size of the worker.
+jobs together. A batch is the batch_size of the worker.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the programs of the peers share. Only the standard library: another Python may run it.
+"""The shared part of the peers' programs. Only the standard library: another Python may run it.
 
 ``python -m tests.bench.peers.NAME ADDRESS [MORE]`` reads one command per line, as JSON, and prints
 one result per line. It begins with ``{"ready": true}`` or ``{"skipped": reason}``. Commands:
@@ -45,7 +45,7 @@ class Queue(Protocol):
     def consume(
         self, callers: int, batch: int, handle: Handle
     ) -> AbstractAsyncContextManager[None]:
-        """Receive, handle and acknowledge messages until the exit, which ends what has begun."""
+        """Receive, handle and acknowledge messages until the exit, which ends calls in progress."""
 
     async def delete(self) -> None:
         """Delete the queue, which is empty."""
@@ -130,7 +130,7 @@ class Inbox:
                 await asyncio.wait_for(self._complete.wait(), LOST_AFTER_S)
 
     def seconds(self, warm: int) -> float:
-        """Return the time for all messages, at the pace after the first ``warm`` ones.
+        """Return the time for all messages, at the pace after the first ``warm`` messages.
 
         These came while the consumers started.
         """

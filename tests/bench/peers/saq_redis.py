@@ -1,4 +1,4 @@
-"""SAQ on Redis: enqueue, and a worker with as many jobs at a time as there are callers."""
+"""SAQ on Redis: enqueue, and a worker with one job at a time for each caller."""
 
 from __future__ import annotations
 

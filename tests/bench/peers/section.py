@@ -1,7 +1,7 @@
 """pyqueue beside queues of other projects, in the same rounds, all durable as far as they can be.
 
 Each peer is a program that ``program`` describes, and runs for the whole section. Its server is
-started here. A row says what is missing if a peer cannot run. The raw side is pymongo's async
+started here. If a peer cannot run, its row gives the reason. The raw side is pymongo's async
 client: one command at a time, or 64 at a time. Its "wake-up" is an insert and a claim by one task.
 
 BENCH_PEERS_PYTHON names the Python of the peers if they are not installed next to pyqueue, and
@@ -58,8 +58,8 @@ class Peer:
         program: The module of its program, or the file of node.
         server: The name of its server.
         more: A further argument of its program; "redis" is replaced by the address.
-        note: What else matters for the comparison.
-        cells: What is measured.
+        note: A remark for the comparison.
+        cells: The measured cells.
         wakes: How many messages wake a consumer in a round, if fewer than usual.
     """
 
@@ -182,7 +182,7 @@ def command_of(peer: Peer) -> list[str]:
 
 @dataclass(slots=True)
 class Cell:
-    """What was measured in one cell: rounds of seconds for each message, and processor time."""
+    """The measurements of one cell: rounds of seconds for each message, and processor time."""
 
     seconds: list[float] = field(default_factory=list)
     cpu: list[Cpu] = field(default_factory=list)
@@ -190,7 +190,7 @@ class Cell:
 
 
 class Side:
-    """One peer in a run: its programs, and what was measured.
+    """One peer in a run: its programs and its measurements.
 
     Args:
         peer: The peer.

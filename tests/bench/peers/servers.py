@@ -1,4 +1,4 @@
-"""The servers of the peers: private ones, on this machine only, in temporary folders."""
+"""The private servers of the peers: on this machine only, in temporary folders."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Started:
     Attributes:
         address: Where the program of a peer finds it.
         pid: Its process, whose children belong to it.
-        durability: What an acknowledged push guarantees.
+        durability: The guarantee of an acknowledged push.
     """
 
     address: str

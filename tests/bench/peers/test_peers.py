@@ -1,4 +1,4 @@
-"""The comparison with other queues: what can be tested without their servers."""
+"""The comparison with other queues, as far as it can be tested without their servers."""
 
 from __future__ import annotations
 
