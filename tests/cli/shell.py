@@ -22,7 +22,7 @@ class Shell:
 
     Args:
         url: The database, as PYQUEUE_URL names it; empty for none.
-        monkeypatch: Takes back what a command changes in this process.
+        monkeypatch: Undoes the changes that a command makes in this process.
     """
 
     def __init__(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:

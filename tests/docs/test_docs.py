@@ -28,7 +28,7 @@ from tests.docs.pages import ROOT, Block, anchors, blocks, commands, links, page
 PAGES = pages()
 #: A program whose arguments are paths of files. ``integration/test_demo.py`` runs it.
 BY_HAND = {"docs/examples/data/README.md"}
-#: The first `embedded:` of this page starts a real server. All other ones get a database of the
+#: The first `embedded:` of this page starts a real server. All other pages get a database of the
 #: run's shared server, which is faster.
 EMBEDDED = "README.md"
 CODE = [
@@ -58,7 +58,7 @@ class Shared:
 def servers(
     request: pytest.FixtureRequest, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """What `embedded:` starts on a page; the pages about Spark get the run's Spark session."""
+    """The server of `embedded:` on a page; the pages about Spark get the run's Spark session."""
     page = request.node.callspec.params["page"]
     if page in SPARK:
         request.getfixturevalue("spark")
@@ -77,7 +77,7 @@ def servers(
 
 
 def outputs(code: str) -> list[str]:
-    """The comments behind the prints of a block: what each print is to show."""
+    """The comments behind the prints of a block: the output that each print is to show."""
     lines = code.splitlines()
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     prints = [node for node in calls if isinstance(node.func, ast.Name) and node.func.id == "print"]
@@ -126,7 +126,7 @@ def test_code_runs_and_prints_its_comments(
 
 
 def run(page: str, block: Block, space: dict[str, Any]) -> None:
-    # As many lines before it as in the page, so that a traceback names the page's line.
+    # Empty lines before it, so that a traceback names the line of the page.
     exec(compile("\n" * (block.line - 1) + block.text, str(ROOT / page), "exec"), space)
 
 
@@ -272,7 +272,7 @@ def test_cited_tests_exist(page: str) -> None:
 
 
 GUARANTEES = "docs/topics/guarantees.md"
-#: The pages of promises. The page of what is not promised has none.
+#: The pages of promises. The page about things that are not promised has none.
 PROMISES = [
     page
     for page in PAGES
@@ -358,7 +358,7 @@ def shown(name: str, function: Any) -> str:
 
 
 def public(cls: type) -> dict[str, Any]:
-    """Return the public methods of a class, including inherited ones."""
+    """Return the public methods of a class, including inherited methods."""
     return {
         name: value
         for name, value in inspect.getmembers(cls)

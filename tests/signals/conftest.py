@@ -42,13 +42,13 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 class Kind:
     """Makes buses of one kind. The buses of a test hear each other, and no bus of another test.
 
-    Each bus that has a server behaves as in a process of its own: it hears the buses of the test
+    Each bus that has a server behaves as in a separate process: it hears the buses of the test
     through the server only, and itself directly.
 
     Args:
         name: one of KINDS.
         request: finds the fixtures of the servers.
-        portal: runs the asyncio buses; None for blocking ones.
+        portal: runs the asyncio buses; None for blocking buses.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Kind:
             window: seconds in which events of a topic are merged, from the second event on. None:
                 the default, with a burst.
             url: the address of a server that the test started.
-            together: whether the bus is in the same process as all others made so.
+            together: whether the bus is in one process with all other buses made so.
         """
         place = place or self.place
         cls: Any = {

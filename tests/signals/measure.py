@@ -1,4 +1,4 @@
-"""Prints what the buses cost on this machine: `python -m tests.signals.measure`.
+"""Prints the cost of the buses on this machine: `python -m tests.signals.measure`.
 
 docs/topics/signals.md quotes its figures.
 """

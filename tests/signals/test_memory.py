@@ -1,4 +1,4 @@
-"""What only the buses within a process can get wrong."""
+"""Mistakes that only the buses within a process can make."""
 
 import asyncio
 import threading
@@ -7,7 +7,7 @@ import time
 import signals
 from tests.signals.portal import NOW
 
-SECONDS = 20.0  # for what happens at once; a slow machine needs longer
+SECONDS = 20.0  # for an event that comes at once; a slow machine needs longer
 
 
 def test_memory_buses_hear_each_other_across_loops() -> None:

@@ -1,1 +1,1 @@
-"""What tests of several folders share: waiting, processes, servers, the ledger, the proxy."""
+"""Helpers of tests in several folders: waiting, processes, servers, the ledger, the proxy."""

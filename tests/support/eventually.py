@@ -28,7 +28,7 @@ def eventually(
         condition: Called until it returns something true.
         what: The condition in words, for the failure.
         seconds: Fail after this time. Only a test of the waiting itself needs a small value.
-        alive: Fail as soon as this returns something false: what the test waits for has ended.
+        alive: Fail as soon as this returns something false: the condition cannot come about.
     """
     deadline = time.monotonic() + seconds
     while not condition():
@@ -41,7 +41,7 @@ def eventually(
 async def async_eventually(
     condition: Callable[[], object], what: str = "the condition", *, seconds: float = LONG
 ) -> None:
-    """Wait until the condition holds, and let the event loop run meanwhile."""
+    """Wait until the condition holds, while the event loop runs."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not hold within {seconds:.0f} s"

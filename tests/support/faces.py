@@ -1,4 +1,4 @@
-"""Write the async classes from the blocking ones: `python -m tests.support.faces [--check]`.
+"""Write the async classes from the blocking classes: `python -m tests.support.faces [--check]`.
 
 A call that reaches the server is awaited, and a function with such a call is async. A name that has
 a twin becomes the twin's name, in code and within double backticks. PHRASES is for the rest.

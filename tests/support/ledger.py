@@ -41,7 +41,7 @@ class Hold:
 
 @dataclass(slots=True)
 class Page:
-    """What one process did."""
+    """The record of one process."""
 
     pushed: list[Any]
     holds: list[Hold]
@@ -96,7 +96,7 @@ def _turn(
     page: Page,
     wait: float,
 ) -> int:
-    """Receive once and settle what came."""
+    """Receive once and settle the messages."""
     abandon = rng.random() < job.faults
     lease = SHORT if abandon else LEASE
     began = time.monotonic()
@@ -145,7 +145,7 @@ def run(jobs: list[Job], timeout: float) -> list[Page]:
 
 
 def audit(pages: Iterable[Page], queues: tuple[str, ...]) -> list[str]:
-    """Return what is wrong with the ledger.
+    """Return the mistakes in the ledger.
 
     Nothing is wrong if each message was settled exactly once and never held twice at a time.
     """

@@ -33,7 +33,7 @@ def program(
 
     Args:
         arguments: For example ``"-m", "tests.pipeline.stages", "slow"``.
-        env: The environment; None for that of the tests.
+        env: The environment; None: the tests' own.
         cwd: The directory it runs in.
         stderr: As ``subprocess.Popen`` takes it; None lets pytest show it.
         new_session: Whether it leads its own session, out of reach of the terminal.
@@ -95,7 +95,7 @@ def spawn_pool(processes: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
 
 
-# ---- what such a pool can run
+# ---- functions that such a pool can run
 
 
 def open_and_use(url: str, payload: Any) -> Any:
@@ -110,7 +110,7 @@ def open_and_use(url: str, payload: Any) -> Any:
 
 
 def settle(url: str, reservation: Reservation[Any]) -> str:
-    """Extend and commit what another process reserved; return its owner."""
+    """Extend and commit a message that another process reserved; return its owner."""
     with Client(url) as client:
         queue = client.queue(reservation.queue)
         queue.extend(reservation)

@@ -36,10 +36,10 @@ class ProxyLink:
     An async context manager, which listens.
 
     Args:
-        target: The port of the server. names: Pairs of bytes; in replies the first of a pair is
-        replaced by the second. Members of a
-            replica set tell clients their real addresses, so the proxy writes its own instead. Both
-            must have the same length.
+        target: The port of the server.
+        names: Pairs of bytes; in replies the first of a pair is replaced by the second. Members of
+            a replica set tell clients their real addresses, so the proxy writes its own instead.
+            Both must have the same length.
         port: The port to listen on; 0 takes a free one.
     """
 
@@ -81,7 +81,7 @@ class ProxyLink:
 
         Args:
             hold: Keep all messages back until ``hold=False``.
-            cut: Reset all connections and refuse new ones.
+            cut: Reset all connections and refuse new connections.
             delay: Seconds by which each message is late.
             swallow: How many replies to lose, by the name of the command. The connection is reset.
             tear: How many replies to cut off, and after how many bytes. The connection is reset.
@@ -105,7 +105,7 @@ class ProxyLink:
             self._tear, self._tear_at = tear
         if apart is not None:
             self._apart = frozenset(apart)
-            self._together.set()  # each connection looks whether it is still held
+            self._together.set()  # each connection checks whether it is still held
             self._together = asyncio.Event()
         if clock is not None:
             self._clock_ms = round(clock * 1000)
@@ -233,7 +233,7 @@ class Proxy:
         return self._link.port
 
     def cut(self) -> None:
-        """Reset all connections and refuse new ones."""
+        """Reset all connections and refuse new connections."""
 
         async def change() -> None:
             self._link.change(cut=True)
@@ -249,7 +249,7 @@ class Proxy:
         asyncio.run_coroutine_threadsafe(change(), self._loop).result()
 
     def swallow(self, command: str, replies: int = _EVERY) -> None:
-        """Lose the next replies to a command, and count the lost ones from 0 again."""
+        """Lose the next replies to a command, and count lost replies from 0 again."""
 
         async def change() -> None:
             self._link.change(swallow={command: replies})

@@ -13,7 +13,7 @@ FEW = 5
 
 
 def spread(count: int, few: int) -> list[int]:
-    """Return the first and the last index, and further ones at equal distances between them."""
+    """Return the first and the last index, and further indexes at equal distances between them."""
     if count <= few:
         return list(range(count))
     if few == 1:
@@ -25,7 +25,7 @@ def sampled(cases: Iterable[Any], few: int = 3) -> list[Any]:
     """Return parameters of which ``make test`` runs a few.
 
     Args:
-        cases: The parameters; a tuple holds those of several arguments.
+        cases: The parameters; a tuple holds a value for each of several arguments.
         few: How many it runs: the first, the last, and some between them.
     """
     every = list(cases)

@@ -31,8 +31,8 @@ _OPTIONS = (
     "--wiredTigerCacheSizeGB=0.25",
     "--oplogSize=128",
     "--wiredTigerEngineConfigString=log=(prealloc=false,file_max=16MB)",
-    # What waits for the journal waits for 2 ms, not for 100: dropping a database, building an index
-    # of a collection that is not empty.
+    # Commands that wait for the journal wait for 2 ms, not for 100: dropping a database, building
+    # an index of a collection that is not empty.
     "--journalCommitInterval=2",
     "--setParameter=diagnosticDataCollectionEnabled=false",
     "--setParameter=shutdownTimeoutMillisForSignaledShutdown=0",

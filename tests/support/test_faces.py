@@ -1,4 +1,4 @@
-"""The async classes are generated from the blocking ones, and a difference is noticed."""
+"""The async classes are generated from the blocking classes, and a difference is noticed."""
 
 from __future__ import annotations
 

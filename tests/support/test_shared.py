@@ -25,7 +25,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.parametrize("ending", [pytest.param("regular", marks=pytest.mark.slow), "killed"])
 def test_shared_mongod_outlives_a_worker_not_the_run(tmp_path: Path, ending: str) -> None:
-    """The worker that starts the server crashes; others use it; it ends with the run."""
+    """The worker that starts the server crashes; other workers use it; it ends with the run."""
     require_mongod()
     directory = tmp_path / "shared"
     with subprocess.Popen(["sleep", "600"]) as controller:
