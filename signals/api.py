@@ -26,7 +26,7 @@ class Listener(Protocol):
         """Whether the listener or its bus was closed; then every ``wait`` returns False at once."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for an event, at most ``timeout`` seconds (None: without limit).
+        """Wait for an event, up to ``timeout`` seconds (None: without limit).
 
         Returns:
             True if an event was heard since ``wait`` last returned True.
@@ -57,7 +57,7 @@ class AsyncListener(Protocol):
         """Whether the listener or its bus was closed; then every ``wait`` returns False at once."""
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait for an event, at most ``timeout`` seconds (None: without limit).
+        """Wait for an event, up to ``timeout`` seconds (None: without limit).
 
         Returns:
             True if an event was heard since ``wait`` last returned True.

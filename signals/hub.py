@@ -129,7 +129,7 @@ class ThreadListener(Subscription):
     """A listener for blocking code."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for an event, at most ``timeout`` seconds (None: without limit).
+        """Wait for an event, up to ``timeout`` seconds (None: without limit).
 
         Returns:
             True if an event was heard since ``wait`` last returned True.
@@ -162,7 +162,7 @@ class TaskListener(Subscription):
     """A listener for asyncio code."""
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait for an event, at most ``timeout`` seconds (None: without limit).
+        """Wait for an event, up to ``timeout`` seconds (None: without limit).
 
         Returns:
             True if an event was heard since ``wait`` last returned True.

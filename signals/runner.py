@@ -194,7 +194,7 @@ class Runner(LocalRunner):
         self._to_publish.set()
 
     def enter(self, subscription: Subscription) -> Procedure[None]:
-        """Let a listener hear. Wait until it does, at most ENTER_TIMEOUT_S."""
+        """Let a listener hear. Wait until it does, up to ENTER_TIMEOUT_S."""
         ready = subscription.ready
         assert ready is not None
         self._runtime.bind(here=True)

@@ -138,7 +138,7 @@ class Runtime(Protocol):
         """Run a procedure in the background."""
 
     def wait(self, flag: Any, timeout: float | None) -> Awaitable[None] | None:
-        """Wait until a flag of this runtime is set, at most ``timeout`` seconds."""
+        """Wait until a flag of this runtime is set, up to ``timeout`` seconds."""
 
     def join(self) -> Awaitable[None] | None:
         """Wait for all procedures to end, for each no longer than JOIN_TIMEOUT_S."""
@@ -165,7 +165,7 @@ class ThreadRuntime:
         self._threads.append(thread)
 
     def wait(self, flag: threading.Event, timeout: float | None) -> None:
-        """Block until the flag is set, at most ``timeout`` seconds."""
+        """Block until the flag is set, up to ``timeout`` seconds."""
         flag.wait(timeout)
 
     def join(self) -> None:
@@ -219,7 +219,7 @@ class TaskRuntime:
         self._tasks.append(task)
 
     async def wait(self, flag: LoopFlag, timeout: float | None) -> None:
-        """Wait until the flag is set, at most ``timeout`` seconds."""
+        """Wait until the flag is set, up to ``timeout`` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await flag.wait()

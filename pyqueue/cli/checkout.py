@@ -52,7 +52,7 @@ def bench(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASS_ON)
 def faults(context: typer.Context) -> None:
-    """Make servers, network and clients fail, and count what was lost. Needs a checkout.
+    """Make servers, network and clients fail, and count losses. Needs a checkout.
 
     See faults --help.
     """

@@ -65,7 +65,7 @@ def consumers(
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """List the consumer groups of a stream, with their positions and what is before them."""
+    """List the consumer groups of a stream, with their positions and the messages before them."""
     numbers = ("ready", "scheduled", "reserved", "skipped")
     with connect(url, namespace) as client:
         rows: list[dict[str, Any]] = [
@@ -97,7 +97,7 @@ def seek(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Let a consumer group go on at another position. Every lease of the group ends."""
+    """Move a consumer group to another position. Every lease of the group ends."""
     place = _place(to)
     with connect(url, namespace, signals) as client:
         log = _stream(client, name)

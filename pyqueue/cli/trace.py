@@ -1,4 +1,4 @@
-"""``pyqueue trace ID``: where a message is, how it got there, who holds it, and what failed."""
+"""``pyqueue trace ID``: where a message is, how it got there, who holds it, and its failures."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def to_json(document: Mapping[str, Any], now: datetime, max_tries: int | None) -
     """Return the facts about a stored message. Facts without a value are left out.
 
     Args:
-        document: the message as it is stored.
+        document: the stored message.
         now: the time of the server.
         max_tries: the limit of the queue, if it is known.
     """
