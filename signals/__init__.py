@@ -47,12 +47,12 @@ def open(url: str, database: object = None, *, prefix: str = "pyqueue") -> Bus:
 
     Args:
         url: "memory:", "redis://...", "rediss://...", "unix://...", "capped:" or "none:".
-        database: the PyMongo database, for "capped:" only.
-        prefix: goes before every topic, or names the capped collection ("<prefix>.signals").
+        database: The PyMongo database, for "capped:" only.
+        prefix: Goes before every topic, or names the capped collection ("<prefix>.signals").
             Buses with another prefix are not heard.
 
     Raises:
-        BusError: the URL is invalid or names no known bus, or the database is missing.
+        BusError: The URL is invalid or names no known bus, or the database is missing.
     """
     match _scheme(url):
         case "memory":
@@ -68,12 +68,12 @@ def open_async(url: str, database: object = None, *, prefix: str = "pyqueue") ->
     """Open the asyncio bus that ``url`` names. This does no I/O.
 
     Args:
-        url: as for ``open``.
-        database: an AsyncDatabase of PyMongo or an AsyncIOMotorDatabase, for "capped:" only.
-        prefix: as for ``open``.
+        url: As for ``open``.
+        database: An AsyncDatabase of PyMongo or an AsyncIOMotorDatabase, for "capped:" only.
+        prefix: As for ``open``.
 
     Raises:
-        BusError: the URL is invalid or names no known bus, or the database is missing.
+        BusError: The URL is invalid or names no known bus, or the database is missing.
     """
     match _scheme(url):
         case "memory":

@@ -53,10 +53,10 @@ class CappedTransport:
     """Talks to MongoDB: see ``signals.transport.Transport``.
 
     Args:
-        database: a database of PyMongo, of its asyncio client, or of motor.
-        prefix: names the collection.
-        size: the size of the collection in bytes if this bus creates it.
-        asynchronous: whether the database is for asyncio.
+        database: A database of PyMongo, of its asyncio client, or of motor.
+        prefix: Names the collection.
+        size: The size of the collection in bytes if this bus creates it.
+        asynchronous: Whether the database is for asyncio.
     """
 
     def __init__(self, database: object, prefix: str, size: int, *, asynchronous: bool) -> None:
@@ -221,13 +221,13 @@ class CappedBus(BlockingFacade):
     """Wakes listeners of every process that uses the same MongoDB database.
 
     Args:
-        database: a database of PyMongo.
-        prefix: names the collection, "<prefix>.signals".
-        size: the size of the collection in bytes, if this bus creates it.
-        window: seconds in which events of one topic are merged.
+        database: A database of PyMongo.
+        prefix: Names the collection, "<prefix>.signals".
+        size: The size of the collection in bytes, if this bus creates it.
+        window: Seconds in which events of one topic are merged.
 
     Raises:
-        BusError: the database is of another kind.
+        BusError: The database is of another kind.
     """
 
     def __init__(

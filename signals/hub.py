@@ -198,8 +198,8 @@ class Hub:
     """The table from topics to subscriptions, and the topics that the server is known to send.
 
     Args:
-        stats: the counters of the bus; the hub counts the events its listeners hear.
-        local: there is no server, so every topic is heard at once.
+        stats: The counters of the bus; the hub counts the events its listeners hear.
+        local: There is no server, so every topic is heard at once.
     """
 
     def __init__(self, stats: dict[str, int], *, local: bool = False) -> None:

@@ -12,7 +12,7 @@ class MemoryBus(BlockingFacade):
     """Wakes listeners of this process at once, without a server. It hears asyncio buses too.
 
     Args:
-        prefix: buses with another prefix are not heard.
+        prefix: Buses with another prefix are not heard.
     """
 
     def __init__(self, prefix: str = "pyqueue") -> None:

@@ -38,7 +38,7 @@ def decode(data: object) -> tuple[datetime | None, str]:
 
     Raises:
         ValueError: ``encode`` did not write the data.
-        OverflowError: the number is no instant of the years 1 to 9999.
+        OverflowError: The number is no instant of the years 1 to 9999.
     """
     text = data.decode() if isinstance(data, bytes) else str(data)
     return None if text == "-" else _EPOCH + int(text[:20]) * _MILLISECOND, text[20:]
@@ -48,9 +48,9 @@ class RedisTransport:
     """Talks to Redis: see ``signals.transport.Transport``.
 
     Args:
-        target: a URL, or a client that stays open.
-        prefix: goes before every topic.
-        asynchronous: whether to use the asyncio client of the redis package.
+        target: A URL, or a client that stays open.
+        prefix: Goes before every topic.
+        asynchronous: Whether to use the asyncio client of the redis package.
     """
 
     def __init__(self, target: object, prefix: str, *, asynchronous: bool) -> None:
@@ -187,13 +187,13 @@ class RedisBus(BlockingFacade):
     """Wakes listeners of every process that uses the same Redis.
 
     Args:
-        target: a URL (redis://, rediss://, unix://), or a ``redis.Redis``, which stays open.
-        prefix: goes before every topic, as "prefix:topic". Database numbers do not separate the
+        target: A URL (redis://, rediss://, unix://), or a ``redis.Redis``, which stays open.
+        prefix: Goes before every topic, as "prefix:topic". Database numbers do not separate the
             channels of Redis, so only the prefix does.
-        window: seconds in which events of one topic are merged.
+        window: Seconds in which events of one topic are merged.
 
     Raises:
-        BusError: the target is neither, or the redis package is missing.
+        BusError: The target is neither, or the redis package is missing.
     """
 
     def __init__(self, target: object, *, prefix: str = "pyqueue", window: float = 0.05) -> None:

@@ -61,8 +61,8 @@ class LocalRunner:
     """Runs a bus within this process: the counters, the hub, its listeners, and closing once.
 
     Attributes:
-        name: how the bus appears in log lines; it contains no password.
-        stats: the counters, see ``signals.STATS``.
+        name: How the bus appears in log lines; it contains no password.
+        stats: The counters, see ``signals.STATS``.
     """
 
     #: Whether no server has to confirm a topic before it is heard.
@@ -137,10 +137,10 @@ class Runner(LocalRunner):
     """Runs a bus that has a server.
 
     Args:
-        kind: the name of the bus class.
-        connect: makes the transport; called again in the child of a fork. It does no I/O.
-        window: seconds in which events of one topic are merged.
-        runtime: makes the runtime of the procedures.
+        kind: The name of the bus class.
+        connect: Makes the transport; called again in the child of a fork. It does no I/O.
+        window: Seconds in which events of one topic are merged.
+        runtime: Makes the runtime of the procedures.
     """
 
     local = False
@@ -395,11 +395,11 @@ class Facade:
         This returns at once, even if the server is down.
 
         Args:
-            topic: the name that listeners listen to.
-            when: a timezone-aware instant, or None.
+            topic: The name that listeners listen to.
+            when: A timezone-aware instant, or None.
 
         Raises:
-            BusError: an argument is invalid.
+            BusError: An argument is invalid.
         """
         self._runner.emit(topic, when)
 
@@ -415,7 +415,7 @@ class BlockingFacade(Facade):
         """Check the server.
 
         Raises:
-            BusError: the server is unreachable, refuses the password, or denies a permission.
+            BusError: The server is unreachable, refuses the password, or denies a permission.
         """
         run(self._runner.check())
 
@@ -444,7 +444,7 @@ class AsyncFacade(Facade):
         """Check the server.
 
         Raises:
-            BusError: the server is unreachable, refuses the password, or denies a permission.
+            BusError: The server is unreachable, refuses the password, or denies a permission.
         """
         await run_async(self._runner.check())
 

@@ -185,7 +185,7 @@ class TaskRuntime:
         """Bind to the running loop at first use. Return False if that loop was closed.
 
         Raises:
-            BusError: no loop runs yet, or ``here`` is set and another loop runs.
+            BusError: No loop runs yet, or ``here`` is set and another loop runs.
         """
         running = running_loop()
         self._loop = self._loop or running

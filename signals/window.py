@@ -28,8 +28,8 @@ class Window:
     """Merges the events of each topic: in a flood, one is sent per window.
 
     Args:
-        seconds: the length of the window. Every ``now`` is in seconds of one monotonic clock.
-        burst: how many events of a quiet topic are sent at once before merging begins.
+        seconds: The length of the window. Every ``now`` is in seconds of one monotonic clock.
+        burst: How many events of a quiet topic are sent at once before merging begins.
     """
 
     def __init__(self, seconds: float = 0.05, burst: int = 8) -> None:

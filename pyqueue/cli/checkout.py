@@ -31,7 +31,7 @@ def run_from_checkout(command: str, package: str, arguments: list[str]) -> NoRet
         arguments: Its arguments.
 
     Raises:
-        ConfigurationError: pyqueue does not run from a checkout.
+        ConfigurationError: This pyqueue does not run from a checkout.
     """
     checkout = Path(library.__file__).parents[1]
     if not (checkout / "tests" / package / "__main__.py").exists():

@@ -130,7 +130,7 @@ def checked_url(url: str | None) -> str:
     """Return the URL of the server.
 
     Raises:
-        ConfigurationError: if the URL is missing, or if no other process could see the data.
+        ConfigurationError: If the URL is missing, or if no other process could see the data.
     """
     if not url:
         raise ConfigurationError(
@@ -280,9 +280,9 @@ def table(
     """Print rows: a table at a terminal, tab-separated lines with a header otherwise.
 
     Args:
-        columns: the names of the columns, in order.
-        rows: the values by column.
-        right: the columns that are aligned to the right.
+        columns: The names of the columns, in order.
+        rows: The values by column.
+        right: The columns that are aligned to the right.
     """
     cells = [[cell(row.get(name)) for name in columns] for row in rows]
     if not sys.stdout.isatty():

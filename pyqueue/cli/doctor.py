@@ -374,9 +374,9 @@ def check_member_clocks(
     """Compare the clocks of the members. Each is asked without credentials.
 
     Args:
-        url: the URL of the client, for its options such as TLS.
-        hello: the answer of the server, with the addresses of the members.
-        offset: measures the offset of a member's clock.
+        url: The URL of the client, for its options such as TLS.
+        hello: The answer of the server, with the addresses of the members.
+        offset: Measures the offset of a member's clock.
     """
     hosts = [*hello.get("hosts", ()), *hello.get("passives", ())]
     if len(hosts) < 2:

@@ -20,7 +20,7 @@ def limit_of(text: str) -> Limit | Literal[False]:
     """Return the limit that a text such as "rate=100,period=60" describes; "none": False.
 
     Raises:
-        ConfigurationError: a value is not allowed.
+        ConfigurationError: A value is not allowed.
     """
     if text == "none":
         return False

@@ -63,9 +63,9 @@ def to_json(document: Mapping[str, Any], now: datetime, max_tries: int | None) -
     """Return the facts about a stored message. Facts without a value are left out.
 
     Args:
-        document: the stored message.
-        now: the time of the server.
-        max_tries: the limit of the queue, if it is known.
+        document: The stored message.
+        now: The time of the server.
+        max_tries: The limit of the queue, if it is known.
     """
     invalid = invalid_fields(document)
     invalid_values = {name: document[name] for name in invalid}

@@ -197,9 +197,9 @@ class WorkerProcess:
     """One process of a pool. It is started again when it dies.
 
     Args:
-        number: its number in the pool, for messages.
-        command: the command line.
-        lifeline: the end of a pipe that the process inherits, and watches.
+        number: Its number in the pool, for messages.
+        command: The command line.
+        lifeline: The end of a pipe that the process inherits, and watches.
     """
 
     def __init__(self, number: int, command: list[str], lifeline: int) -> None:
@@ -230,7 +230,7 @@ class WorkerProcess:
         """Check the process, and start it again if that is due.
 
         Args:
-            stopping: whether the pool is stopping, so that nothing is started again.
+            stopping: Whether the pool is stopping, so that nothing is started again.
 
         Returns:
             None while the process runs or waits for its restart, otherwise its exit status.
@@ -279,9 +279,9 @@ class WorkerPool:
     """Several worker processes. The parent only watches them.
 
     Args:
-        command: the command line of each process. It gets one more option, ``--lifeline=N``: the
+        command: The command line of each process. It gets one more option, ``--lifeline=N``: the
             number of a pipe's read end. Reading it returns when the parent is gone.
-        size: the number of processes.
+        size: The number of processes.
     """
 
     def __init__(self, command: list[str], size: int) -> None:

@@ -72,10 +72,10 @@ class Consumers:
         """Receive messages of the processes, and kill the victim when it holds messages.
 
         Args:
-            timeout: how many seconds to wait for a message.
+            timeout: How many seconds to wait for a message.
 
         Raises:
-            QueueError: if a process failed or ended early.
+            QueueError: If a process failed or ended early.
         """
         for connection in wait(self.running, timeout):
             assert isinstance(connection, Connection)
@@ -106,8 +106,8 @@ def run(rows: int | None = None, url: str | None = None, by: By = "batches") -> 
     """Run the demo, and return the result that ``report`` prints.
 
     Args:
-        rows: the number of flights; None means the whole sample.
-        url: the server to use; None starts a private one.
+        rows: The number of flights; None means the whole sample.
+        url: The server to use; None starts a private one.
         by: "batches": the handlers take batches; "pipeline": they take one message at a time.
     """
     source, count, read = find_lines(rows)
@@ -165,11 +165,11 @@ def run_spark(rows: int | None = None, url: str | None = None) -> dict[str, Any]
     """Run the flights through Spark, and return the result that ``report`` prints.
 
     Args:
-        rows: the number of flights; None means the whole sample.
-        url: the server to use; None starts a private one.
+        rows: The number of flights; None means the whole sample.
+        url: The server to use; None starts a private one.
 
     Raises:
-        ConfigurationError: if Spark is not installed.
+        ConfigurationError: If Spark is not installed.
     """
     try:
         from pyqueue.demo import spark

@@ -40,7 +40,7 @@ def consume(parent: Connection) -> None:
     ids; then the parent kills it. Each of its handlers takes one message.
 
     Args:
-        parent: the connection to the parent, which sends the settings, and then "begin".
+        parent: The connection to the parent, which sends the settings, and then "begin".
     """
     try:
         url, namespace, victim, by = parent.recv()

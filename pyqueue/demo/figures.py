@@ -22,8 +22,8 @@ def expected(lines: Iterable[Line], held: int) -> Figures:
     """Count the figures from the file, without using the code of the pipeline.
 
     Args:
-        lines: the lines of the file.
-        held: how many flights the killed consumer had stored and not committed.
+        lines: The lines of the file.
+        held: How many flights the killed consumer had stored and not committed.
     """
     flights, late, cancelled, arrived, minutes = (Counter[str]() for _ in range(5))
     for line in lines:
@@ -55,10 +55,10 @@ def measured(client: Client, results: Collection[Figures], pushed: int, held: li
     """Count the same figures from the collection and the queues.
 
     Args:
-        client: a client on the namespace of the queues.
-        results: the collection of the flights.
-        pushed: how many rows were pushed.
-        held: the ids of the flights that the killed consumer had stored and not committed.
+        client: A client on the namespace of the queues.
+        results: The collection of the flights.
+        pushed: How many rows were pushed.
+        held: The ids of the flights that the killed consumer had stored and not committed.
     """
     out: Counter[str] = Counter()
     flights: dict[str, list[Figures]] = defaultdict(list)

@@ -47,13 +47,13 @@ def find_lines(count: int | None) -> tuple[str, int, Callable[[], Iterator[Line]
     """Find the file that has enough lines.
 
     Args:
-        count: the number of lines; None means the whole sample.
+        count: The number of lines; None means the whole sample.
 
     Returns:
         A description of the file, the number of lines, and a function that reads them.
 
     Raises:
-        ConfigurationError: if no installed file has that many lines.
+        ConfigurationError: If no installed file has that many lines.
     """
     package = Path(__file__).parents[1]
     folder = package / "data"  # in a wheel

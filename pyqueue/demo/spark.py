@@ -86,10 +86,10 @@ def run(
     """Run the flights through Spark, and return the result that ``report`` prints.
 
     Args:
-        client: a client on an empty namespace.
-        lines: the lines of the file.
-        stack: stops Spark when it is closed.
-        show_progress: called after each batch.
+        client: A client on an empty namespace.
+        lines: The lines of the file.
+        stack: Stops Spark when it is closed.
+        show_progress: Called after each batch.
     """
     begun = time.monotonic()
     spark = spark_session("pyqueue demo", master="local[2]", config=QUIET)

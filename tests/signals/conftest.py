@@ -46,9 +46,9 @@ class Kind:
     through the server only, and itself directly.
 
     Args:
-        name: one of KINDS.
-        request: finds the fixtures of the servers.
-        portal: runs the asyncio buses; None for blocking buses.
+        name: One of KINDS.
+        request: Finds the fixtures of the servers.
+        portal: Runs the asyncio buses; None for blocking buses.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class Kind:
         """Return a new bus, closed at the end of the test.
 
         Args:
-            place: the prefix or database. Buses of different places do not hear each other.
-            down: whether no server listens at the address.
-            window: seconds in which events of a topic are merged, from the second event on. None:
+            place: The prefix or database. Buses of different places do not hear each other.
+            down: Whether no server listens at the address.
+            window: Seconds in which events of a topic are merged, from the second event on. None:
                 the default, with a burst.
-            url: the address of a server that the test started.
-            together: whether the bus is in one process with all other buses made so.
+            url: The address of a server that the test started.
+            together: Whether the bus is in one process with all other buses made so.
         """
         place = place or self.place
         cls: Any = {
