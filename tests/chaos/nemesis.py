@@ -11,18 +11,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from functools import partial
 
 from pymongo.errors import PyMongoError
 
 from tests.chaos.cluster import Cluster
 from tests.chaos.members import Member
-from tests.chaos.names import (
-    CRATES,
-    DELETED_QUEUE,
-    PACKED_QUEUE,
-    PURGED_QUEUE,
-    document_of,
-)
+from tests.chaos.names import CRATES, DELETED_QUEUE, PACKED_QUEUE, PURGED_QUEUE, document_of
+from tests.chaos.processes import Process
 from tests.chaos.queues import KEYS, POLL_S, QUEUES
 from tests.chaos.windows import KEYS_LOCKED, Lock, Scope
 
@@ -61,6 +57,18 @@ def _new_primary(cluster: Cluster, old: Member) -> Search:
     return member
 
 
+def _replace_primary(
+    cluster: Cluster, old: Member, seconds: float, repair: Callable[[], None]
+) -> Injection:
+    """Wait for a new primary, and for some seconds. Then repair the old one."""
+    try:
+        new = yield from _new_primary(cluster, old)
+        yield seconds
+    finally:
+        repair()
+    return f"member {old.place}; {new.place} took over"
+
+
 def kill_primary(cluster: Cluster, dice: random.Random) -> Injection:
     """Kill the primary and start it again. Writes that it had not stored are lost."""
     member = yield from _primary(cluster)
@@ -74,12 +82,7 @@ def suspend_primary(cluster: Cluster, dice: random.Random) -> Injection:
     """Suspend the primary until another one is elected. It resumes in the belief to be primary."""
     member = yield from _primary(cluster)
     member.suspend()
-    try:
-        new = yield from _new_primary(cluster, member)
-        yield dice.uniform(0.5, 3)
-    finally:
-        member.resume()
-    return f"member {member.place}; {new.place} took over"
+    return (yield from _replace_primary(cluster, member, dice.uniform(0.5, 3), member.resume))
 
 
 def step_down(cluster: Cluster, dice: random.Random) -> Injection:
@@ -105,12 +108,7 @@ def undo_claims(cluster: Cluster, dice: random.Random) -> Injection:
     finally:
         for each in secondaries:
             each.fail_point("stopReplProducer", "off")
-    try:
-        new = yield from _new_primary(cluster, member)
-        yield dice.uniform(0.5, 2)
-    finally:
-        member.resume()
-    return f"member {member.place}; {new.place} took over"
+    return (yield from _replace_primary(cluster, member, dice.uniform(0.5, 2), member.resume))
 
 
 def cut_power(cluster: Cluster, dice: random.Random) -> Injection:
@@ -132,12 +130,8 @@ def part_primary(cluster: Cluster, dice: random.Random) -> Injection:
     member = yield from _primary(cluster)
     others = [each for each in cluster.servers.members if each is not member]
     cluster.servers.keep_apart(member, others)
-    try:
-        new = yield from _new_primary(cluster, member)
-        yield dice.uniform(0.5, 3)
-    finally:
-        cluster.servers.keep_apart(member, [])
-    return f"member {member.place}; {new.place} took over"
+    repair = partial(cluster.servers.keep_apart, member, [])
+    return (yield from _replace_primary(cluster, member, dice.uniform(0.5, 3), repair))
 
 
 def part_secondary(cluster: Cluster, dice: random.Random) -> Injection:
@@ -304,12 +298,17 @@ def kill_consumer(cluster: Cluster, dice: random.Random) -> Injection:
     return _kill(cluster, dice, "consumer")
 
 
+def _running(cluster: Cluster, name: str) -> Generator[None, None, Process]:
+    """Wait until the process of a role runs."""
+    while not cluster.workload.is_running(name):
+        yield None
+    return cluster.workload.processes[name]
+
+
 def suspend_consumer(cluster: Cluster, dice: random.Random) -> Injection:
     """Suspend a process until its leases lapse. It resumes and settles messages it has lost."""
     name = cluster.workload.choose(dice.choice(["mover", "consumer"]), dice)
-    while not cluster.workload.is_running(name):
-        yield None
-    process = cluster.workload.processes[name]
+    process = yield from _running(cluster, name)
     process.suspend()
     try:
         yield from _wait(LONGEST_LEASE_S + 0.5)
@@ -324,10 +323,7 @@ def sleep_machine(cluster: Cluster, dice: random.Random) -> Injection:
     Its monotonic clock stands still, unlike the clock of a process that only got SIGSTOP.
     """
     kind = dice.choice(["producer", "mover", "consumer"])
-    name = cluster.workload.choose(kind, dice)
-    while not cluster.workload.is_running(name):
-        yield None
-    process = cluster.workload.processes[name]
+    process = yield from _running(cluster, cluster.workload.choose(kind, dice))
     process.send(["sleep"])
     while not process.is_stopped:
         yield None

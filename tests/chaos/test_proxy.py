@@ -94,7 +94,10 @@ class Net:
                 await client.ask(message("ping"))
 
 
-def on(scenario: Callable[[Net], Coroutine[Any, Any, None]], *names: tuple[bytes, bytes]) -> None:
+Scenario = Callable[[Net], Coroutine[Any, Any, None]]
+
+
+def run(scenario: Scenario, *names: tuple[bytes, bytes]) -> None:
     """Run a scenario with a new server and a new link."""
 
     async def main() -> None:
@@ -107,42 +110,45 @@ def on(scenario: Callable[[Net], Coroutine[Any, Any, None]], *names: tuple[bytes
     asyncio.run(main())
 
 
-def test_link_replaces_the_addresses_of_members() -> None:
-    async def scenario(net: Net) -> None:
-        async with net.client() as client:
-            asked = message("hello", about="127.0.0.1:27017")
-            assert await client.ask(asked) == message("hello", about="127.0.0.1:37017")
-            assert net.server.received == [asked]
-            assert not net.link.done
+def on_a_link(*names: tuple[bytes, bytes]) -> Callable[[Scenario], Callable[[], None]]:
+    """Make a test of a scenario, which runs with a new server and a new link."""
 
-    on(scenario, (b"127.0.0.1:27017", b"127.0.0.1:37017"))
+    def make(scenario: Scenario) -> Callable[[], None]:
+        return lambda: run(scenario, *names)
+
+    return make
 
 
-def test_link_delays_each_message_in_both_directions() -> None:
-    async def scenario(net: Net) -> None:
-        net.link.change(delay=0.01)
-        async with net.client() as client:
-            assert await client.ask(message("ping")) == message("ping")
-            assert net.link.done == {"late": 2}
-            net.link.change(delay=0)
-            await client.ask(message("ping"))
-            assert net.link.done == {"late": 2}
-
-    on(scenario)
+@on_a_link((b"127.0.0.1:27017", b"127.0.0.1:37017"))
+async def test_link_replaces_the_addresses_of_members(net: Net) -> None:
+    async with net.client() as client:
+        asked = message("hello", about="127.0.0.1:27017")
+        assert await client.ask(asked) == message("hello", about="127.0.0.1:37017")
+        assert net.server.received == [asked]
+        assert not net.link.done
 
 
-def test_link_holds_messages_back_and_delivers_them_later() -> None:
-    async def scenario(net: Net) -> None:
-        net.link.change(hold=True)
-        async with net.client() as client:
-            asking = asyncio.create_task(client.ask(message("ping")))
-            await async_eventually(lambda: net.link.done["held"])
-            assert net.server.received == []
-            net.link.change(hold=False)
-            assert await asking == message("ping")
-            assert net.link.done == {"held": 1}
+@on_a_link()
+async def test_link_delays_each_message_in_both_directions(net: Net) -> None:
+    net.link.change(delay=0.01)
+    async with net.client() as client:
+        assert await client.ask(message("ping")) == message("ping")
+        assert net.link.done == {"late": 2}
+        net.link.change(delay=0)
+        await client.ask(message("ping"))
+        assert net.link.done == {"late": 2}
 
-    on(scenario)
+
+@on_a_link()
+async def test_link_holds_messages_back_and_delivers_them_later(net: Net) -> None:
+    net.link.change(hold=True)
+    async with net.client() as client:
+        asking = asyncio.create_task(client.ask(message("ping")))
+        await async_eventually(lambda: net.link.done["held"])
+        assert net.server.received == []
+        net.link.change(hold=False)
+        assert await asking == message("ping")
+        assert net.link.done == {"held": 1}
 
 
 @pytest.mark.parametrize("documents", [0, 2])
@@ -150,9 +156,7 @@ def test_link_swallows_the_reply_of_a_command_that_ran(documents: int) -> None:
     async def scenario(net: Net) -> None:
         net.link.change(swallow={"insert": 1})
         async with net.client() as client:
-            await client.ask(
-                message("insert", operation=OP_QUERY)
-            )  # an old opcode, which the link does not read
+            await client.ask(message("insert", operation=OP_QUERY))  # the link does not read it
             await client.ask(message("find"))
             assert not net.link.done
             with pytest.raises(GONE):
@@ -163,85 +167,73 @@ def test_link_swallows_the_reply_of_a_command_that_ran(documents: int) -> None:
         async with net.client() as client:  # only one reply is lost
             await client.ask(message("insert", documents=documents))
 
-    on(scenario)
+    run(scenario)
 
 
-def test_link_resets_in_the_middle_of_a_torn_reply() -> None:
-    async def scenario(net: Net) -> None:
-        net.link.change(tear=(1, 20))
-        async with net.client() as client:
-            with pytest.raises(GONE):
-                await client.ask(message("ping"))
-        assert net.server.received == [message("ping")]
-        assert net.link.done == {"torn": 1}
-        async with net.client() as client:
+@on_a_link()
+async def test_link_resets_in_the_middle_of_a_torn_reply(net: Net) -> None:
+    net.link.change(tear=(1, 20))
+    async with net.client() as client:
+        with pytest.raises(GONE):
             await client.ask(message("ping"))
+    assert net.server.received == [message("ping")]
+    assert net.link.done == {"torn": 1}
+    async with net.client() as client:
+        await client.ask(message("ping"))
 
-    on(scenario)
 
-
-def test_link_that_is_cut_resets_and_refuses_connections() -> None:
-    async def scenario(net: Net) -> None:
-        async with net.client() as client:
+@on_a_link()
+async def test_link_that_is_cut_resets_and_refuses_connections(net: Net) -> None:
+    async with net.client() as client:
+        await client.ask(message("ping"))
+        net.link.change(cut=True)
+        with pytest.raises(GONE):
             await client.ask(message("ping"))
-            net.link.change(cut=True)
-            with pytest.raises(GONE):
-                await client.ask(message("ping"))
-        assert net.link.done == {"cut": 1}
-        await net.is_reset()
-        assert len(net.server.received) == 1
-        net.link.change(cut=False)
-        async with net.client() as client:
-            await client.ask(message("ping"))
-
-    on(scenario)
+    assert net.link.done == {"cut": 1}
+    await net.is_reset()
+    assert len(net.server.received) == 1
+    net.link.change(cut=False)
+    async with net.client() as client:
+        await client.ask(message("ping"))
 
 
-def test_link_without_a_server_resets_connections() -> None:
-    async def scenario(net: Net) -> None:
-        net.link.target = free_port()
-        await net.is_reset()
-
-    on(scenario)
+@on_a_link()
+async def test_link_without_a_server_resets_connections(net: Net) -> None:
+    net.link.target = free_port()
+    await net.is_reset()
 
 
-def test_link_keeps_a_server_apart_and_no_client() -> None:
+@on_a_link()
+async def test_link_keeps_a_server_apart_and_no_client(net: Net) -> None:
     """Messages of a server that names its port wait. They pass when a change leaves it out."""
-
-    async def scenario(net: Net) -> None:
-        net.link.change(apart=[27018])
-        async with net.client() as server, net.client() as other, net.client() as client:
-            hello = message("hello", hostInfo="machine:27018")
-            asking = asyncio.create_task(server.ask(hello))
-            await async_eventually(lambda: net.link.done["apart"])
-            assert await other.ask(message("hello", hostInfo="machine:27019"))
-            assert await client.ask(message("ping"))
-            net.link.change(apart=[27019])
-            assert await asking == hello
-            asking = asyncio.create_task(other.ask(message("ping")))
-            await async_eventually(lambda: net.link.done["apart"] == 2)
-            net.link.change(apart=[])
-            assert await asking == message("ping")
-
-    on(scenario)
+    net.link.change(apart=[27018])
+    async with net.client() as server, net.client() as other, net.client() as client:
+        hello = message("hello", hostInfo="machine:27018")
+        asking = asyncio.create_task(server.ask(hello))
+        await async_eventually(lambda: net.link.done["apart"])
+        assert await other.ask(message("hello", hostInfo="machine:27019"))
+        assert await client.ask(message("ping"))
+        net.link.change(apart=[27019])
+        assert await asking == hello
+        asking = asyncio.create_task(other.ask(message("ping")))
+        await async_eventually(lambda: net.link.done["apart"] == 2)
+        net.link.change(apart=[])
+        assert await asking == message("ping")
 
 
-def test_link_steps_the_clock_of_the_server() -> None:
-    async def scenario(net: Net) -> None:
-        noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
-        async with net.client() as client:
-            for seconds in (-2.5, 3600):
-                net.link.change(clock=seconds)
-                later = noon + timedelta(seconds=seconds)
-                reply = await client.ask(message("hello", localTime=noon))
-                assert reply == message("hello", localTime=later)
-            net.link.change(clock=0)
-            assert await client.ask(message("hello", localTime=noon)) == message(
-                "hello", localTime=noon
-            )
-            assert net.link.done == {"misdated": 2}
-
-    on(scenario)
+@on_a_link()
+async def test_link_steps_the_clock_of_the_server(net: Net) -> None:
+    noon = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    async with net.client() as client:
+        for seconds in (-2.5, 3600):
+            net.link.change(clock=seconds)
+            later = noon + timedelta(seconds=seconds)
+            reply = await client.ask(message("hello", localTime=noon))
+            assert reply == message("hello", localTime=later)
+        net.link.change(clock=0)
+        unchanged = message("hello", localTime=noon)
+        assert await client.ask(unchanged) == unchanged
+        assert net.link.done == {"misdated": 2}
 
 
 def test_proxies_follow_orders_until_the_input_ends(

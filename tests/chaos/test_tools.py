@@ -232,15 +232,8 @@ def test_schedule_error_names_the_fault() -> None:
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[[str], Workload]:
     """Make the workload of a role; its ledger is in ``tmp_path``."""
-    return lambda role: Workload(
-        {
-            "name": f"{role}.1",
-            "role": role,
-            "seed": 1,
-            "rate": 1e6,
-            "ledger": str(tmp_path / "ledger"),
-        }
-    )
+    spec = {"seed": 1, "rate": 1e6, "ledger": str(tmp_path / "ledger")}
+    return lambda role: Workload({**spec, "name": f"{role}.1", "role": role})
 
 
 def answered(outcome: str, result: Any = None) -> Call:
@@ -253,9 +246,8 @@ def test_workload_follows_orders_until_the_input_ends(
     start: Callable[[str], Workload], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workload, statuses = start("consumer-2"), list[int]()
-    monkeypatch.setattr(
-        sys, "stdin", io.StringIO('["drain"]\n["storm", 60]\n["hold", 5, 2]\n["stop"]\n')
-    )
+    orders = '["drain"]\n["storm", 60]\n["hold", 5, 2]\n["stop"]\n'
+    monkeypatch.setattr(sys, "stdin", io.StringIO(orders))
     monkeypatch.setattr(os, "_exit", statuses.append)
     workload.follow_orders()
     assert (workload.draining, workload.to_hold) == (True, (5, 2))
@@ -264,9 +256,7 @@ def test_workload_follows_orders_until_the_input_ends(
     assert statuses == [1]
 
 
-def test_workload_repeats_an_unknown_push_with_its_ids(
-    start: Callable[[str], Workload],
-) -> None:
+def test_workload_repeats_an_unknown_push_with_its_ids(start: Callable[[str], Workload]) -> None:
     workload = start("producer-1")
     plan = workload.produce("orders")
     assert next(plan) >= 0  # the pause until it is due
@@ -364,9 +354,8 @@ class LongPauses(random.Random):
         return super().uniform(a, 20 * b)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:unclosed:ResourceWarning"
-)  # PyMongo drops the connection of a cancelled command
+# PyMongo drops the connection of a cancelled command.
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 def test_cancellation_storm_loses_nothing(
     start: Callable[[str], Workload], tmp_path: Path, url: str
 ) -> None:
