@@ -8,7 +8,7 @@ from typing import Any
 from tests.chaos.limit_checker import METERED_QUEUE
 from tests.chaos.names import BUCKETS, CRATES, RESULTS, name_in
 from tests.chaos.queues import BATCH, LONG_WAIT_S, NEXT, PACKED_NEXT, QUEUES
-from tests.chaos.steps import Held, Plan, Step, WorkloadState, by_claim, new_payload, settle_step
+from tests.chaos.steps import Held, Plan, Step, WorkloadState, by_claim, push_many_step, settle_step
 
 #: How many messages of a batch a consumer holds for too long. Each costs a command to settle.
 HELD_TOO_LONG = 20
@@ -152,8 +152,7 @@ class Consumers(WorkloadState):
         if self.dice.random() < 0.5:
             queue, place = CRATES, self.dice.randrange(3)
             contents = ids = [f"{id}:{place}" for id in ids]
-        payloads = [new_payload(each) for each in contents]
-        yield Step("push", queue, "push_many", (payloads,), {"ids": ids}, contents)
+        yield push_many_step(queue, contents, ids=ids)
 
     def carry(self, queue: str) -> Plan:
         """Move messages of a bucket to the next queue, in the batches of their receipt."""

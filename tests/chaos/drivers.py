@@ -17,7 +17,7 @@ from tests.chaos.ledger import Call, ids_by_token
 from tests.chaos.limit_checker import KEYED_QUEUE
 from tests.chaos.names import BUCKETS, PACKED_QUEUE, POPPED
 from tests.chaos.queues import BATCH, COMMAND_TIMEOUT_S, LONG_WAIT_S, NEXT, OF_GROUPS, QUEUES
-from tests.chaos.steps import Plan, Step, new_payload
+from tests.chaos.steps import Plan, Step, push_many_step
 from tests.chaos.stream_load import endpoints
 from tests.chaos.workload import Workload
 
@@ -161,8 +161,7 @@ class AsyncRunner:
         """Push messages for the callers of the storm to pop."""
         while time.monotonic() < self._workload.storm_until and not self._stopped.is_set():
             ids = self._workload.new_ids(BATCH // 2)
-            payloads = [new_payload(id) for id in ids]
-            await self._call(Step("push", "events", "push_many", (payloads,), {"ids": ids}, ids))
+            await self._call(push_many_step("events", ids, ids=ids))
 
     async def _receive_and_cancel(self) -> None:
         dice, workload = self._workload.dice, self._workload
@@ -185,8 +184,8 @@ class AsyncRunner:
             if count:
                 self._workload.to_hold = (0, 0.0)
                 ids = self._workload.new_ids(count)
-                payloads = [new_payload(id) for id in ids]
-                await self._run(self._workload.push_all("renewed", payloads, ids))
+                push = push_many_step("renewed", ids, ids=ids)
+                await self._run(self._workload.until_ok(push))
                 end = asyncio.get_running_loop().time() + seconds
                 async with asyncio.TaskGroup() as tasks:
                     for _ in ids:

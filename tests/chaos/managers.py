@@ -9,7 +9,7 @@ from typing import Any
 from pyqueue import Limit
 from tests.chaos.ledger import Call
 from tests.chaos.limit_checker import LIMITS
-from tests.chaos.steps import Plan, Step, WorkloadState, new_payload
+from tests.chaos.steps import Plan, Step, WorkloadState, push_many_step
 
 #: The limit for a short time, the one for a long time, and these times.
 NARROW, WIDE_S, NARROW_S = 2, 10.0, 25.0
@@ -43,9 +43,7 @@ class Managers(WorkloadState):
         self, queue: str, count: int, delay: float | None = None
     ) -> Generator[Any, Any, Call]:
         ids = self.new_ids(count)
-        payloads = [new_payload(id) for id in ids]
-        options = {"ids": ids, "delay": delay}
-        call: Call = yield Step("push", queue, "push_many", (payloads,), options, ids)
+        call: Call = yield push_many_step(queue, ids, ids=ids, delay=delay)
         return call
 
     def purge(self, queue: str) -> Plan:

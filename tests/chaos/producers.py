@@ -13,7 +13,7 @@ from tests.chaos.limit_checker import KEYED_QUEUE, METERED_QUEUE, PACED_QUEUE
 from tests.chaos.misfits import insert, misfits
 from tests.chaos.names import DELETED_QUEUE, JARS, MISFIT, PACKED_QUEUE, SHEAVES, SHIFTS
 from tests.chaos.queues import BATCH, KEYS, MANY, with_next
-from tests.chaos.steps import Plan, Step, WorkloadState, new_payload
+from tests.chaos.steps import Plan, Step, WorkloadState, push_many_step, push_step
 from tests.chaos.stream_load import STREAM
 
 LEVELS = [None, 0, 4, 9]
@@ -55,7 +55,6 @@ class Producers(WorkloadState):
             due = max(due, time.monotonic() - 10) + count / (self.rate * share)
             yield max(0.0, due - time.monotonic())
             ids = self.new_ids(count)
-            payloads = [new_payload(id) for id in ids]
             options: dict[str, Any] = {"delay": self.dice.choice([None] * 9 + [1.5])}
             if queue == "urgent":
                 levels = [self.dice.choice(LEVELS) for _ in ids]
@@ -64,10 +63,9 @@ class Producers(WorkloadState):
                 groups = [self.dice.choice([*SMALL_GROUPS, LARGE_GROUP, LARGE_GROUP]) for _ in ids]
                 options |= {"groups": groups} if many else {"group": groups[0]}
             if many:
-                push = Step("push", queue, "push_many", (payloads,), {"ids": ids, **options}, ids)
+                push = push_many_step(queue, ids, ids=ids, **options)
             else:
-                options |= {"id": ids[0], "headers": {"one": True}}
-                push = Step("push", queue, "push", (payloads[0],), options, ids)
+                push = push_step(queue, ids[0], id=ids[0], headers={"one": True}, **options)
             yield from self.until_ok(push)
             if self.dice.random() < 0.1:
                 yield from self.wait_for_room(queue)
@@ -77,11 +75,8 @@ class Producers(WorkloadState):
         while not self.stopping.is_set():
             tenant = f"tenant-{self.dice.randrange(TENANTS)}"
             ids = [f"{id}@{tenant}" for id in self.new_ids(self.dice.randint(1, 12))]
-            options = {"ids": ids, "headers": {"tenant": tenant}}
-            payloads = [new_payload(id) for id in ids]
-            yield from self.until_ok(
-                Step("push", KEYED_QUEUE, "push_many", (payloads,), options, ids)
-            )
+            push = push_many_step(KEYED_QUEUE, ids, ids=ids, headers={"tenant": tenant})
+            yield from self.until_ok(push)
             yield self.dice.uniform(0, 2)
 
     def until_ok(self, push: Step) -> Plan:
@@ -103,9 +98,7 @@ class Producers(WorkloadState):
         """Push single messages. Concurrent pushes of an async client share a command."""
         while not self.stopping.is_set():
             [id] = self.new_ids(1)
-            yield from self.until_ok(
-                Step("push", "orders", "push", (new_payload(id),), {"id": id}, [id])
-            )
+            yield from self.until_ok(push_step("orders", id, id=id))
             yield self.dice.uniform(0, 0.2)
 
     def pack(self, queue: str) -> Plan:
@@ -118,11 +111,9 @@ class Producers(WorkloadState):
             yield max(0.0, due - time.monotonic())
             delay = self.dice.choice([None] * 9 + [1.5])
             contents = self.new_ids(count)
-            payloads = [new_payload(each) for each in contents]
-            options: dict[str, Any] = {"delay": delay}
+            push = push_many_step(queue, contents, delay=delay)
             if self.dice.random() < 0.1:
-                options["keys"] = [self.dice.choice([None, each]) for each in contents]
-            push = Step("push", queue, "push_many", (payloads,), options, contents)
+                push.options["keys"] = [self.dice.choice([None, each]) for each in contents]
             yield from self._push_to_bucket(push, "ids")
             if self.dice.random() < 0.1:
                 yield from self.wait_for_room(queue)
@@ -130,9 +121,8 @@ class Producers(WorkloadState):
     def pack_one_by_one(self) -> Plan:
         """Push single messages to the bucket. Concurrent pushes share packs."""
         while not self.stopping.is_set():
-            contents = self.new_ids(1)
-            push = Step("push", PACKED_QUEUE, "push", (new_payload(contents[0]),), {}, contents)
-            yield from self._push_to_bucket(push, "id")
+            [content] = self.new_ids(1)
+            yield from self._push_to_bucket(push_step(PACKED_QUEUE, content), "id")
             yield self.dice.uniform(0, 2)
 
     def _push_to_bucket(self, push: Step, name: str) -> Plan:
@@ -150,9 +140,8 @@ class Producers(WorkloadState):
         while not self.stopping.is_set():
             yield self.dice.uniform(2, 5)
             ids = self.new_ids(self.dice.randint(1, 8))
-            options = {"ids": ids, "groups": [self.dice.choice(SMALL_GROUPS) for _ in ids]}
-            payloads = [new_payload(id) for id in ids]
-            push = Step("push", queue, "push_many", (payloads,), options, ids)
+            groups = [self.dice.choice(SMALL_GROUPS) for _ in ids]
+            push = push_many_step(queue, ids, ids=ids, groups=groups)
             push.function = partial(push_in_child, self.spec, queue)
             yield push
 
@@ -172,13 +161,8 @@ class Producers(WorkloadState):
             [content] = self.new_ids(1)
             on_duplicate = self.dice.choice(["ignore", "replace", "replace", "error"])
             key = f"key-{self.dice.randrange(KEYS)}"
-            options = {"key": key, "on_duplicate": on_duplicate}
-            yield Step("push", "states", "push", (new_payload(content),), options, [content])
+            yield push_step("states", content, key=key, on_duplicate=on_duplicate)
             yield self.dice.uniform(0, 0.1)
-
-    def push_all(self, queue: str, payloads: list[dict[str, Any]], ids: list[str]) -> Plan:
-        """Push a batch."""
-        yield from self.until_ok(Step("push", queue, "push_many", (payloads,), {"ids": ids}, ids))
 
     def schedule(self) -> Plan:
         """Push for one instant to one group, before and after pushes for many other instants."""
@@ -196,9 +180,8 @@ class Producers(WorkloadState):
 
     def _schedule(self, count: int, at: datetime, group: str) -> Plan:
         ids = [f"{id}@{at.timestamp():.3f}" for id in self.new_ids(count)]
-        options = {"ids": ids, "at": at, "groups": [group] * count}
-        payloads = [new_payload(id) for id in ids]
-        yield from self.until_ok(Step("push", SHIFTS, "push_many", (payloads,), options, ids))
+        push = push_many_step(SHIFTS, ids, ids=ids, at=at, groups=[group] * count)
+        yield from self.until_ok(push)
 
     def meter_one_by_one(self) -> Plan:
         """Push for many tenants, so that their messages become due together."""
@@ -207,17 +190,15 @@ class Producers(WorkloadState):
             at = now + timedelta(seconds=METERED_EVERY_S - now.timestamp() % METERED_EVERY_S)
             tenant = f"tenant-{self.dice.randrange(METERED_TENANTS)}"
             [id] = (f"{id}@{tenant}" for id in self.new_ids(1))
-            options = {"id": id, "headers": {"tenant": tenant}, "at": at}
-            yield from self.until_ok(
-                Step("push", METERED_QUEUE, "push", (new_payload(id),), options, [id])
-            )
+            push = push_step(METERED_QUEUE, id, id=id, headers={"tenant": tenant}, at=at)
+            yield from self.until_ok(push)
             yield self.dice.uniform(0, 3)
 
     def hurry(self) -> Plan:
         """Push under a deadline that often passes. It must not end the calls of other callers."""
         while not (self.stopping.is_set() or self.draining):
             [id] = self.new_ids(1)
-            push = Step("push", "orders", "push", (new_payload(id),), {"id": id}, [id])
+            push = push_step("orders", id, id=id)
             push.deadline_s = self.dice.choice([0.002, 0.005, 0.02])
             yield push
             yield self.dice.uniform(0, 0.1)
@@ -226,9 +207,7 @@ class Producers(WorkloadState):
         """Push single messages to queues that have few of them."""
         while not self.stopping.is_set():
             queue, [id] = self.dice.choice(MANY), self.new_ids(1)
-            yield from self.until_ok(
-                Step("push", queue, "push", (new_payload(id),), {"id": id}, [id])
-            )
+            yield from self.until_ok(push_step(queue, id, id=id))
             yield self.dice.uniform(0, 0.1)
 
     def append(self) -> Plan:

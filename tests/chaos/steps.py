@@ -85,6 +85,17 @@ def new_payload(content: str) -> dict[str, Any]:
     return {"n": content, "trail": []}
 
 
+def push_step(queue: str, content: str, **options: Any) -> Step:
+    """Return the step that pushes one message."""
+    return Step("push", queue, "push", (new_payload(content),), options, [content])
+
+
+def push_many_step(queue: str, contents: list[str], **options: Any) -> Step:
+    """Return the step that pushes several messages."""
+    payloads = [new_payload(each) for each in contents]
+    return Step("push", queue, "push_many", (payloads,), options, contents)
+
+
 def settle_step(op: str, queue: str, held: Held, **options: Any) -> Step:
     """Return the step that settles reservations of a queue."""
     return Step(op, queue, op, tuple(held), options, ids_by_token(held))
