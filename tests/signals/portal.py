@@ -1,13 +1,19 @@
 """An asyncio bus with blocking methods, so that both twins run the same tests."""
 
 import contextlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 from anyio.from_thread import BlockingPortal
 
+from tests.support.processes import ROOT
+
 NOW = datetime(2030, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
+#: For an event that comes at once; a slow machine needs longer.
+SECONDS = 20.0
 
 
 class PortalListener:
@@ -60,6 +66,20 @@ class PortalBus:
 
     def close(self) -> None:
         self._portal.call(self._bus.close)
+
+
+def expect(listener: Any, when: datetime | None) -> None:
+    """Assert that a listener hears an event, and its instant."""
+    assert listener.wait(SECONDS)
+    assert listener.when == when
+
+
+def python(code: str, *arguments: str) -> str:
+    """Run code in a new process and return its output."""
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ import asyncio
 import inspect
 import pickle
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 import signals
 from signals.hub import Subscription
 from signals.runner import AsyncFacade, BlockingFacade
-from tests.signals.portal import NOW
+from tests.signals.portal import NOW, python
 from tests.support.servers import RedisServer
 
 ROOT = Path(signals.__file__).parent.parent
@@ -173,19 +172,6 @@ def test_interrupted_entering_leaves_no_listener_behind(
             assert bus.stats["heard"] == 0
 
     asyncio.run(use())
-
-
-def python(code: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 FORK = """
