@@ -48,6 +48,12 @@ class Shell:
             raise result.exception
         return result.exit_code, result.stdout, result.stderr
 
+    def refused(self, *arguments: str, given: str = "") -> str:
+        """Run a command that must exit with 2 and print nothing. Return its errors."""
+        status, out, errors = self.run(*arguments, given=given)
+        assert (status, out) == (2, ""), errors
+        return errors
+
     def json(self, *arguments: str, given: str = "") -> list[Any]:
         """Run a command with --json in this process. Return the values that it prints."""
         status, out, errors = self.run(*arguments, "--json", given=given)

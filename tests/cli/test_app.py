@@ -81,8 +81,7 @@ def test_version_of_an_uninstalled_checkout(
 def test_wrong_arguments_are_named_and_exit_2(
     arguments: list[str], complaint: str, bare_shell: Shell
 ) -> None:
-    status, out, errors = bare_shell.run(*arguments)
-    assert (status, out) == (2, "")
+    errors = bare_shell.refused(*arguments)
     assert complaint in errors
     assert "Traceback" not in errors
 
@@ -221,8 +220,7 @@ def test_embedded_runs_a_server_until_a_signal(
 
 
 def test_embedded_names_a_directory_in_use(bare_shell: Shell, mongod: Mongod) -> None:
-    status, out, errors = bare_shell.run("embedded", str(mongod.path))
-    assert (status, out) == (2, "")
+    errors = bare_shell.refused("embedded", str(mongod.path))
     assert errors.startswith("pyqueue: ")
     assert "in use" in errors
     assert errors.count("\n") == 1
