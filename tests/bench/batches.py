@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -20,6 +19,7 @@ from tests.bench.harness import (
     payload,
     raw_document,
     raw_lease,
+    timed,
 )
 
 Timing = Callable[[], float]
@@ -57,14 +57,14 @@ def compare(
 
 
 def raw_pushes(raw: Any, count: int) -> Timing:
-    return lambda: spent(
-        count, lambda: [raw.insert_one(raw_document("push", number)) for number in range(count)]
+    return lambda: timed(
+        lambda: [raw.insert_one(raw_document("push", number)) for number in range(count)], count
     )
 
 
 def pushes(client: Client, size: int) -> Timing:
     queue, values = client.queue("push"), [payload(number) for number in range(size)]
-    return lambda: spent(size, lambda: queue.push_many(values))
+    return lambda: timed(lambda: queue.push_many(values), size)
 
 
 def settles(bench: Bench, client: Client, raw: Any, shown: str) -> None:
@@ -85,18 +85,18 @@ def settles(bench: Bench, client: Client, raw: Any, shown: str) -> None:
         return [{"_id": each["_id"], "token": each["token"]} for each in documents]
 
     def ours(settle: Callable[[Any, list[Any]], object]) -> Timing:
-        def timed() -> float:
+        def side() -> float:
             queue, reservations = reserved()
-            return spent(100, lambda: settle(queue, reservations))
+            return timed(lambda: settle(queue, reservations), 100)
 
-        return timed
+        return side
 
     def theirs(settle: Callable[[dict[str, Any]], object]) -> Timing:
-        def timed() -> float:
+        def side() -> float:
             matches = held()
-            return spent(100, lambda: [settle(match) for match in matches])
+            return timed(lambda: [settle(match) for match in matches], 100)
 
-        return timed
+        return side
 
     for name, one, many, target in settle_operations(raw):
         compare(bench, f"{name} of 100, {shown}", theirs(one), ours(many), 100, 100, target)
@@ -136,10 +136,3 @@ def settle_operations(raw: Any) -> list[SettleOperation]:
             None,
         ),
     ]
-
-
-def spent(count: int, call: Callable[[], object]) -> float:
-    """Return the seconds that a call takes per message."""
-    start = time.perf_counter()
-    call()
-    return (time.perf_counter() - start) / count

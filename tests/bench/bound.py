@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from tests.bench.batches import spent
 from tests.bench.concurrency import (
     Call,
     Load,
@@ -38,6 +37,7 @@ from tests.bench.harness import (
     raw_claim,
     raw_document,
     raw_lease,
+    timed,
 )
 from tests.bench.sketch import HOT, ByHand, Sketch
 from tests.bench.workers import as_coroutine
@@ -187,7 +187,7 @@ class Batches:
                 self._run(queue.push_many(self._values))
 
         pushes(1)
-        return spent(self._repeats * SIZE, lambda: pushes(self._repeats))
+        return timed(lambda: pushes(self._repeats), self._repeats * SIZE)
 
     def receive(self, ours: bool) -> float:
         name = f"batch{next(self._names)}"
@@ -208,7 +208,7 @@ class Batches:
                     received.extend(each["payload"]["n"] for each in claimed)
 
         receives(1)
-        seconds = spent(self._repeats * SIZE, lambda: receives(self._repeats))
+        seconds = timed(lambda: receives(self._repeats), self._repeats * SIZE)
         stock.check(received, self.faults)
         return seconds
 

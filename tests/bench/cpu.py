@@ -13,46 +13,34 @@ from typing import Any
 
 from tests.bench.figures import at_most
 from tests.bench.harness import Bench, interleave, latencies, payload, raw_document
-from tests.bench.single import Timed, in_loop, operations
+from tests.bench.single import Sides, Timed, in_loop, operations
 
 TARGET = at_most(15)
 
 
 def run(bench: Bench) -> None:
     with bench.blocking("acknowledged") as (client, raw):
-        compare(bench, "blocking", client, raw, client.database[client.namespace], raw, latencies)
+        sides = Sides(client, raw, client.database[client.namespace], raw)
+        compare(bench, "blocking", sides, latencies)
         queue = client.queue("many")
         hundred = [payload(number) for number in range(100)]
-        one = spent(
-            1,
-            lambda: raw.insert_many(
-                [raw_document("many", number) for number in range(100)], ordered=False
-            ),
-        )
-        report(
-            bench,
-            "push_many of 100, per message",
-            100,
-            one,
-            spent(1, lambda: queue.push_many(hundred)),
-        )
+
+        def raw_push() -> None:
+            documents = [raw_document("many", number) for number in range(100)]
+            raw.insert_many(documents, ordered=False)
+
+        ours = spent(lambda: queue.push_many(hundred))
+        report(bench, "push_many of 100, per message", 100, spent(raw_push), ours)
     with bench.looped("acknowledged") as (runner, client, raw, store):
-        compare(bench, "async", client, raw, store, store.database["raw"], in_loop(runner))
+        sides = Sides(client, raw, store, store.database["raw"])
+        compare(bench, "async", sides, in_loop(runner))
 
 
-def compare(
-    bench: Bench, label: str, client: Any, raw: Any, store: Any, raw_store: Any, timed: Timed
-) -> None:
+def compare(bench: Bench, label: str, sides: Sides, timed: Timed) -> None:
     calls = bench.either(100, 300)
     for name in ("push", "pop", "reserve"):
-        ours, theirs = operations(name, client, raw, store, raw_store)
-        report(
-            bench,
-            f"{name}, {label}",
-            calls,
-            within(theirs, timed, calls),
-            within(ours, timed, calls),
-        )
+        ours, raw = (within(side, timed, calls) for side in operations(name, sides))
+        report(bench, f"{name}, {label}", calls, raw, ours)
 
 
 def within(
@@ -75,11 +63,10 @@ def within(
     return measured
 
 
-def spent(calls: int, call: Callable[[], object]) -> Callable[[], float]:
+def spent(call: Callable[[], object]) -> Callable[[], float]:
     def measured() -> float:
         start = time.process_time()
-        for _ in range(calls):
-            call()
+        call()
         return time.process_time() - start
 
     return measured
@@ -92,11 +79,5 @@ def report(
     before, after = interleave(rounds, raw, ours)
     added = [(b - a) / messages * 1e6 for a, b in zip(before, after, strict=True)]
     micros = [sorted(side)[rounds // 2] / messages * 1e6 for side in (before, after)]
-    bench.row(
-        name,
-        "us",
-        added,
-        rounds * messages,
-        TARGET,
-        f"{micros[0]:.0f} us raw, {micros[1]:.0f} us ours",
-    )
+    note = f"{micros[0]:.0f} us raw, {micros[1]:.0f} us ours"
+    bench.row(name, "us", added, rounds * messages, TARGET, note)

@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from bson import ObjectId
@@ -19,7 +20,7 @@ from bson import ObjectId
 from pyqueue import Client
 from pyqueue.messages import KEPT
 from tests.bench.figures import Curve, at_most, ratios
-from tests.bench.harness import Bench, fill, interleave, latencies, payload
+from tests.bench.harness import Bench, empty_scans, fill, interleave, latencies, payload
 
 BASE = 1_000
 QUEUES = (1, 100, 1_000)
@@ -69,14 +70,15 @@ def in_turn(client: Client, count: int, calls: int) -> Callable[[], float]:
 def measure(bench: Bench, kind: str, depths: list[int], curve: Curve) -> None:
     calls, rounds = bench.either(20, 40), bench.either(7, 15)
     with bench.database() as url, ExitStack() as stack:
-        claims, scans = [], []
+        claims: list[Callable[[], float]] = []
+        scans: list[Callable[[], float]] = []
         for depth in depths:
             client = stack.enter_context(
                 Client(url, namespace=f"depth{depth}", durability="acknowledged")
             )
             store(client, kind, depth)
             claims.append(claim(client, kind, calls))
-            scans.append(scan(client, kind, calls))
+            scans.append(partial(empty_scans, client.queue("deep"), calls))
         for name, sides in (("claim", claims), ("empty scan", scans)):
             if name == "empty scan" and kind == "ready":
                 continue  # with ready messages no scan is empty
@@ -123,13 +125,3 @@ def claim(client: Client, kind: str, calls: int) -> Callable[[], float]:
         return reservation
 
     return timed
-
-
-def scan(client: Client, kind: str, calls: int) -> Callable[[], float]:
-    """Return a function that measures the median cost of finding nothing."""
-    queue = client.queue("deep")
-
-    def nothing() -> None:
-        assert queue.reserve(0) is None
-
-    return lambda: statistics.median(latencies(calls, nothing))

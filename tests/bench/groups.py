@@ -13,11 +13,10 @@ from typing import Any
 
 from pyqueue import Client, Queue
 from tests.bench.figures import at_least, at_most, ratios
-from tests.bench.harness import Bench, interleave, latencies, payload
+from tests.bench.harness import BATCH, Bench, interleave, micros, payload, singles, take, timed
 from tests.support.processes import spawn_pool
 
 GROUPS = 1000
-BATCH = 100
 
 
 def run(bench: Bench) -> None:
@@ -52,10 +51,9 @@ def beside_standard(bench: Bench, client: Client) -> None:
     def row(
         name: str, make: Callable[[Queue[Any]], Callable[[], float]], least: float | None = None
     ) -> None:
-        plain, ordered = interleave(rounds, *(make(queue) for queue in queues))
-        note = " us, ".join(f"{statistics.median(side) * 1e6:.0f}" for side in (plain, ordered))
+        sides = interleave(rounds, *(make(queue) for queue in queues))
         target = None if least is None else at_least(least)
-        bench.row(name, "x standard", ratios(plain, ordered), rounds * count, target, f"{note} us")
+        bench.row(name, "x standard", ratios(*sides), rounds * count, target, micros(*sides))
 
     row("push_many", lambda queue: partial(timed, partial(fill, queue, count), count))
     row("reserve + commit of 100", lambda q: partial(timed, partial(take, q, count), count), 0.5)
@@ -63,13 +61,6 @@ def beside_standard(bench: Bench, client: Client) -> None:
     for queue in queues:
         fill(queue, (rounds + 1) * calls)
     row("reserve + commit", lambda queue: partial(singles, queue, calls))
-
-
-def timed(work: Callable[[], object], count: int) -> float:
-    """Return the seconds for each message."""
-    began = time.perf_counter()
-    work()
-    return (time.perf_counter() - began) / count
 
 
 def filled(queue: Queue[Any], count: int, run: int) -> Callable[[], float]:
@@ -80,26 +71,6 @@ def filled(queue: Queue[Any], count: int, run: int) -> Callable[[], float]:
         return timed(partial(take, queue, count), count)
 
     return side
-
-
-def take(queue: Queue[Any], count: int) -> None:
-    """Reserve and commit ``count`` messages."""
-    while count > 0:
-        held = queue.reserve_many(min(BATCH, count), timeout=0)
-        assert held, "it ran dry"
-        queue.commit(*held)
-        count -= len(held)
-
-
-def singles(queue: Queue[Any], calls: int) -> float:
-    """Reserve and commit one by one."""
-
-    def one() -> None:
-        held = queue.reserve(0)
-        assert held is not None
-        queue.commit(held)
-
-    return statistics.median(latencies(calls, one))
 
 
 def beside_a_large_group(bench: Bench, client: Client) -> None:

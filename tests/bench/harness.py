@@ -26,7 +26,7 @@ from bson import ObjectId
 from pymongo import ReturnDocument, WriteConcern
 from rich.console import Console
 
-from pyqueue import AsyncClient, Client
+from pyqueue import AsyncClient, Client, Queue
 from pyqueue.embedded import EmbeddedServer, find_mongod
 from pyqueue.runtime.connecting import Durability
 from tests.bench.figures import (
@@ -49,6 +49,8 @@ WRITE = {"majority": WriteConcern("majority", j=True), "acknowledged": WriteConc
 RAW_INDEX = [("q", 1), ("when", 1), ("_id", 1)]
 RAW_SORT = [("when", 1), ("_id", 1)]
 TEXT = "x" * 167
+#: How many messages ``take`` reserves at a time.
+BATCH = 100
 
 
 # ---- rounds
@@ -101,7 +103,48 @@ async def async_latencies(calls: int, call: Callable[[], Awaitable[object]]) -> 
     return times
 
 
+def timed(work: Callable[[], object], count: int) -> float:
+    """Return the seconds that some work takes for each of ``count`` messages."""
+    began = time.perf_counter()
+    work()
+    return (time.perf_counter() - began) / count
+
+
+def micros(*sides: Sequence[float]) -> str:
+    """Return the median of each side in microseconds, in words."""
+    return ", ".join(f"{statistics.median(side) * 1e6:.0f} us" for side in sides)
+
+
 # ---- messages
+
+
+def take(queue: Queue[Any], count: int) -> None:
+    """Reserve and commit ``count`` messages, in batches."""
+    while count > 0:
+        held = queue.reserve_many(min(BATCH, count), timeout=0)
+        assert held, "it ran dry"
+        queue.commit(*held)
+        count -= len(held)
+
+
+def singles(queue: Queue[Any], calls: int) -> float:
+    """Reserve and commit one by one. Return the median of the seconds for each."""
+
+    def one() -> None:
+        held = queue.reserve(0)
+        assert held is not None
+        queue.commit(held)
+
+    return statistics.median(latencies(calls, one))
+
+
+def empty_scans(queue: Queue[Any], calls: int) -> float:
+    """Return the median of the seconds in which a receive finds nothing."""
+
+    def nothing() -> None:
+        assert queue.reserve(0) is None
+
+    return statistics.median(latencies(calls, nothing))
 
 
 def payload(number: int) -> dict[str, Any]:

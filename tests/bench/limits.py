@@ -6,15 +6,13 @@ rest.
 
 from __future__ import annotations
 
-import statistics
 import time
 from functools import partial
 from typing import Any
 
 from pyqueue import Client, Limit, Queue
 from tests.bench.figures import at_least, at_most, ratios
-from tests.bench.groups import BATCH, singles, take, timed
-from tests.bench.harness import Bench, interleave, payload
+from tests.bench.harness import BATCH, Bench, interleave, micros, payload, singles, take, timed
 
 #: Limits that are not reached, and the least part of the speed without one that is left: of
 #: batches, and of messages one by one.
@@ -29,8 +27,8 @@ LIMITS = {
     ),
 }
 KEYS = 1000
-#: How many looks the messages of a large key may hold up the rest.
-FIRST_LOOKS = 64
+#: How many scans the messages of a large key may hold up the rest.
+FIRST_SCANS = 64
 
 
 def run(bench: Bench) -> None:
@@ -65,12 +63,9 @@ def beside_standard(bench: Bench, client: Client) -> None:
             (f"reserve + commit of {BATCH}", sides, least[0]),
             ("reserve + commit", single, least[1]),
         ):
-            base, side = measured[0], measured[place]
-            note = " us, ".join(f"{statistics.median(each) * 1e6:.0f}" for each in (base, side))
-            found = ratios(base, side)
-            bench.row(
-                f"{what}, {name}", "x standard", found, rounds, at_least(target), f"{note} us"
-            )
+            pair = measured[0], measured[place]
+            label, found = f"{what}, {name}", ratios(*pair)
+            bench.row(label, "x standard", found, rounds, at_least(target), micros(*pair))
 
 
 def beside_a_large_key(bench: Bench, client: Client) -> None:
@@ -80,7 +75,7 @@ def beside_a_large_key(bench: Bench, client: Client) -> None:
     queue = client.queue("large", limit=limit)
     for _ in range(depth // 1000):
         queue.push_many([payload(0)] * 1000, headers={"customer": "large"})
-    for _ in range(FIRST_LOOKS):
+    for _ in range(FIRST_SCANS):
         queue.reserve_many(2, timeout=0)
     delays = []
     for number in range(calls):

@@ -14,7 +14,7 @@ import itertools
 import statistics
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.bench.figures import Target, at_least, at_most
 from tests.bench.harness import (
@@ -45,53 +45,36 @@ ASYNC = BLOCKING | {"push": at_least(0.9), "reserve + commit": at_least(0.9)}
 Timed = Callable[[int, Callable[[], Any]], list[float]]
 
 
+class Sides(NamedTuple):
+    """The client, the raw collection, and the collections to fill before a call of each."""
+
+    client: Any
+    raw: Any
+    store: Any
+    raw_store: Any
+
+
 def run(bench: Bench) -> None:
     for durability, shown in DURABILITIES.items():
         with bench.blocking(durability) as (client, raw):
-            compare(
-                bench,
-                f"{shown}, blocking",
-                durability,
-                client,
-                raw,
-                client.database[client.namespace],
-                raw,
-                latencies,
-            )
+            sides = Sides(client, raw, client.database[client.namespace], raw)
+            compare(bench, f"{shown}, blocking", durability, sides, latencies)
         with bench.looped(durability) as (runner, client, raw, store):
-            timed = in_loop(runner)
-            compare(
-                bench,
-                f"{shown}, async",
-                durability,
-                client,
-                raw,
-                store,
-                store.database["raw"],
-                timed,
-            )
+            sides = Sides(client, raw, store, store.database["raw"])
+            compare(bench, f"{shown}, async", durability, sides, in_loop(runner))
 
 
 def in_loop(runner: asyncio.Runner) -> Timed:
     return lambda calls, call: runner.run(async_latencies(calls, call))
 
 
-def compare(
-    bench: Bench,
-    label: str,
-    durability: str,
-    client: Any,
-    raw: Any,
-    store: Any,
-    raw_store: Any,
-    timed: Timed,
-) -> None:
-    """Compare every operation. ``store`` and ``raw_store`` are the collections to fill first."""
+def compare(bench: Bench, label: str, durability: str, sides: Sides, timed: Timed) -> None:
+    """Compare every operation."""
     calls, rounds = bench.either(40, 100), bench.either(6, 20)
     for name, target in (BLOCKING if timed is latencies else ASYNC).items():
         if name == "reserve" and durability != "acknowledged":
             continue  # both durabilities reserve at w:1
-        ours, theirs = operations(name, client, raw, store, raw_store)
+        ours, theirs = operations(name, sides)
         medians = [
             lambda side=side: statistics.median(side(timed, calls)) for side in (theirs, ours)
         ]
@@ -105,8 +88,9 @@ def compare(
 Side = Callable[[Timed, int], list[float]]
 
 
-def operations(name: str, client: Any, raw: Any, store: Any, raw_store: Any) -> tuple[Side, Side]:
+def operations(name: str, sides: Sides) -> tuple[Side, Side]:
     """Return both sides of an operation, pyqueue first. Each call of a side uses a new queue."""
+    client, raw, store, raw_store = sides
     numbers = itertools.count()
     quick = raw.with_options(write_concern=WRITE["acknowledged"])
 

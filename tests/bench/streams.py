@@ -10,7 +10,7 @@ from typing import Any
 
 from pyqueue import Client
 from tests.bench.figures import at_least, at_most
-from tests.bench.harness import Bench, interleave, payload
+from tests.bench.harness import Bench, interleave, payload, timed
 from tests.support.processes import spawn_pool
 
 PACK = 1000
@@ -35,23 +35,22 @@ def run(bench: Bench) -> None:
                 group.commit(*held)
             return (time.perf_counter() - start) / packs / PACK
 
-        def append() -> float:
-            start = time.perf_counter()
+        def append() -> None:
             for _ in range(packs):
                 log.append_many(values)
-            return (time.perf_counter() - start) / packs / PACK
 
         loop = bench.either(100, 300)
 
-        def raw_inserts() -> float:
-            start = time.perf_counter()
+        def raw_inserts() -> None:
             for number in range(loop):
                 raw.insert_one({"payload": payload(number)})
-            return (time.perf_counter() - start) / loop
 
         names = map("g{}".format, itertools.count())
         before, appended, consumed = interleave(
-            rounds, raw_inserts, append, lambda: consume(next(names))
+            rounds,
+            partial(timed, raw_inserts, loop),
+            partial(timed, append, packs * PACK),
+            lambda: consume(next(names)),
         )
         shown = f"packs of {PACK}"
         bench.speed(f"append_many, {shown}", before, appended, rounds * packs * PACK)
@@ -74,14 +73,11 @@ def ten_groups(bench: Bench) -> None:
         for number in range(10):
             read.consumer(f"g{number}", start="last").pause()
 
-        def timed(append: Callable[[int], Any]) -> float:
-            start = time.perf_counter()
-            for number in range(calls):
-                append(number)
-            return (time.perf_counter() - start) / calls
+        def side(append: Callable[[int], Any]) -> float:
+            return timed(lambda: [append(number) for number in range(calls)], calls)
 
         alone, together = interleave(
-            rounds, partial(timed, plain.append), partial(timed, read.append)
+            rounds, partial(side, plain.append), partial(side, read.append)
         )
         name = "append with ten groups, compared with none"
         bench.cost(name, alone, together, rounds * calls, at_most(1.15))

@@ -10,16 +10,25 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pyqueue import Client
 from tests.bench.figures import Curve, Row, at_most, ratios
-from tests.bench.harness import RAW_SORT, Bench, fill, interleave, latencies, payload, raw_claim
+from tests.bench.harness import (
+    RAW_SORT,
+    Bench,
+    empty_scans,
+    fill,
+    interleave,
+    latencies,
+    payload,
+    raw_claim,
+    take,
+)
 
 FRESH, USED = "fresh", "used"
 AHEAD = 3_000  # messages that are left when the deleted entries exist
-
-
 #: The cost of a plain query that shows that the deleted entries are there.
 VISIBLE = 1.5
 
@@ -50,7 +59,8 @@ def claims(bench: Bench, name: str, same: bool, points: list[int], curve: Curve)
         sides += [claim(client, queue, calls) for queue in (FRESH, USED)]
         made = 0
         for point in points:
-            made += work_off(client, USED, point - made)
+            take(client.queue(USED), point - made)
+            made = max(made, point)
             compare(
                 bench, "claim", f"after {point}, {name}", sides, calls, rounds, point == points[-1]
             )
@@ -64,12 +74,13 @@ def empty(bench: Bench, points: list[int], curve: Curve) -> None:
     with bench.blocking("acknowledged") as (client, _):
         store = client.database[client.namespace]
         sides = [plain(store, queue, calls) for queue in (FRESH, USED)]
-        sides += [scan(client, queue, calls) for queue in (FRESH, USED)]
+        sides += [partial(empty_scans, client.queue(queue), calls) for queue in (FRESH, USED)]
         made = 0
         for point in points:
             for _ in range(made, point, 1000):
                 client.queue(USED).push_many([payload(number) for number in range(1000)])
-            made += work_off(client, USED, point - made)
+            take(client.queue(USED), point - made)
+            made = max(made, point)
             compare(
                 bench, "empty scan", f"after {point}", sides, calls, rounds, point == points[-1]
             )
@@ -100,17 +111,6 @@ def curve_of(bench: Bench, curve: Curve, names: tuple[str, str], kind: str, poin
         curve.add(f"{name}, {kind}", point, row.median)
 
 
-def work_off(client: Client, name: str, count: int) -> int:
-    """Reserve and commit ``count`` messages, and return their number."""
-    queue, done = client.queue(name), 0
-    while done < count:
-        batch = queue.reserve_many(min(100, count - done), timeout=0)
-        assert batch, f"{name} ran dry after {done}"
-        queue.commit(*batch)
-        done += len(batch)
-    return done
-
-
 def claim(client: Client, name: str, calls: int) -> Callable[[], float]:
     queue = client.queue(name)
 
@@ -118,15 +118,6 @@ def claim(client: Client, name: str, calls: int) -> Callable[[], float]:
         assert queue.reserve(0) is not None
 
     return lambda: statistics.median(latencies(calls, taken))
-
-
-def scan(client: Client, name: str, calls: int) -> Callable[[], float]:
-    queue = client.queue(name)
-
-    def nothing() -> None:
-        assert queue.reserve(0) is None
-
-    return lambda: statistics.median(latencies(calls, nothing))
 
 
 def plain(collection: Any, name: str, calls: int) -> Callable[[], float]:
