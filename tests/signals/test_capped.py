@@ -163,8 +163,8 @@ def test_foreign_documents_are_skipped(kind: Kind, mongo: Client) -> None:
     bus = kind.make()
     with bus.listen("a") as listener:
         empty = Timestamp(0, 0)
-        topics: list[dict[str, Any]] = [{}, {"topic": 3}, {"topic": ["a"]}]
-        garbage = [*topics, {"topic": "a", "when": "soon"}]
+        garbage: list[dict[str, Any]] = [{}, {"topic": 3}, {"topic": ["a"]}]
+        garbage += [{"topic": "a", "when": "soon"}]
         mongo[kind.place]["pyqueue.signals"].insert_many([{"at": empty} | each for each in garbage])
         kind.make().emit("a", NOW)
         expect(listener, NOW)
@@ -196,7 +196,7 @@ def test_collection_that_comes_and_goes_holds_no_event(
 
         def blind(document: dict[str, Any]) -> Any:
             asked.append(next(iter(document)))
-            empty = {"cursor": {"firstBatch": []}}
+            empty: dict[str, Any] = {"cursor": {"firstBatch": []}}
             return empty if "listCollections" in document else command(document)
 
         monkeypatch.setattr(database, "command", blind)
