@@ -22,7 +22,7 @@ def shared(database: str) -> Iterator[Client]:
 
 @pytest.fixture
 def flow(shared: Client) -> Iterator[Flow]:
-    """Two queues, and what goes between them."""
+    """Two queues, and stages between them."""
     flow = Flow(shared)
     yield flow
     flow.release()

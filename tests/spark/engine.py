@@ -22,6 +22,7 @@ from pyspark.sql.types import StructType
 
 from pyqueue.spark import QueueDataSource, offsets, writers
 from pyqueue.spark.columns import columns
+from tests.spark.fakes import Crash
 
 Offset = dict[str, Any]
 Sink = Callable[[int, list[pa.RecordBatch]], None]
@@ -29,7 +30,7 @@ Sink = Callable[[int, list[pa.RecordBatch]], None]
 
 @dataclass
 class Checkpoint:
-    """What outlives a query."""
+    """The state that outlives a query."""
 
     #: The end offsets of the batches, in order. Each is written before its batch runs.
     offsets: list[Offset] = field(default_factory=list)
@@ -106,9 +107,35 @@ class Engine:
         return done
 
     def listen(self) -> None:
-        """Do what the listener does after each batch."""
+        """Acknowledge the last batch, as the listener does."""
         end = self.checkpoint.offsets[self.checkpoint.committed - 1]
         offsets.Offset.parse(end).acknowledge()
+
+
+def nothing(step: str) -> None:
+    """Do nothing before a step."""
+
+
+class Deaths:
+    """Ends the process before step number ``at``, from 1; with 0 it survives."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.steps: list[str] = []
+
+    def __call__(self, step: str) -> None:
+        if len(self.steps) + 1 == self.at:
+            raise Crash
+        self.steps.append(step)
+
+
+def table_rows(
+    options: Mapping[str, str], schema: StructType | None = None
+) -> list[dict[str, Any]]:
+    """Return the rows of a batch read."""
+    reader = cast(Any, QueueDataSource({**options}).reader(schema or columns(None)))
+    batches = [each for part in reader.partitions() for each in reader.read(part)]
+    return [row for each in batches for row in each.to_pylist()]
 
 
 _tasks = count(1)

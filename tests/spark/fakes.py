@@ -7,7 +7,8 @@ dies, or another consumer takes a message.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -31,6 +32,9 @@ from pyqueue.spark.columns import columns
 from pyqueue.spark.outputs import Report, Route
 from tests.spark.processes import SLOW_S
 from tests.support.eventually import eventually, waiters
+
+OUTPUTS = ("move", "transaction")
+outputs = pytest.mark.parametrize("output", OUTPUTS)
 
 
 class Crash(BaseException):
@@ -62,6 +66,21 @@ class Frame:
             ),
             schema,
         )
+
+
+def passed(frame: Frame) -> Frame:
+    """Return the rows unchanged."""
+    return frame.made_of(frame.rows(), "id", "payload")
+
+
+def numbers(frame: Frame) -> list[Any]:
+    """Return the payloads."""
+    return [json.loads(row["payload"]) for row in frame.rows()]
+
+
+def counts(report: Report) -> tuple[int, ...]:
+    """Return how many messages were claimed, written, dropped, failed and lost."""
+    return report.claimed, report.written, report.dropped, report.failed, report.lost
 
 
 def fake_frame(spark: Any, documents: Any, model: Any) -> Frame:
@@ -115,8 +134,8 @@ class Flow:
             output: "move" or "transaction".
             most: The largest size of a batch.
             members: How many processes share the work.
-            owner: The label of the process; None: that of the tests, so the stage follows the
-                former ones without waiting.
+            owner: The label of the process. None: the label that all tests share, so the stage
+                follows earlier stages without waiting.
             to: The targets among which the column ``queue`` chooses. None: the one target. Empty:
                 there is none.
             options: Options of the source.
@@ -175,6 +194,24 @@ class Flow:
             )
         )
 
+    def messages(self, queue: str) -> dict[Any, Message[Any]]:
+        """Return the messages of a queue by payload, also those that are scheduled."""
+        found = [self.client.queue(queue).get(each["_id"]) for each in self.stored(queue)]
+        return {each.payload: each for each in found if isinstance(each, Message)}
+
+    def staged(self) -> int:
+        """Return the number of staged messages of the target."""
+        match = {"q": {"$regex": f"^~staged:{self.target}"}}
+        count: int = self.client.database["pyqueue"].count_documents(match)
+        return count
+
+    def steal(self, *payloads: Any) -> None:
+        """Let another consumer take messages of the source out of their claims."""
+        match = {"q": self.source, "payload": {"$in": payloads}}
+        taken = {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
+        done = self.client.database["pyqueue"].update_many(match, taken)
+        assert done.matched_count == len(payloads)
+
     def left(self) -> list[Any]:
         """Return the payloads in the source."""
         return sorted(each["payload"] for each in self.stored(self.source))
@@ -186,6 +223,17 @@ class Flow:
     def buried(self) -> dict[Any, Message[Any]]:
         """Return the buried messages, by payload."""
         return {each.payload: each for each in self.client.queue(f"{self.source}.dead").peek(1000)}
+
+    def check_released(self, count: int) -> None:
+        """Check that nothing was written, and that all messages are back in the source, untried."""
+        found = [(each.state, each.tries) for each in self.raw.peek(100)], self.written()
+        assert found == ([("ready", 0)] * count, []), found
+        assert not self.held()
+
+    def check_moved(self, payloads: Iterable[Any], text: str = "") -> None:
+        """Check that the target has these payloads, and that nothing is left or held."""
+        found = self.written(), self.left(), self.held()
+        assert found == ([*payloads], [], False), f"{text}: {found}"
 
     def held(self) -> bool:
         """Return whether a message has a token or a claim."""
@@ -246,7 +294,7 @@ def meddled(
     Args:
         client: The client.
         at: The number of the command, from 1. With 0 nothing happens.
-        what: What happens; None means that the process dies.
+        what: Is called then; None means that the process dies.
     """
     meddler = Meddler(at, what or (lambda: meddler.die()))
     driver: Any = runner_of(client).open()

@@ -5,7 +5,6 @@ No test here needs Spark: a function stands in for it.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from contextlib import suppress
 from itertools import count
@@ -15,28 +14,21 @@ import pytest
 
 from pyqueue import Client, ConfigurationError, Fenced, Unavailable
 from pyqueue.spark.batches import Batches
-from tests.spark.fakes import Crash, Flow, Frame, meddled, no_session
+from tests.spark.fakes import Crash, Flow, Frame, meddled, no_session, numbers, outputs, passed
 from tests.support.eventually import eventually
 from tests.support.samples import at_each, some_or_all
 
 pytestmark = pytest.mark.usefixtures("faked")
 
-OUTPUTS = ("move", "transaction")
-
-
-def passed(frame: Frame) -> Frame:
-    """Return the rows as they are."""
-    return frame.made_of(frame.rows(), "id", "payload")
-
-
-def numbers(frame: Frame) -> list[Any]:
-    """Return the payloads."""
-    return [json.loads(row["payload"]) for row in frame.rows()]
-
 
 def claims_of(flow: Flow) -> Counter[int]:
     """Return how many messages of the source each claim holds."""
     return Counter(each["claim"]["n"] for each in flow.stored(flow.source) if "claim" in each)
+
+
+def await_ahead(flow: Flow) -> None:
+    """Wait until the stage holds two claims."""
+    eventually(lambda: len(claims_of(flow)) == 2, "a claim ahead")
 
 
 def run(stage: Batches) -> list[int]:
@@ -47,9 +39,9 @@ def run(stage: Batches) -> list[int]:
     return sizes
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
+@outputs
 def test_next_batch_is_claimed_during_the_work(flow: Flow, output: str) -> None:
-    """The last batch is not full, so nothing is claimed ahead of what may still come."""
+    """The last batch is not full, so nothing is claimed ahead of messages that may still come."""
     flow.raw.push_many(range(8))
     worked: list[list[Any]] = []
     seen: list[dict[int, int]] = []
@@ -57,7 +49,7 @@ def test_next_batch_is_claimed_during_the_work(flow: Flow, output: str) -> None:
     def transform(frame: Frame) -> Frame:
         worked.append(numbers(frame))
         if len(worked) < 3:
-            eventually(lambda: len(claims_of(flow)) == 2, "a claim ahead")
+            await_ahead(flow)
         seen.append(dict(claims_of(flow)))
         return passed(frame)
 
@@ -65,8 +57,7 @@ def test_next_batch_is_claimed_during_the_work(flow: Flow, output: str) -> None:
     assert run(stage) == [3, 3, 2]
     assert worked == [[0, 1, 2], [3, 4, 5], [6, 7]]
     assert seen == [{1: 3, 2: 3}, {2: 3, 3: 2}, {3: 2}]
-    assert flow.written() == [*range(8)]
-    assert not flow.held()
+    flow.check_moved(range(8))
 
 
 def test_one_batch_by_itself_claims_nothing_ahead(flow: Flow) -> None:
@@ -94,7 +85,7 @@ def test_failing_batch_gives_back_what_was_claimed_ahead(
     flow.raw.push_many(range(4))
 
     def transform(frame: Frame) -> Frame:
-        eventually(lambda: len(claims_of(flow)) == 2, "a claim ahead")
+        await_ahead(flow)
         raise error("no")
 
     stage = flow.stage(transform, most=2)
@@ -108,7 +99,7 @@ def test_failing_batch_gives_back_what_was_claimed_ahead(
 
 
 @some_or_all
-@pytest.mark.parametrize("output", OUTPUTS)
+@outputs
 def test_stage_that_dies_with_two_batches_loses_nothing(
     shared: Client, output: str, few: int | None
 ) -> None:
@@ -118,9 +109,7 @@ def test_stage_that_dies_with_two_batches_loses_nothing(
         with meddled(shared, at) as meddler, suppress(Crash):
             run(flow.stage(passed, output=output, most=2))
         flow.work(passed, output=output, most=2)
-        assert flow.written() == [*range(7)], f"died at command {at}"
-        assert flow.left() == []
-        assert not flow.held()
+        flow.check_moved(range(7), f"died at command {at}")
         return meddler.count
 
     assert at_each(die, few) > 40
@@ -128,7 +117,7 @@ def test_stage_that_dies_with_two_batches_loses_nothing(
 
 @some_or_all
 def test_lost_answers_lose_nothing_with_two_batches(shared: Client, few: int | None) -> None:
-    """The stage goes on in the same process, with all that is outstanding."""
+    """The stage continues in the same process, with all that is outstanding."""
 
     def lose(at: int) -> int:
         flow = Flow(shared)
@@ -147,9 +136,7 @@ def test_lost_answers_lose_nothing_with_two_batches(shared: Client, few: int | N
         run(stage)
         flow.release()
         stage.release()
-        assert flow.written() == [*range(7)], f"lost command {at}"
-        assert flow.left() == []
-        assert not flow.held()
+        flow.check_moved(range(7), f"lost command {at}")
         return meddler.count
 
     assert at_each(lose, few) > 40
@@ -160,7 +147,7 @@ def test_fenced_stage_leaves_both_batches_to_the_new_runner(flow: Flow) -> None:
     others: list[int] = []
 
     def transform(frame: Frame) -> Frame:
-        eventually(lambda: len(claims_of(flow)) == 2, "a claim ahead")
+        await_ahead(flow)
         flow.lapse()
         others.extend(each.written for each in flow.work(passed, owner="other"))
         return passed(frame)
@@ -169,20 +156,17 @@ def test_fenced_stage_leaves_both_batches_to_the_new_runner(flow: Flow) -> None:
     with pytest.raises(Fenced):
         stage.run_once(no_session, ahead=True)
     assert sum(others) == 4
-    assert flow.written() == [*range(4)]
-    assert flow.left() == []
+    flow.check_moved(range(4))
 
 
-def test_batch_ahead_that_was_taken_meanwhile_is_skipped(flow: Flow) -> None:
-    """Another consumer has it. The stage goes on with what is ready."""
+def test_batch_ahead_that_another_consumer_took_is_skipped(flow: Flow) -> None:
+    """The stage continues with the messages that are ready."""
     flow.raw.push_many(range(6))
 
     def transform(frame: Frame) -> Frame:
         if 0 in numbers(frame):
-            eventually(lambda: len(claims_of(flow)) == 2, "a claim ahead")
-            taken = {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
-            match = {"q": flow.source, "payload": {"$in": [2, 3]}}
-            flow.client.database["pyqueue"].update_many(match, taken)
+            await_ahead(flow)
+            flow.steal(2, 3)
         return passed(frame)
 
     stage = flow.stage(transform, most=2)

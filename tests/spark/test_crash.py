@@ -26,7 +26,7 @@ from pyqueue.queue_base import backend_of
 from pyqueue.requests import Plan, UpdateEach
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark import batches as module
-from tests.spark.fakes import Crash, Flow, Frame, meddled, no_session
+from tests.spark.fakes import Crash, Flow, Frame, counts, meddled, no_session, outputs, passed
 from tests.support.eventually import eventually
 from tests.support.samples import at_each, some_or_all
 
@@ -34,8 +34,6 @@ pytestmark = pytest.mark.usefixtures("faked")
 
 #: More commands than any run here sends.
 MAX_CLAIM = 200
-
-OUTPUTS = ("move", "transaction")
 
 
 def doubled(frame: Frame) -> Frame:
@@ -51,6 +49,11 @@ def tripled(frame: Frame) -> Frame:
     return frame.made_of([row for row in frame.rows() for _ in range(3)], "payload")
 
 
+def transformed(output: str) -> tuple[Callable[[Frame], Frame], list[int]]:
+    """Return a transform for an output, and the payloads that it makes of five messages."""
+    return (doubled, [0, 2, 6, 8]) if output == "move" else (tripled, sorted([*range(5)] * 3))
+
+
 def crashes(run: Callable[[int], bool]) -> int:
     """Run with a crash at each command, until a run gets through; return the number of crashes."""
     for at in range(1, MAX_CLAIM):
@@ -60,12 +63,11 @@ def crashes(run: Callable[[int], bool]) -> int:
 
 
 @some_or_all
-@pytest.mark.parametrize("output", OUTPUTS)
+@outputs
 def test_stage_that_dies_at_any_command_loses_nothing(
     shared: Client, output: str, few: int | None
 ) -> None:
-    transform = doubled if output == "move" else tripled
-    expected = [0, 2, 6, 8] if output == "move" else sorted([*range(5)] * 3)
+    transform, expected = transformed(output)
 
     def run(at: int) -> int:
         flow = Flow(shared)
@@ -73,9 +75,7 @@ def test_stage_that_dies_at_any_command_loses_nothing(
         with meddled(shared, at) as meddler, suppress(Crash):
             flow.stage(transform, output=output).run_once(no_session)
         flow.work(transform, output=output)
-        assert flow.written() == expected, f"died at command {at}"
-        assert flow.left() == []
-        assert not flow.held()
+        flow.check_moved(expected, f"died at command {at}")
         return meddler.count
 
     assert at_each(run, few) > 12
@@ -109,12 +109,12 @@ def test_claim_that_dies_at_any_command_loses_nothing(shared: Client, few: int |
 
 
 @some_or_all
-@pytest.mark.parametrize("output", OUTPUTS)
+@outputs
 def test_stage_skips_a_message_taken_at_any_command(
     shared: Client, output: str, few: int | None
 ) -> None:
     """Its next holder finishes it. The stage writes the other messages and reports one as lost."""
-    transform = doubled if output == "move" else tripled
+    transform, expected = transformed(output)
     raw = shared.database["pyqueue"]
     lost = 0
 
@@ -134,13 +134,8 @@ def test_stage_skips_a_message_taken_at_any_command(
             report = flow.stage(transform, output=output).run_once(no_session)
         held = raw.delete_many({"q": flow.source, "token": "thief"}).deleted_count
         flow.work(transform, output=output)
-        written = Counter(flow.written())
-        if output == "move":
-            assert written == Counter([0, 2, 6, 8]) - Counter([2] * held), f"taken at command {at}"
-        else:
-            assert written == Counter([*range(5)] * 3) - Counter([1] * 3 * held), (
-                f"taken at command {at}"
-            )
+        missing = Counter([2] * held if output == "move" else [1] * 3 * held)
+        assert Counter(flow.written()) == Counter(expected) - missing, f"taken at command {at}"
         assert flow.left() == []
         assert report.failed == 0
         assert report.lost <= held
@@ -151,29 +146,16 @@ def test_stage_skips_a_message_taken_at_any_command(
     assert lost > (3 if few is None else 0)
 
 
-def stolen(flow: Flow, *payloads: int) -> None:
-    """Let another consumer take these messages out of a batch."""
-    match = {"q": flow.source, "payload": {"$in": payloads}}
-    taken = {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
-    assert flow.client.database["pyqueue"].update_many(match, taken).matched_count == len(payloads)
-
-
-@pytest.mark.parametrize("output", OUTPUTS)
+@outputs
 def test_stage_whose_messages_are_all_taken_writes_nothing(flow: Flow, output: str) -> None:
     flow.raw.push_many(range(5))
 
     def transform(frame: Frame) -> Frame:
-        stolen(flow, *range(5))
-        return frame.made_of(frame.rows(), "id", "payload")
+        flow.steal(*range(5))
+        return passed(frame)
 
     report = flow.stage(transform, output=output).run_once(no_session)
-    assert (report.claimed, report.written, report.dropped, report.failed, report.lost) == (
-        5,
-        0,
-        0,
-        0,
-        5,
-    )
+    assert counts(report) == (5, 0, 0, 0, 5)
     assert flow.written() == []
     assert flow.left() == [*range(5)]  # they belong to the other consumer
 
@@ -185,18 +167,12 @@ def test_transaction_counts_each_taken_message_once(flow: Flow) -> None:
 
     def transform(frame: Frame) -> Frame:
         if thefts:
-            stolen(flow, thefts.pop())
+            flow.steal(thefts.pop())
         return frame.made_of(frame.rows(), "payload")
 
     report = flow.stage(transform, output="transaction").run_once(no_session)
     assert thefts == []
-    assert (report.claimed, report.written, report.dropped, report.failed, report.lost) == (
-        10,
-        6,
-        0,
-        0,
-        4,
-    )
+    assert counts(report) == (10, 6, 0, 0, 4)
     assert flow.written() == [2, 3, 4, 6, 7, 8]
     assert flow.left() == [0, 1, 5, 9]
 
@@ -204,7 +180,7 @@ def test_transaction_counts_each_taken_message_once(flow: Flow) -> None:
 def test_long_transaction_leaves_out_taken_messages(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before it writes, it reads what is held, and transforms again what is left."""
+    """Before it writes, it reads which messages it holds, and transforms these again."""
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=count(step=1000).__next__))
     flow.raw.push_many(range(5))
     sizes: list[int] = []
@@ -212,7 +188,7 @@ def test_long_transaction_leaves_out_taken_messages(
     def transform(frame: Frame) -> Frame:
         sizes.append(len(frame.rows()))
         if len(sizes) == 1:
-            stolen(flow, 3)
+            flow.steal(3)
         return frame.made_of(frame.rows(), "payload")
 
     report = flow.stage(transform, output="transaction").run_once(no_session)
@@ -239,23 +215,17 @@ def test_write_that_dies_at_any_command_can_be_repeated(shared: Client) -> None:
 
         def job() -> None:
             staging = Staging(backend.target, uuid4().hex)
-            places = {
-                "a": runner_of(shared).run(staging.write("a", rows[::2])),
-                "b": runner_of(shared).run(staging.write("b", rows[1::2])),
-            }
-            runner_of(shared).run(staging.publish(places))
+            run = runner_of(shared).run
+            parts = {"a": rows[::2], "b": rows[1::2]}
+            places = {place: run(staging.write(place, part)) for place, part in parts.items()}
+            run(staging.publish(places))
 
         with meddled(shared, at) as meddler, suppress(Crash):
             job()
         died = [payload for payload in flow.written() if payload != -1]
         job()
         assert flow.written() == [-1, 0, 1, 2, 3, 4], f"died at command {at}"
-        assert (
-            shared.database["pyqueue"].count_documents(
-                {"q": {"$regex": f"^~staged:{flow.target}:"}}
-            )
-            == 0
-        )
+        assert flow.staged() == 0
         assert flow.clean.counts().ready == 6
         partly.append(0 < len(died) < 5)
         return meddler.happened
@@ -308,16 +278,15 @@ def test_transaction_keeps_its_claim_if_the_server_is_gone(
         patch.setattr(runner_of(shared), "run_transaction", gone)
         with pytest.raises(Unavailable):
             stage.run_once(no_session)
-    assert flow.raw.counts().reserved == 5  # the next run goes on with them
+    assert flow.raw.counts().reserved == 5  # the next run continues with them
     flow.work(tripled, output="transaction")
-    assert flow.written() == sorted([*range(5)] * 3)
-    assert flow.left() == []
+    flow.check_moved(sorted([*range(5)] * 3))
 
 
 def test_move_keeps_its_claim_if_the_server_is_gone(
     shared: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next run goes on with the messages that were not moved."""
+    """The next run continues with the messages that were not moved."""
     flow = Flow(shared)
     flow.raw.push_many(range(5))
     driver: Any = runner_of(shared).open()
@@ -335,9 +304,8 @@ def test_move_keeps_its_claim_if_the_server_is_gone(
     assert flow.raw.counts().reserved == 5
     assert [each["tries"] for each in flow.stored(flow.source)] == [1] * 5
     (report,) = flow.work(doubled)
-    assert (report.written, report.dropped, report.failed, report.lost) == (4, 1, 0, 0)
-    assert flow.written() == [0, 2, 6, 8]
-    assert flow.left() == []
+    assert counts(report) == (5, 4, 1, 0, 0)
+    flow.check_moved([0, 2, 6, 8])
 
 
 def test_stage_goes_on_after_a_failed_renewal(
