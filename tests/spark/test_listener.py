@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pyqueue import Client
 from pyqueue.backends.claims.groups import ClaimProgress
 from pyqueue.spark import QueueProgressListener
 from pyqueue.spark import listener as module
@@ -57,16 +56,14 @@ def ended(listener: QueueProgressListener) -> None:
     eventually(lambda: listener._thread is None, "the end of the thread")
 
 
-def test_listener_has_the_numbers_of_a_query(flow: Flow, database: str, shared: Client) -> None:
+def test_listener_has_the_numbers_of_a_query(flow: Flow, database: str) -> None:
     """Of five messages one is bad, and one is taken by another consumer."""
     listener = QueueProgressListener()
     flow.raw.push_many(PAYLOADS)
     flow.raw.push_many([5, 6])
     engine = numbers(flow, database, into([]), maxMessagesPerBatch="5")
     assert engine.batch()
-    shared.database["pyqueue"].update_one(
-        {"q": flow.source, "payload": 3}, {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
-    )
+    flow.steal(3)
     listener.onQueryProgress(progress(engine, rows=4))
     eventually(lambda: only(listener).buried, "the acknowledgement")
     found = only(listener)
@@ -116,7 +113,7 @@ def test_query_that_ends_fenced_is_counted(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_no_io_happens_on_the_thread_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events are taken in while the server does not answer, and only the latest offset counts."""
+    """Events are accepted while the server is silent, and only the latest offset counts."""
     gate, began = Event(), Event()
     done: list[tuple[int, Any]] = []
 

@@ -60,6 +60,15 @@ def table(**types: Any) -> StructType:
     return StructType([StructField(name, type) for name, type in types.items()])
 
 
+#: Values of a stream's options that are refused.
+WRONG_VALUES = {
+    "minMessagesPerBatch": ("0", "10001"),
+    "maxTriggerDelay": ("15", "0s"),
+    "maxWaitMs": ("-1", "0.1", "60001"),
+    "maxMessagesPerBatch": ("0", "-5", "100001"),
+    "maxBytesPerBatch": ("0", "64MB"),
+    "leaseSeconds": ("0", "-1", "nan", "a minute"),
+}
 WRONG: list[tuple[str, Callable[[], Any]]] = [
     # a read
     ("uri, url, uriEnv", lambda: read(queue="raw")),
@@ -67,10 +76,7 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("uri, url, uriEnv", lambda: read(uri=NOWHERE, url=NOWHERE, queue="raw")),
     ("uri", lambda: read(uri="memory:", queue="raw")),
     ("uri", lambda: read(uri="127.0.0.1:27017", queue="raw")),
-    (
-        "uriEnv",
-        lambda: stream(uriEnv="PYQUEUE_NO_SUCH_VARIABLE", queue="raw", group="g").initialOffset(),
-    ),
+    ("uriEnv", lambda: stream(uriEnv="PYQUEUE_NONE", queue="raw", group="g").initialOffset()),
     ("queue", lambda: read(uri=NOWHERE)),
     ("name", lambda: read(uri=NOWHERE, queue="no name")),
     ("namespace", lambda: read(**READ, namespace="system.x")),
@@ -100,31 +106,17 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
         "columnNameOfCorruptRecord",
         lambda: read(**READ, onBadRecord="null", columnNameOfCorruptRecord="id"),
     ),
-    (
-        "schema",
-        lambda: read(**READ, onBadRecord="null", columnNameOfCorruptRecord="raw"),
-    ),
+    ("schema", lambda: read(**READ, onBadRecord="null", columnNameOfCorruptRecord="raw")),
     # a stream
-    ("minMessagesPerBatch", lambda: stream(**STREAM, minMessagesPerBatch="0")),
-    ("minMessagesPerBatch", lambda: stream(**STREAM, minMessagesPerBatch="10001")),
-    ("maxTriggerDelay", lambda: stream(**STREAM, maxTriggerDelay="15")),
-    ("maxTriggerDelay", lambda: stream(**STREAM, maxTriggerDelay="0s")),
-    ("maxWaitMs", lambda: stream(**STREAM, maxWaitMs="-1")),
-    ("maxWaitMs", lambda: stream(**STREAM, maxWaitMs="0.1")),
-    ("maxWaitMs", lambda: stream(**STREAM, maxWaitMs="60001")),
+    *(
+        (name, partial(stream, **STREAM, **{name: value}))
+        for name, values in WRONG_VALUES.items()
+        for value in values
+    ),
     ("group", lambda: stream(**READ)),
     ("group", lambda: stream(**READ, group="a~b")),
     ("match, pushFilters", lambda: stream(**STREAM, match='{"a": 1}')),
     ("match, pushFilters", lambda: stream(**STREAM, pushFilters="true")),
-    ("maxMessagesPerBatch", lambda: stream(**STREAM, maxMessagesPerBatch="0")),
-    ("maxMessagesPerBatch", lambda: stream(**STREAM, maxMessagesPerBatch="-5")),
-    ("maxMessagesPerBatch", lambda: stream(**STREAM, maxMessagesPerBatch="100001")),
-    ("maxBytesPerBatch", lambda: stream(**STREAM, maxBytesPerBatch="0")),
-    ("maxBytesPerBatch", lambda: stream(**STREAM, maxBytesPerBatch="64MB")),
-    ("leaseSeconds", lambda: stream(**STREAM, leaseSeconds="0")),
-    ("leaseSeconds", lambda: stream(**STREAM, leaseSeconds="-1")),
-    ("leaseSeconds", lambda: stream(**STREAM, leaseSeconds="nan")),
-    ("leaseSeconds", lambda: stream(**STREAM, leaseSeconds="a minute")),
     # writes
     ("mode", lambda: write(READ, overwrite=True)),
     ("stage, epoch", lambda: write(READ | {"stage": "s"})),
@@ -145,10 +137,7 @@ WRONG: list[tuple[str, Callable[[], Any]]] = [
     ("delay", lambda: write(READ, table(payload=StringType(), delay=StringType()))),
     ("onDuplicate", lambda: write(READ | {"onDuplicate": "drop"})),
     ("onDuplicate", lambda: write(READ | {"onDuplicate": "replace", "idColumn": "id"})),
-    (
-        "onDuplicate",
-        lambda: write(READ | {"onDuplicate": "replace", "stage": "s", "epoch": "1"}),
-    ),
+    ("onDuplicate", lambda: write(READ | {"onDuplicate": "replace", "stage": "s", "epoch": "1"})),
     ("onDuplicate", lambda: stream_to(READ | {"stage": "s", "onDuplicate": "error"})),
     ("onDuplicate", lambda: stream_to(READ | {"stage": "s", "onDuplicate": "replace"})),
     ("payload", lambda: write(READ, table(id=StringType(), value=StringType()))),
@@ -185,7 +174,7 @@ def test_sink_accepts_what_spark_adds_to_its_options() -> None:
     stream_to(READ | {"stage": "s"} | added)
 
 
-#: What a catalog adds to a table that was made with these options.
+#: The options that a catalog adds to a table that was made with these options.
 TABLE_OPTIONS = {"option.queue": "raw", "option.maxMessagesPerBatch": "5", "option.uri": NOWHERE}
 
 
@@ -335,9 +324,7 @@ def test_stage_refuses_an_unusable_result_of_its_transform(
     flow.raw.push_many(range(3))
     with pytest.raises(ConfigurationError, match=text):
         flow.stage(transform, output=output).run_once(no_session)
-    assert flow.written() == []
-    assert not flow.held()
-    assert [(each.state, each.tries) for each in flow.raw.peek()] == [("ready", 0)] * 3
+    flow.check_released(3)
 
 
 # ---- rows
@@ -364,25 +351,19 @@ def test_write_refuses_invalid_rows(
     flow: Flow, database: str, row: dict[str, Any], text: str, streaming: bool
 ) -> None:
     schema = table(id=StringType(), payload=StringType(), key=StringType())
-    source = QueueDataSource({"uri": database, "queue": flow.target, "idColumn": "id"})
-    writer: Any = source.streamWriter(schema, False) if streaming else source.writer(schema, False)
-    rows = [
-        {"id": "a", "payload": "1", "key": None},
-        {"id": "b", "payload": "1", "key": None} | row,
-    ]
-    with (
-        in_a_task("query", 0),
-        pytest.raises((ConfigurationError, ValueError), match=text),
-    ):
+    options = {"uri": database, "queue": flow.target, "idColumn": "id"}
+    writer = stream_to(options, schema) if streaming else write(options, schema)
+    usual = {"id": "a", "payload": "1", "key": None}
+    rows = [usual, usual | {"id": "b"} | row]
+    with in_a_task("query", 0), pytest.raises((ConfigurationError, ValueError), match=text):
         writer.write(rows_of(**{name: [each[name] for each in rows] for name in rows[0]}))
     assert flow.written() == []
 
 
 def test_stream_write_refuses_ids_of_another_queue(flow: Flow, database: str) -> None:
     flow.raw.push(1, id=f"s~{flow.source}")
-    writer: Any = QueueDataSource(
-        {"uri": database, "queue": flow.target, "stage": "s"}
-    ).streamWriter(table(id=StringType(), payload=StringType()), False)
+    options = {"uri": database, "queue": flow.target, "stage": "s"}
+    writer = stream_to(options, table(id=StringType(), payload=StringType()))
     with in_a_task("query", 0), pytest.raises(DuplicateKey, match="never in queue"):
         writer.write(rows_of(id=[flow.source], payload=["1"]))
     assert flow.written() == []
@@ -405,18 +386,17 @@ SECRETS = [
 @pytest.mark.parametrize("uri", SECRETS)
 def test_offset_and_repr_hide_credentials(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYQUEUE_TEST_SECRET", uri)
-    for address in (
-        NamespaceAddress.of(uri, None, "pyqueue"),
-        NamespaceAddress.of(None, "PYQUEUE_TEST_SECRET", "pyqueue"),
-    ):
+    places: list[tuple[str | None, str | None]] = [(uri, None), (None, "PYQUEUE_TEST_SECRET")]
+    for given in places:
+        address = NamespaceAddress.of(*given, "pyqueue")
         fields = Offset(5, "token", "raw", "g", address).to_json()
         assert "s3cret" not in json.dumps(fields)
         assert "s3cret" not in repr(address)
-    assert Offset.parse(fields).address.target == uri
-    with pytest.raises(ConfigurationError, match=r"^uri, uriEnv"):
-        Offset.parse(
-            Offset(5, "token", "raw", "g", NamespaceAddress.of(uri, None, "pyqueue")).to_json()
-        )
+        if address.uri_env:
+            assert Offset.parse(fields).address.target == uri
+        else:
+            with pytest.raises(ConfigurationError, match=r"^uri, uriEnv"):
+                Offset.parse(fields)
     assert "s3cret" not in repr(SparkStage(**(STAGE | {"uri": uri})))
 
 
@@ -424,14 +404,11 @@ def test_errors_hide_credentials(
     signed_in: str, password: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYQUEUE_TEST_SECRET", signed_in.replace(password, "s3cret"))
-    monkeypatch.setattr(
-        "pyqueue.spark.addresses.Connection", partial(Connection, command_timeout=1)
-    )
-    for uri in (SECRETS[0], "PYQUEUE_TEST_SECRET"):
+    quick = partial(Connection, command_timeout=1)
+    monkeypatch.setattr("pyqueue.spark.addresses.Connection", quick)
+    for given in ({"uri": SECRETS[0]}, {"uriEnv": "PYQUEUE_TEST_SECRET"}):
         with pytest.raises(QueueError) as caught:
-            stream(
-                **{"uri" if uri in SECRETS else "uriEnv": uri}, queue="raw", group="g"
-            ).initialOffset()
+            stream(**given, queue="raw", group="g").initialOffset()
         text = "".join(traceback.format_exception(caught.value, chain=True))
         assert "s3cret" not in str(caught.value)
         assert "s3cret" not in text

@@ -1,4 +1,4 @@
-"""What the rows of a stage's transform say of their messages: the instant, and the queue."""
+"""The instant and the queue that the rows of a stage's transform give to their messages."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pyqueue import Client, ConfigurationError, Message
-from tests.spark.fakes import Crash, Flow, Frame, meddled, no_session
+from pyqueue import Client, ConfigurationError
+from tests.spark.fakes import Crash, Flow, Frame, meddled, no_session, outputs
 from tests.support.eventually import eventually
 from tests.support.samples import at_each, some_or_all
 
@@ -33,12 +33,11 @@ TYPES: dict[str, DataType] = {
     "delay": DoubleType(),
 }
 
-outputs = pytest.mark.parametrize("output", ["move", "transaction"])
 pytestmark = pytest.mark.usefixtures("faked")
 
 
 def saying(fields: Callable[[int], dict[str, Any]], *names: str) -> Callable[[Frame], Frame]:
-    """Return a transform whose rows have these fields, by their payload, and no others."""
+    """Return a transform whose rows have exactly these fields, by their payload."""
     schema = StructType([StructField(name, TYPES[name]) for name in ("id", "payload", *names)])
     arrow = to_arrow_schema(schema, timezone="UTC")
 
@@ -54,36 +53,22 @@ def saying(fields: Callable[[int], dict[str, Any]], *names: str) -> Callable[[Fr
     return transform
 
 
-def found(flow: Flow, name: str) -> dict[int, Message[Any]]:
-    """Return the messages of a queue by payload, in any state."""
-    queue = flow.client.queue(name)
-    got = [queue.get(each["_id"]) for each in flow.stored(name)]
-    return {each.payload: each for each in got if isinstance(each, Message)}
-
-
 @outputs
 def test_stage_rows_become_ready_when_they_say(flow: Flow, output: str) -> None:
     now = datetime.now(UTC)
-    said: list[dict[str, Any]] = [
-        {"when": now + HOUR},
-        {"delay": 600.0},
-        {"when": now - HOUR},
-        {},
-        {"delay": 600.0},
-    ]
+    late = {"delay": 600.0}
+    said: list[dict[str, Any]] = [{"when": now + HOUR}, late, {"when": now - HOUR}, {}, late]
     flow.raw.push_many(range(len(said)))
-    report = flow.stage(saying(lambda n: said[n], "when", "delay"), output=output).run_once(
-        no_session
-    )
+    transform = saying(lambda n: said[n], "when", "delay")
+    report = flow.stage(transform, output=output).run_once(no_session)
     assert (report.written, flow.left()) == (len(said), [])
-    scheduled = {number for number in range(len(said)) if number in (0, 1, 4)}
 
     def states() -> dict[int, str]:
-        return {n: each.state for n, each in found(flow, flow.target).items()}
+        return {n: each.state for n, each in flow.messages(flow.target).items()}
 
-    expected = {n: "scheduled" if n in scheduled else "ready" for n in range(len(said))}
+    expected = {n: "scheduled" if n in (0, 1, 4) else "ready" for n in range(len(said))}
     eventually(lambda: states() == expected, "the ready messages")
-    messages = found(flow, flow.target)
+    messages = flow.messages(flow.target)
     assert abs(messages[0].when - (now + HOUR)) < timedelta(milliseconds=1)
     assert all(timedelta(minutes=5) < messages[n].when - now < HOUR for n in (1, 4))
     assert messages[2].when > now - HOUR / 2
@@ -107,8 +92,7 @@ def test_stage_row_with_an_invalid_instant_is_refused(
     transform = saying(lambda n: fields if n else {}, "when", "delay")
     with pytest.raises(ConfigurationError, match=text):
         flow.stage(transform, output=output).run_once(no_session)
-    assert flow.written() == []
-    assert [(each.state, each.tries) for each in flow.raw.peek()] == [("ready", 0)] * 2
+    flow.check_released(2)
 
 
 # ---- queue
@@ -124,7 +108,7 @@ def names(flow: Flow) -> list[str]:
 def test_stage_rows_go_to_the_queues_that_they_name(
     flow: Flow, names: list[str], output: str
 ) -> None:
-    """Those of one queue become ready later, and those that have no row are finished."""
+    """The rows of one queue become ready later. A message without a row is finished."""
     flow.raw.push_many(range(6))
 
     def said(number: int) -> dict[str, Any]:
@@ -136,7 +120,7 @@ def test_stage_rows_go_to_the_queues_that_they_name(
 
     report = flow.stage(transform, output=output, to=names).run_once(no_session)
     assert (report.claimed, report.written) == (6, 5)
-    even, odd = (found(flow, name) for name in names)
+    even, odd = (flow.messages(name) for name in names)
     assert (sorted(even), sorted(odd), flow.left()) == ([0, 2], [1, 3, 5], [])
     assert {each.state for each in odd.values()} == {"scheduled"}
     assert set(names) <= {each.name for each in flow.client.queues()}
@@ -154,11 +138,11 @@ def test_stage_row_of_another_queue_is_refused(
     with pytest.raises(ConfigurationError, match=f"^queue: {said} is not one of {names[0]}, "):
         flow.stage(transform, output=output, to=names).run_once(no_session)
     assert [flow.stored(name) for name in names] == [[], []]
-    assert [(each.state, each.tries) for each in flow.raw.peek()] == [("ready", 0)] * 2
+    flow.check_released(2)
 
 
 def test_stage_with_a_list_needs_the_queue_column(flow: Flow, names: list[str]) -> None:
-    """Also with a list of one: what a row names would count for nothing."""
+    """Also with a list of one: the name in a row would count for nothing."""
     flow.raw.push(0)
     with pytest.raises(ConfigurationError, match="no column 'queue'"):
         flow.stage(saying(lambda n: {}), to=names[:1]).run_once(no_session)

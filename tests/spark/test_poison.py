@@ -18,16 +18,21 @@ import pytest
 from pyqueue import Backoff, ConfigurationError
 from pyqueue.spark import batches as module
 from pyqueue.spark.outputs import Report
-from tests.spark.fakes import Crash, Flow, Frame, meddled, no_session
+from tests.spark.fakes import (
+    OUTPUTS,
+    Crash,
+    Flow,
+    Frame,
+    counts,
+    meddled,
+    no_session,
+    numbers,
+    outputs,
+    passed,
+)
 from tests.support.samples import sampled
 
 pytestmark = pytest.mark.usefixtures("faked")
-
-OUTPUTS = ("move", "transaction")
-
-
-def numbers(frame: Frame) -> list[Any]:
-    return [json.loads(row["payload"]) for row in frame.rows()]
 
 
 def failing(*poison: int) -> Callable[[Frame], Frame]:
@@ -37,7 +42,7 @@ def failing(*poison: int) -> Callable[[Frame], Frame]:
         found = {*poison} & {*numbers(frame)}
         if found:
             raise ArithmeticError(f"cannot work on {sorted(found)}")
-        return frame.made_of(frame.rows(), "id", "payload")
+        return passed(frame)
 
     return transform
 
@@ -52,7 +57,7 @@ def total(reports: list[Report], name: str) -> int:
 @pytest.mark.parametrize(
     ("poison", "output"), sampled(product([(0,), (19,), (7, 8), (0, 5, 19)], OUTPUTS), few=4)
 )
-def test_failing_message_is_buried_and_the_rest_goes_on(
+def test_failing_message_is_buried_and_the_rest_is_written(
     flow: Flow, output: str, poison: tuple[int, ...]
 ) -> None:
     flow.raw.push_many(range(20))
@@ -67,11 +72,8 @@ def test_failing_message_is_buried_and_the_rest_goes_on(
     assert sorted(graves) == sorted(poison)
     for number, grave in graves.items():
         assert grave.dead is not None
-        assert (grave.dead["reason"], grave.dead["tries"], grave.dead["from"]) == (
-            "tries",
-            3,
-            flow.source,
-        )
+        dead = grave.dead["reason"], grave.dead["tries"], grave.dead["from"]
+        assert dead == ("tries", 3, flow.source)
         assert grave.error is not None
         assert grave.error["type"] == "ArithmeticError"
         assert str(number) in grave.error["message"]
@@ -86,7 +88,7 @@ def test_failing_message_backs_off(flow: Flow) -> None:
     assert (counts.scheduled, counts.total) == (1, 1)
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
+@outputs
 def test_transform_that_always_fails_raises(flow: Flow, output: str) -> None:
     flow.raw.push_many(range(20))
     with pytest.raises(ArithmeticError, match="cannot work on"):
@@ -101,16 +103,12 @@ def test_transform_that_always_fails_raises(flow: Flow, output: str) -> None:
         assert each.error["type"] == "ArithmeticError"
 
 
-def test_failing_message_taken_meanwhile_is_left_alone(flow: Flow) -> None:
+def test_failing_message_of_another_holder_is_left_alone(flow: Flow) -> None:
     flow.raw.push_many(range(4))
-    collection = flow.client.database["pyqueue"]
 
     def transform(frame: Frame) -> Frame:
         if numbers(frame) == [2]:
-            collection.update_one(
-                {"q": flow.source, "payload": 2},
-                {"$set": {"token": "thief"}, "$unset": {"claim": ""}},
-            )
+            flow.steal(2)
         return failing(2)(frame)
 
     report = flow.stage(transform, max_tries=1).run_once(no_session)
@@ -128,7 +126,7 @@ def test_single_failing_message_raises_nothing(flow: Flow) -> None:
     assert [*flow.buried()] == [1]
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
+@outputs
 def test_more_failures_than_allowed_are_found_in_turns(
     flow: Flow, monkeypatch: pytest.MonkeyPatch, output: str
 ) -> None:
@@ -158,8 +156,7 @@ def test_interrupts_and_misuse_count_no_try(flow: Flow, error: Any) -> None:
 
     with pytest.raises((KeyboardInterrupt, ConfigurationError)):
         flow.stage(transform).run_once(no_session)
-    assert [(each.state, each.tries) for each in flow.raw.peek()] == [("ready", 0)] * 3
-    assert flow.written() == []
+    flow.check_released(3)
 
 
 # ---- keys and headers
@@ -183,58 +180,35 @@ def test_move_sets_keys(flow: Flow) -> None:
     assert {each.payload: each.key for each in flow.clean.peek()} == {0: None, 1: "k1", 2: "k2"}
 
 
+def shown(flow: Flow) -> list[str]:
+    """Return the payloads of the target as text, sorted."""
+    return sorted(str(each.payload) for each in flow.clean.peek(100))
+
+
 def test_move_to_a_taken_key_fails_that_message_only(flow: Flow) -> None:
     flow.clean.push("there", key="k3")
     flow.raw.push_many(range(8))
     reports = flow.work(keyed(lambda number: f"k{number}"), max_tries=2)
-    assert (reports[0].claimed, reports[0].written, reports[0].failed, reports[0].lost) == (
-        8,
-        7,
-        1,
-        0,
-    )
-    assert sorted(map(str, (each.payload for each in flow.clean.peek(100)))) == [
-        "0",
-        "1",
-        "2",
-        "4",
-        "5",
-        "6",
-        "7",
-        "there",
-    ]
+    assert counts(reports[0]) == (8, 7, 0, 1, 0)
+    assert shown(flow) == [*"0124567", "there"]
     grave = flow.buried()[3]
     assert grave.error is not None
     assert "key" in grave.error["message"]
 
 
 def test_transaction_leaves_out_rows_with_a_taken_key(flow: Flow) -> None:
-    """This is what a push does: the message with the key stands for the new one."""
+    """As in a push, the message with the key stands for the new one."""
     flow.clean.push("there", key="k3")
     flow.raw.push_many(range(8))
     flow.stage(keyed(lambda number: f"k{number}"), output="transaction").run_once(no_session)
-    assert sorted(map(str, (each.payload for each in flow.clean.peek(100)))) == [
-        "0",
-        "1",
-        "2",
-        "4",
-        "5",
-        "6",
-        "7",
-        "there",
-    ]
+    assert shown(flow) == [*"0124567", "there"]
     assert flow.left() == []
 
 
 def test_move_keeps_types_of_headers_and_payloads(flow: Flow) -> None:
     headers = {"text": "a", "whole": 5, "part": 0.5, "true": True, "quoted": '"a"'}
-    payload = {
-        "whole": 1,
-        "part": 1.0,
-        "none": None,
-        "list": [1, [2, "3"]],
-        "text": '{"$oid": "no"}',
-    }
+    payload = {"whole": 1, "part": 1.0, "none": None, "list": [1, [2, "3"]]}
+    payload["text"] = '{"$oid": "no"}'
     flow.raw.push(payload, headers=headers, key="k")
     flow.stage(None).run_once(no_session)
     (message,) = flow.clean.peek()
@@ -256,7 +230,7 @@ def killing(meddler: Any, *killers: int) -> Callable[[Frame], Frame]:
     def transform(frame: Frame) -> Frame:
         if {*killers} & {*numbers(frame)}:
             meddler.die()
-        return frame.made_of(frame.rows(), "id", "payload")
+        return passed(frame)
 
     return transform
 

@@ -1,4 +1,4 @@
-"""What the rows of a write say of their messages: the queue, the instant, a key that is taken.
+"""The queue, the instant and the key that the rows of a write give to their messages.
 
 The data source is called as Spark calls it. The last test has a real session.
 """
@@ -29,10 +29,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from pyqueue import ConfigurationError, DuplicateKey, LeaseLost, Message
+from pyqueue import ConfigurationError, DuplicateKey, LeaseLost
 from pyqueue.spark import QueueDataSource, ahead
 from pyqueue.spark.columns import columns
-from tests.spark.engine import Engine, in_a_task, to_queue
+from tests.spark.engine import Engine, in_a_task, table_rows, to_queue
 from tests.spark.fakes import Flow, waiting_consumer
 from tests.support.eventually import eventually
 
@@ -88,19 +88,11 @@ class Sink:
 
     def states(self, queue: str) -> dict[Any, str]:
         """Return the state of each message of a queue, by payload."""
-        return {each.payload: each.state for each in self.messages(queue).values()}
-
-    def messages(self, name: str) -> dict[Any, Message[Any]]:
-        """Return the messages of a queue by payload, also those that are scheduled."""
-        queue = self.flow.client.queue(name)
-        found = [queue.get(each["_id"]) for each in self.flow.stored(name)]
-        return {each.payload: each for each in found if isinstance(each, Message)}
+        return {payload: each.state for payload, each in self.flow.messages(queue).items()}
 
     def hidden(self) -> int:
         """Return the number of hidden rows."""
-        match = {"q": {"$regex": f"^~staged:{self.first}"}}
-        count: int = self.flow.client.database["pyqueue"].count_documents(match)
-        return count
+        return self.flow.staged()
 
     def row(self, number: int, **fields: Any) -> dict[str, Any]:
         return {"id": f"{self.first}-{number}", "payload": str(number), **fields}
@@ -174,7 +166,7 @@ def test_write_wakes_consumers_of_each_queue(
 
 
 def test_stage_of_several_queues_keeps_to_its_first(flow: Flow, sink: Sink, database: str) -> None:
-    """A stream may get further queues: its record is that of the first one."""
+    """A stream may get further queues. The first queue has its record."""
     types = {"queue": StringType()}
     sink.write("stream", [sink.row(0)], {}, stage="s")
     with pytest.raises(ConfigurationError, match="batch 0 was written before, with other rows"):
@@ -215,9 +207,9 @@ def test_replacing_rows_bring_their_priorities(sink: Sink) -> None:
 
 @ways
 def test_priority_column_means_nothing_elsewhere(sink: Sink, way: str) -> None:
-    """What was read from a queue with priorities goes on into other queues."""
+    """Rows that were read from a queue with priorities may enter other queues."""
     sink.write(way, [sink.row(0, priority="high")], {"priority": StringType()})
-    assert sink.messages(sink.first)[0].priority is None
+    assert sink.flow.messages(sink.first)[0].priority is None
 
 
 @pytest.mark.parametrize(
@@ -233,21 +225,15 @@ def test_row_with_an_invalid_priority_fails_the_write(
     sink.flow.client.queue(sink.first, kind="priority").pop(0)
     with pytest.raises(ConfigurationError, match=text):
         sink.write("staged", [sink.row(0, priority=value)], {"priority": type})
-    assert sink.messages(sink.first) == {}
+    assert sink.flow.messages(sink.first) == {}
 
 
 def test_claims_of_a_queue_with_priorities_are_finished(flow: Flow, database: str) -> None:
-    """Their history needs the kind; what they read shows the priority, as a table does."""
+    """Their history needs the kind. Their rows show the priority, as a table does."""
     queue = flow.client.queue(flow.source, kind="priority", history=60)
     queue.push_many([1, 2], priorities=[3, None])
-    table: Any = QueueDataSource({"uri": database, "queue": flow.source}).reader(columns(None))
-    read = [
-        row
-        for part in table.partitions()
-        for each in table.read(part)
-        for row in each["priority"].to_pylist()
-    ]
-    assert sorted(read) == [3, 4]
+    table = table_rows({"uri": database, "queue": flow.source})
+    assert sorted(row["priority"] for row in table) == [3, 4]
     source = QueueDataSource({"uri": database, "queue": flow.source, "group": "g"})
     stream: Any = source.streamReader(columns(None))
     start = stream.initialOffset()
@@ -282,7 +268,7 @@ def test_rows_have_the_groups_that_they_say(sink: Sink, way: str) -> None:
 @ways
 def test_group_column_means_nothing_elsewhere(sink: Sink, way: str) -> None:
     sink.write(way, [sink.row(0, group=7)], {"group": LongType()})
-    assert sink.messages(sink.first)[0].group is None
+    assert sink.flow.messages(sink.first)[0].group is None
 
 
 def test_row_with_an_invalid_group_fails_the_write(sink: Sink) -> None:
@@ -291,20 +277,14 @@ def test_row_with_an_invalid_group_fails_the_write(sink: Sink) -> None:
         sink.write("staged", [sink.row(0, group="")], {"group": StringType()})
     with pytest.raises(ConfigurationError, match=r"^group: the column is of type bigint"):
         sink.write("staged", [sink.row(0, group=7)], {"group": LongType()})
-    assert sink.messages(sink.first) == {}
+    assert sink.flow.messages(sink.first) == {}
 
 
 def test_table_shows_the_groups(flow: Flow, database: str) -> None:
     queue = flow.client.queue(flow.source, kind="ordered")
     queue.push_many([1, 2, 3], groups=["a", "b", None])
-    table: Any = QueueDataSource({"uri": database, "queue": flow.source}).reader(columns(None))
-    read = [
-        row
-        for part in table.partitions()
-        for each in table.read(part)
-        for row in each["group"].to_pylist()
-    ]
-    assert set(read) == {"a", "b", None}
+    table = table_rows({"uri": database, "queue": flow.source})
+    assert {row["group"] for row in table} == {"a", "b", None}
 
 
 # ---- when and delay
@@ -313,16 +293,11 @@ def test_table_shows_the_groups(flow: Flow, database: str) -> None:
 @ways
 def test_rows_become_ready_when_they_say(sink: Sink, way: str) -> None:
     now = datetime.now(UTC)
-    rows = [
-        sink.row(0, when=now + HOUR),
-        sink.row(1, delay=600.0),
-        sink.row(2, when=now - HOUR),
-        sink.row(3),
-    ]
-    sink.write(way, rows, {"when": TimestampType(), "delay": DoubleType()})
+    rows = [sink.row(0, when=now + HOUR), sink.row(1, delay=600.0), sink.row(2, when=now - HOUR)]
+    sink.write(way, [*rows, sink.row(3)], {"when": TimestampType(), "delay": DoubleType()})
     expected = {0: "scheduled", 1: "scheduled", 2: "ready", 3: "ready"}
     eventually(lambda: sink.states(sink.first) == expected, "the ready messages")
-    found = sink.messages(sink.first)
+    found = sink.flow.messages(sink.first)
     assert abs(found[0].when - (now + HOUR)) < timedelta(milliseconds=1)
     assert timedelta(minutes=5) < found[1].when - now < HOUR
     assert found[2].when > now - HOUR / 2
@@ -343,7 +318,7 @@ def test_delay_may_be_a_number_or_an_interval(sink: Sink, type: DataType, delay:
     sink.write("staged", [sink.row(0, delay=delay), sink.row(1)], {"delay": type})
     expected = {0: "scheduled", 1: "ready"}
     eventually(lambda: sink.states(sink.first) == expected, "the ready message")
-    found = sink.messages(sink.first)
+    found = sink.flow.messages(sink.first)
     assert timedelta(minutes=5) < found[0].when - before < HOUR
 
 
@@ -382,7 +357,7 @@ def test_instant_beyond_the_calendar_of_python_is_refused(flow: Flow, database: 
 
 
 def test_stream_between_queues_is_ready_at_once(flow: Flow, database: str) -> None:
-    """The instants of what a stream reads are past, so they delay nothing."""
+    """The instants of the messages that a stream reads are past, so they delay nothing."""
     flow.raw.push_many(range(3))
     source = {"uri": database, "queue": flow.source, "group": "g"}
     target = {"uri": database, "queue": flow.target, "stage": "s"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import Counter
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,7 @@ from pyqueue.spark import SparkStage, outputs
 from pyqueue.spark import stage as module
 from pyqueue.spark.columns import columns
 from pyqueue.spark.models import struct_of
-from tests.spark.fakes import Flow, Frame, no_session
+from tests.spark.fakes import Flow, Frame, counts, no_session
 from tests.spark.session import URI_ENV
 
 NOON = datetime(2013, 7, 1, 12, tzinfo=UTC)
@@ -42,15 +43,9 @@ FLIGHTS = [
 
 def stage_of(flow: Flow, transform: Any, **options: Any) -> SparkStage:
     """Return a stage between the queues of a flow, with a model."""
-    return SparkStage(
-        uri_env=URI_ENV,
-        source=flow.source,
-        to=flow.target,
-        group="g",
-        model=Flight,
-        transform=transform,
-        **options,
-    )
+    given: dict[str, Any] = {"source": flow.source, "to": flow.target, "group": "g"}
+    given["transform"] = transform
+    return SparkStage(uri_env=URI_ENV, model=Flight, **(given | options))
 
 
 @pytest.mark.spark_long
@@ -63,13 +58,7 @@ def test_stage_moves_transformed_messages(spark: Any, flow: Flow) -> None:
         ),
     )
     (report,) = stage.run(spark, until_empty=True)
-    assert (report.claimed, report.written, report.dropped, report.failed, report.lost) == (
-        6,
-        2,
-        4,
-        0,
-        0,
-    )
+    assert counts(report) == (6, 2, 4, 0, 0)
     moved = flow.clean.peek()
     assert [(each.payload, each.headers, each.key) for each in moved] == [
         ({"carrier": carrier, "delay": 10, "tags": ["x"]}, {"n": 5}, carrier)
@@ -82,7 +71,7 @@ def test_stage_moves_transformed_messages(spark: Any, flow: Flow) -> None:
 @pytest.mark.spark_long
 @pytest.mark.filterwarnings("ignore:Cannot infer the eval type:UserWarning")
 def test_stage_by_transaction_writes_any_rows(spark: Any, flow: Flow) -> None:
-    """One message fails. The other messages go on."""
+    """One message fails. The other messages are written."""
     from pyspark.sql.functions import udf
 
     flow.raw.push_many([*FLIGHTS, {"carrier": "ZZ", "delay": 7}])
@@ -105,11 +94,9 @@ def test_stage_by_transaction_writes_any_rows(spark: Any, flow: Flow) -> None:
     )
     report = stage.run_once(spark)
     assert (report.claimed, report.failed, report.lost) == (7, 1, 0)
-    total: dict[str, int] = {}
+    total = Counter[str]()
     for each in flow.clean.peek(100):
-        total[each.payload["carrier"]] = (
-            total.get(each.payload["carrier"], 0) + each.payload["count"]
-        )
+        total[each.payload["carrier"]] += each.payload["count"]
     assert total == {"AA": 3, "UA": 3}
     (grave,) = flow.client.queue(f"{flow.source}.dead").peek()
     assert grave.payload["carrier"] == "ZZ"
@@ -226,10 +213,8 @@ def test_foreach_batch_skips_a_batch_done_before(flow: Flow, database: str) -> N
 def test_foreach_batch_refuses_a_batch_of_another_source(flow: Flow, database: str) -> None:
     """No process would finish the messages of such a batch."""
     row = {"id": "a", "queue": "another", "payload": "1", "when": NOON, "tries": 1}
-    with pytest.raises(
-        ConfigurationError,
-        match=f"^foreach_batch: group 'g' of queue '{flow.source}' has nothing claimed",
-    ):
+    text = f"^foreach_batch: group 'g' of queue '{flow.source}' has nothing claimed"
+    with pytest.raises(ConfigurationError, match=text):
         plain(flow, database).foreach_batch(given(row), 0)
     assert flow.written() == []
 
@@ -271,8 +256,7 @@ def test_large_batch_is_settled_by_several_commands(
     flow.raw.push_many(range(9))
 
     def transform(frame: Frame) -> Frame:
-        taken = {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
-        flow.client.database["pyqueue"].update_one({"q": flow.source, "payload": 4}, taken)
+        flow.steal(4)
         rows = [{"id": row["id"], "payload": f"1{row['payload']}"} for row in frame.rows()]
         return frame.made_of(rows, "id", "payload")
 
@@ -285,17 +269,17 @@ def test_large_batch_is_settled_by_several_commands(
 def test_stage_run_waits_for_more(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looks at an empty queue again and again, and reports only batches with messages."""
-    looks: list[float] = []
+    """It reads an empty queue again and again, and reports only batches with messages."""
+    waits: list[float] = []
 
     def sleep(seconds: float) -> None:
-        looks.append(seconds)
-        if len(looks) == 2:
+        waits.append(seconds)
+        if len(waits) == 2:
             flow.raw.push_many([1, 2])
 
     monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
     flow.raw.push(0)
     reports = plain(flow, database).run(None)
-    assert [next(reports).written, looks] == [1, []]
-    assert [next(reports).written, looks] == [2, [module.IDLE_DELAY_S] * 2]
+    assert [next(reports).written, waits] == [1, []]
+    assert [next(reports).written, waits] == [2, [module.IDLE_DELAY_S] * 2]
     assert flow.written() == [0, 1, 2]
