@@ -7,6 +7,8 @@ tests with a real session show that the order is right.
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -22,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from pyqueue.spark import QueueDataSource, offsets, writers
 from pyqueue.spark.columns import columns
-from tests.spark.fakes import Crash
+from tests.spark.fakes import Crash, Flow
 
 Offset = dict[str, Any]
 Sink = Callable[[int, list[pa.RecordBatch]], None]
@@ -110,6 +112,32 @@ class Engine:
         """Acknowledge the last batch, as the listener does."""
         end = self.checkpoint.offsets[self.checkpoint.committed - 1]
         offsets.Offset.parse(end).acknowledge()
+
+
+def source(flow: Flow, database: str, **options: str) -> dict[str, str]:
+    """Return the options of a stream from the source of a flow."""
+    given = {"uri": database, "queue": flow.source, "group": "g"}
+    return given | {"maxMessagesPerBatch": "2", "numPartitions": "2"} | options
+
+
+def target(flow: Flow, database: str, **options: str) -> dict[str, str]:
+    """Return the options of a stream into the target of a flow."""
+    return {"uri": database, "queue": flow.target, "stage": "s"} | options
+
+
+def seen(rows: Counter[Any]) -> Sink:
+    """Return a sink that counts payloads."""
+
+    def count(number: int, batches: list[pa.RecordBatch]) -> None:
+        for each in batches:
+            rows.update(map(json.loads, each.column("payload").to_pylist()))
+
+    return count
+
+
+def sized(sizes: list[int]) -> Sink:
+    """Return a sink that keeps the sizes of the batches."""
+    return lambda number, batches: sizes.append(sum(each.num_rows for each in batches))
 
 
 def nothing(step: str) -> None:

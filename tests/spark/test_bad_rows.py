@@ -40,7 +40,7 @@ TYPES: dict[str, DataType] = {
     "when": TimestampType(),
     "delay": DoubleType(),
 }
-#: What is wrong with a row, and what its error says.
+#: The fault of a row, and the text of its error.
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "JSON": ({"payload": '{"n": '}, "payload: in the row with id {}: invalid JSON"),
     "integer": ({"payload": f'{{"n": {2**70}}}'}, "payload.n: not storable as BSON: .* id {}"),
@@ -138,7 +138,7 @@ def test_row_of_a_fenced_attempt_is_not_buried(sink: Sink, way: str, database: s
 
 
 def test_decided_row_is_buried_after_a_crash(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next run of the batch shows what the former one has decided."""
+    """The next run of the batch shows the rows that the former run has decided."""
     rows = [sink.row(0), bad(sink, 1)]
     with monkeypatch.context() as patch:
         patch.setattr(staging, "show", lambda *given: 1 / 0)

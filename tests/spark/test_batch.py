@@ -37,19 +37,16 @@ def write(database: str) -> Write:
     """Return a function that writes a DataFrame to a queue."""
 
     def write(df: Any, queue: str, **options: Any) -> None:
-        df.write.format("pyqueue").mode("append").options(
-            uri=database, queue=queue, **options
-        ).save()
+        given = {"uri": database, "queue": queue} | options
+        df.write.format("pyqueue").mode("append").options(**given).save()
 
     return write
 
 
-def staged(flow: Flow) -> int:
-    """Return the number of staged messages."""
-    count: int = flow.client.database["pyqueue"].count_documents(
-        {"q": {"$regex": f"^~staged:{flow.target}:"}}
-    )
-    return count
+def ordered(spark: Any, flow: Flow, *numbers: int) -> Any:
+    """Return a DataFrame of numbers. The column "order_id" has their ids."""
+    rows = [(f"{flow.target}-{n}", str(n)) for n in numbers]
+    return spark.createDataFrame(rows, "order_id string, payload string")
 
 
 # ---- reads
@@ -71,13 +68,8 @@ def test_read_shows_ready_messages_and_consumes_none(flow: Flow, read: Read) -> 
     assert sorted(rows) == sorted(str(id) for id in ids if id != held.id)
     row, stored = rows["mine"], flow.raw.get("mine")
     assert stored is not None
-    assert (row.queue, row.payload, row.headers, row.key, row.tries) == (
-        flow.source,
-        '{"a": [1, "é"]}',
-        {},
-        "k",
-        0,
-    )
+    assert (row.queue, row.payload) == (flow.source, '{"a": [1, "é"]}')
+    assert (row.headers, row.key, row.tries) == ({}, "k", 0)
     assert row.when.astimezone(UTC) == stored.when
     assert row.pushed.astimezone(UTC) == stored.pushed
     assert rows[str(ids[5])].headers == {"text": "a", "number": "5"}
@@ -109,7 +101,7 @@ def test_write_makes_messages(spark: Any, flow: Flow, write: Write) -> None:
     assert all(each.tries == 0 and each.trail == [] for each in messages)
     document = flow.stored(flow.target)[0]
     assert not {"staged", "expires", "processed"} & {*document}
-    assert staged(flow) == 0
+    assert flow.staged() == 0
 
 
 @pytest.mark.spark_long
@@ -123,16 +115,13 @@ def test_write_wakes_a_waiting_consumer(
 
 @pytest.mark.spark_long
 def test_write_with_id_column_can_be_repeated(spark: Any, flow: Flow, write: Write) -> None:
-    df = spark.createDataFrame(
-        [(f"{flow.target}-{n}", str(n)) for n in range(20)], "order_id string, payload string"
-    )
+    df = ordered(spark, flow, *range(20))
     write(df, flow.target, idColumn="order_id")
     taken = flow.clean.reserve(0)
     assert taken is not None
     write(df, flow.target, idColumn="order_id")
-    assert sorted(each["_id"] for each in flow.stored(flow.target)) == sorted(
-        row.order_id for row in df.collect()
-    )
+    stored = sorted(each["_id"] for each in flow.stored(flow.target))
+    assert stored == sorted(row.order_id for row in df.collect())
     flow.clean.commit(taken)
     assert flow.clean.counts().total == 19
 
@@ -140,13 +129,11 @@ def test_write_with_id_column_can_be_repeated(spark: Any, flow: Flow, write: Wri
 @pytest.mark.spark_long
 def test_write_with_ids_of_another_queue_fails(spark: Any, flow: Flow, write: Write) -> None:
     id = flow.raw.push("other", id=f"{flow.target}-3")
-    df = spark.createDataFrame(
-        [(f"{flow.target}-{n}", str(n)) for n in range(6)], "order_id string, payload string"
-    )
+    df = ordered(spark, flow, *range(6))
     with pytest.raises(Exception, match=f"never in queue '{flow.target}'"):
         write(df.repartition(3), flow.target, idColumn="order_id")
     assert flow.written() == []
-    assert staged(flow) == 0
+    assert flow.staged() == 0
     message = flow.raw.get(id or "")
     assert message is not None
     assert message.payload == "other"
@@ -154,17 +141,12 @@ def test_write_with_ids_of_another_queue_fails(spark: Any, flow: Flow, write: Wr
 
 @pytest.mark.spark_long
 def test_write_with_one_id_in_several_rows_fails(spark: Any, flow: Flow, write: Write) -> None:
-    ids = [f"{flow.target}-{n}" for n in (1, 2, 3, 2)]
-    df = spark.createDataFrame([(id, "1") for id in ids], "order_id string, payload string")
-    for parts in (1, 4):
+    df = ordered(spark, flow, 1, 2, 3, 2)
+    for divided in (df.coalesce(1), df.repartition(4)):
         with pytest.raises(Exception, match="several rows"):
-            write(
-                df.repartition(parts) if parts > 1 else df.coalesce(1),
-                flow.target,
-                idColumn="order_id",
-            )
+            write(divided, flow.target, idColumn="order_id")
         assert flow.written() == []
-        assert staged(flow) == 0
+        assert flow.staged() == 0
 
 
 @pytest.mark.spark_long
@@ -185,42 +167,31 @@ def test_write_that_fails_leaves_nothing(spark: Any, flow: Flow, write: Write) -
         for batch in rows:
             if 7 in batch.column("n").to_pylist():
                 raise ArithmeticError("the seventh")
-            yield pa.RecordBatch.from_pydict(
-                {"payload": [str(n) for n in batch.column("n").to_pylist()]}
-            )
+            payloads = [str(n) for n in batch.column("n").to_pylist()]
+            yield pa.RecordBatch.from_pydict({"payload": payloads})
 
-    df = (
-        spark.createDataFrame([(n,) for n in range(8)], "n int")
-        .repartition(4, "n")
-        .mapInArrow(fails, "payload string")
-    )
+    df = spark.createDataFrame([(n,) for n in range(8)], "n int").repartition(4, "n")
+    df = df.mapInArrow(fails, "payload string")
     with pytest.raises(Exception, match="the seventh"):
         write(df, flow.target)
     assert flow.written() == ["there"]
-    assert staged(flow) == 0
+    assert flow.staged() == 0
 
 
 def test_staged_messages_of_a_dead_writer_expire(flow: Flow) -> None:
     """The TTL index deletes them, because ``expires`` is a date."""
-    runner_of(flow.client).run(
-        Staging(backend_of(flow.clean).target, "job").write(
-            "a", [NewMessage(f"{flow.target}-1", 1), NewMessage(None, 2)]
-        )
-    )
+    rows = [NewMessage(f"{flow.target}-1", 1), NewMessage(None, 2)]
+    runner_of(flow.client).run(Staging(backend_of(flow.clean).target, "job").write("a", rows))
     collection = flow.client.database["pyqueue"]
     index = collection.index_information()["expires"]
     assert index["expireAfterSeconds"] == 0
-    found = list(
-        collection.find({"q": f"~staged:{flow.target}:job:a", **index["partialFilterExpression"]})
-    )
+    match = {"q": f"~staged:{flow.target}:job:a", **index["partialFilterExpression"]}
+    found = list(collection.find(match))
     assert len(found) == 2
     for each in found:
         assert isinstance(each["expires"], datetime)
-        assert (
-            timedelta(days=6.9)
-            < each["expires"].replace(tzinfo=UTC) - datetime.now(UTC)
-            < timedelta(days=7.1)
-        )
+        left = each["expires"].replace(tzinfo=UTC) - datetime.now(UTC)
+        assert timedelta(days=6.9) < left < timedelta(days=7.1)
     assert flow.clean.counts().total == 0
     assert flow.clean.pop(0) is None
     assert [each for each in flow.client.queues() if "~" in each.name] == []
@@ -275,5 +246,5 @@ def test_write_survives_a_task_repeated_in_another_order(
     write(df, flow.target, **({"idColumn": "name"} if ids else {}))
     assert marker.exists()
     assert Counter(flow.written()) == Counter(range(ROWS))
-    assert staged(flow) == 0
+    assert flow.staged() == 0
     flow.clean.purge()

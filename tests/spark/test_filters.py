@@ -1,4 +1,4 @@
-"""What a table read leaves to the database: it never leaves out a row that Spark would keep."""
+"""The filters that a table read leaves to the database, which drops no row that Spark keeps."""
 
 from __future__ import annotations
 
@@ -153,11 +153,8 @@ def test_match_refuses_what_is_no_condition_on_fields(text: str) -> None:
 
 def test_match_takes_values_and_conditions() -> None:
     given = '{"a": {"$gt": {"$date": "2013-01-01T12:00:00Z"}}, "b.c": null, "d": {"e": 1}}'
-    assert matching(given) == {
-        "payload.a": {"$gt": NOW},
-        "payload.b.c": None,
-        "payload.d": {"e": 1},
-    }
+    found = {"payload.a": {"$gt": NOW}, "payload.b.c": None, "payload.d": {"e": 1}}
+    assert matching(given) == found
 
 
 # ---- reads of a table
@@ -229,11 +226,8 @@ def test_spark_pushes_its_filters(flow: Flow, shared: Client, database: str, spa
     setting = "spark.sql.python.filterPushdown.enabled"
     spark.conf.set(setting, "true")
     try:
-        df = (
-            spark.read.format("pyqueue")
-            .options(uri=database, queue=flow.source, pushFilters="true", columns="id,payload,key")
-            .load()
-        )
+        options = {"uri": database, "queue": flow.source, "columns": "id,payload,key"}
+        df = spark.read.format("pyqueue").options(**options, pushFilters="true").load()
         seventh = df.where(f"id = '{name}-7'")
         assert seventh.rdd.getNumPartitions() == 1
         assert [row.payload for row in seventh.where("payload < 9").collect()] == ["7"]

@@ -1,4 +1,4 @@
-"""What an idle stream or stage costs. No session is needed but in the last test."""
+"""The cost of an idle stream or stage. Only the last test needs a session."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ from pyqueue.runtime.connecting import Connected, Connection, runner_of
 from pyqueue.spark import idle as module
 from pyqueue.spark.addresses import NamespaceAddress, TaskClient, client_of
 from tests.spark import programs
-from tests.spark.engine import Engine
+from tests.spark.engine import Engine, seen, source
 from tests.spark.fakes import Flow, no_session
 from tests.spark.processes import SLOW_S, spark_eventually
-from tests.spark.test_source import seen, source
 from tests.support.eventually import eventually
 
 LIMIT = ReadMaxRows(2)
@@ -69,7 +68,7 @@ def idle(flow: Flow, database: str, **options: str) -> tuple[Any, dict[str, Any]
 
 
 def test_idle_stream_reads_rarely_and_writes_nothing(flow: Flow, database: str) -> None:
-    """Spark asks a hundred times a second. Each look is two reads at most, whatever the speed."""
+    """Spark asks a hundred times a second. Each scan is one or two reads."""
     reader, end = idle(flow, database, maxWaitMs="0")
     began = time.monotonic()
     with commands(reader_client(database)) as sent:
@@ -77,10 +76,10 @@ def test_idle_stream_reads_rarely_and_writes_nothing(flow: Flow, database: str) 
             assert reader.latestOffset(end, LIMIT) == end
             reader.reportLatestOffset()
             reader.commit(end)
-        looks = (time.monotonic() - began) / module.IDLE_LOOK_S + 1
+        scans = (time.monotonic() - began) / module.IDLE_LOOK_S + 1
     messages = [each for each in sent if isinstance(each, Find)]
     assert [each for each in sent if not isinstance(each, Find)] == []
-    assert len(messages) <= 2 * looks + 2  # the record of the queue may be read again
+    assert len(messages) <= 2 * scans + 2  # the record of the queue may be read again
     reader.stop()
 
 
@@ -179,7 +178,7 @@ def test_idle_stage_reads_and_writes_nothing(flow: Flow) -> None:
     assert len(sent) <= 22
 
 
-# ---- the time of one look
+# ---- the time of one scan
 
 
 class Clock:
@@ -211,7 +210,19 @@ def wait(clock: Clock, max_wait_s: float = 0.1) -> module.IdleWait:
     return module.IdleWait(max_wait_s, lambda: listener)
 
 
-def test_first_look_and_each_look_after_a_batch_never_wait(clock: Clock) -> None:
+def poll(clock: Clock, one: module.IdleWait, times: int) -> list[float]:
+    """Ask many times whether to scan an empty queue. Return the times of the scans."""
+    scans = []
+    for _ in range(times):
+        if one.look():
+            scans.append(clock.now)
+            one.rest(float("inf"))
+        one.answered()
+        clock.now += 0.01
+    return scans
+
+
+def test_first_scan_and_each_after_a_batch_never_wait(clock: Clock) -> None:
     one = wait(clock)
     for _ in range(3):
         assert one.look()
@@ -220,20 +231,14 @@ def test_first_look_and_each_look_after_a_batch_never_wait(clock: Clock) -> None
     assert clock.waits == []
 
 
-def test_idle_looks_are_two_seconds_apart(clock: Clock) -> None:
-    one, looks = wait(clock), []
-    for _ in range(1000):
-        if one.look():
-            looks.append(clock.now)
-            one.rest(float("inf"))
-        one.answered()
-        clock.now += 0.01
-    _, *gaps = (later - earlier for earlier, later in pairwise(looks))  # the first one listens
+def test_idle_scans_are_two_seconds_apart(clock: Clock) -> None:
+    scans = poll(clock, wait(clock), 1000)
+    _, *gaps = (later - earlier for earlier, later in pairwise(scans))  # the first one listens
     assert len(gaps) > 10
     assert all(2 <= gap < 2.2 for gap in gaps)
 
 
-def test_look_comes_when_a_message_becomes_ready(clock: Clock) -> None:
+def test_scan_comes_when_a_message_becomes_ready(clock: Clock) -> None:
     one = wait(clock)
     one.look()
     one.rest(0.35)
@@ -251,12 +256,7 @@ def test_query_that_never_waits_hears_no_signals(clock: Clock) -> None:
     def listen() -> Any:
         raise AssertionError("it listens")
 
-    one = module.IdleWait(0, listen)
-    for _ in range(1000):
-        if one.look():
-            one.rest(float("inf"))
-        one.answered()
-        clock.now += 0.01
+    poll(clock, module.IdleWait(0, listen), 1000)
 
 
 def test_sources_of_a_query_share_the_wait(clock: Clock) -> None:

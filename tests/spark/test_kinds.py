@@ -21,7 +21,8 @@ from pyqueue.spark import QueueDataSource
 from pyqueue.spark.batches import Batches
 from pyqueue.spark.columns import columns
 from pyqueue.spark.outputs import Route
-from tests.spark.fakes import Flow, no_session
+from tests.spark.engine import table_rows
+from tests.spark.fakes import Flow, no_session, outputs
 from tests.spark.test_sink import WAYS, Sink
 
 KINDS = ("standard", "priority", "ordered", "bucket")
@@ -56,17 +57,11 @@ def read_stream(flow: Flow, database: str) -> int:
         stream.stop()
 
 
-def read_table(flow: Flow, database: str) -> int:
-    """Read a table. Return how many messages it has."""
-    reader: Any = QueueDataSource({"uri": database, "queue": flow.source}).reader(columns(None))
-    return sum(rows.num_rows for part in reader.partitions() for rows in reader.read(part))
-
-
 READS: dict[str, Callable[[Flow, str], int]] = {
     "move": lambda flow, _: run_stage(flow, "move"),
     "transaction": lambda flow, _: run_stage(flow, "transaction"),
     "stream": read_stream,
-    "table": read_table,
+    "table": lambda flow, url: len(table_rows({"uri": url, "queue": flow.source})),
 }
 #: The reason why a kind cannot be read in a way.
 REFUSED = {
@@ -106,9 +101,9 @@ def test_target_of_each_kind(flow: Flow, faked: None, database: str, kind: Any, 
     assert queue.counts().total == 0
 
 
-@pytest.mark.parametrize("output", ["move", "transaction"])
+@outputs
 def test_stage_keeps_the_order_of_groups(flow: Flow, faked: None, output: str) -> None:
-    """The order in which the messages became ready, whatever their ids are."""
+    """It is the order in which the messages became ready. Their ids do not matter."""
     queue = flow.client.queue(flow.target, kind="ordered")
     queue.reserve(0)
     total = 2500  # more than one command moves
@@ -116,11 +111,9 @@ def test_stage_keeps_the_order_of_groups(flow: Flow, faked: None, output: str) -
     flow.raw.push_many(range(total), ids=ids)
     past = datetime.now(UTC) - timedelta(minutes=1)
     since = [past + timedelta(milliseconds=number) for number in range(total)]
+    changes = [{"$set": {"when": when, "due": when}} for when in since]
     flow.client.database["pyqueue"].bulk_write(
-        [
-            pymongo.UpdateOne({"_id": id}, {"$set": {"when": when, "due": when}})
-            for id, when in zip(ids, since, strict=True)
-        ]
+        [pymongo.UpdateOne({"_id": id}, each) for id, each in zip(ids, changes, strict=True)]
     )
 
     def grouped(df: Any) -> Any:

@@ -15,10 +15,9 @@ from pyqueue.spark import QueueProgressListener
 from pyqueue.spark import listener as module
 from pyqueue.spark.listener import SourceNumbers
 from pyqueue.spark.offsets import Offset
-from tests.spark.engine import Engine
+from tests.spark.engine import Engine, seen, source
 from tests.spark.fakes import Flow
 from tests.spark.test_records import PAYLOADS, into, numbers
-from tests.spark.test_source import seen, source
 from tests.support.eventually import eventually
 
 NOWHERE = "mongodb://127.0.0.1:1/?serverSelectionTimeoutMS=100"

@@ -1,4 +1,4 @@
-"""Reads of streams by position: a batch is what lies between two positions, and nothing is claimed.
+"""Reads of streams by position: a batch lies between two positions, and nothing is claimed.
 
 The data source is called as Spark calls it. The last test has a real session.
 """
@@ -14,12 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from pyqueue import Client, ConfigurationError, InvalidMessage, QueueError, Stream
 from pyqueue.backends.streams import retention
 from pyqueue.spark import QueueDataSource, idle
 from pyqueue.spark.columns import log_columns
-from tests.spark.engine import Checkpoint, Engine
+from tests.spark.engine import Checkpoint, Engine, table_rows
 from tests.spark.fakes import Crash, Flow
 from tests.support.eventually import eventually
 
@@ -72,7 +73,7 @@ class Sink:
         self.batches.setdefault(number, []).append(rows)
 
     def last(self) -> list[int]:
-        """Return what was read last of each batch."""
+        """Return the positions of each batch, as they were read last."""
         return [each for number in sorted(self.batches) for each in self.batches[number][-1]]
 
 
@@ -123,13 +124,9 @@ def test_payload_that_does_not_fit_fails_or_is_null(clicks: Log) -> None:
 
 
 def _typed(clicks: Log, **options: str) -> Rows:
-    from pyspark.sql.types import LongType, StringType, StructField, StructType
-
     more = [StructField("bad", StringType())] if "onBadRecord" in options else []
     schema = StructType([*log_columns(LongType()).fields, *more])
-    reader: Any = QueueDataSource(clicks.options | options).reader(schema)
-    parts = reader.partitions()
-    return [row for part in parts for each in reader.read(part) for row in each.to_pylist()]
+    return table_rows(clicks.options | options, schema)
 
 
 # ---- streams
@@ -251,7 +248,7 @@ def test_checkpoint_of_another_stream_is_refused(clicks: Log) -> None:
             clicks.engine(Sink(), checkpoint).batch()
 
 
-# ---- what is refused
+# ---- invalid options
 
 
 def stream(source: QueueDataSource) -> object:

@@ -15,9 +15,18 @@ from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark import QueueDataSource
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.columns import columns
-from tests.spark.engine import Checkpoint, Engine, Sink, to_queue
+from tests.spark.engine import (
+    Checkpoint,
+    Deaths,
+    Engine,
+    Sink,
+    nothing,
+    source,
+    table_rows,
+    target,
+    to_queue,
+)
 from tests.spark.fakes import Crash, Flow, meddled
-from tests.spark.test_source import Deaths, nothing, source, target
 from tests.support.samples import at_each, some_or_all
 
 #: The columns of a read whose payloads are numbers.
@@ -110,7 +119,7 @@ def test_burial_honours_the_options_of_the_queue(
 def dies_and_goes_on(
     flow: Flow, database: str, die: Callable[[Callable[[], object]], None]
 ) -> None:
-    """Let a stream into the target die once, and run it again to its end."""
+    """Let a stream into the target die, and run it again to its end."""
     flow.raw.push_many(PAYLOADS)
     checkpoint = Checkpoint()
 
@@ -126,8 +135,7 @@ def dies_and_goes_on(
     if not checkpoint.offsets:  # this restart knows of no former runner
         flow.lapse()
     run()
-    assert flow.written() == [0, 1, 3, 4]
-    assert flow.left() == []
+    flow.check_moved([0, 1, 3, 4])
     assert [(each["payload"], each["dead"]["tries"]) for each in dead(flow)] == [("two", 1)]
 
 
@@ -203,14 +211,8 @@ def test_corrected_type_reads_what_was_bad(flow: Flow, database: str) -> None:
 def test_stream_reads_bad_records_as_null_if_asked(flow: Flow, database: str) -> None:
     flow.raw.push_many([0, {"a": [1]}, 2])
     rows: Rows = []
-    numbers(
-        flow,
-        database,
-        into(rows),
-        schema=CORRUPT,
-        onBadRecord="null",
-        columnNameOfCorruptRecord="corrupt",
-    ).run()
+    options: dict[str, Any] = {"onBadRecord": "null", "columnNameOfCorruptRecord": "corrupt"}
+    numbers(flow, database, into(rows), schema=CORRUPT, **options).run()
     found = sorted((row["payload"], row["corrupt"]) for row in rows if row["payload"] is not None)
     assert found == [(0, None), (2, None)]
     assert [row["corrupt"] for row in rows if row["payload"] is None] == ['{"a": [1]}']
@@ -243,14 +245,8 @@ def test_stream_of_dead_messages_reads_a_bad_one_as_null(flow: Flow, database: s
 
 def table(flow: Flow, database: str, schema: StructType = NUMBERS, **options: str) -> Rows:
     """Return the rows of a batch read of numbers."""
-    given = {"uri": database, "queue": flow.source, "payloadType": "bigint"} | options
-    reader = QueueDataSource(given).reader(schema)
-    rows: Rows = []
-    for part in reader.partitions():
-        for batch in reader.read(part):
-            assert isinstance(batch, pa.RecordBatch)
-            rows.extend(batch.to_pylist())
-    return rows
+    given = {"uri": database, "queue": flow.source, "payloadType": "bigint"}
+    return table_rows(given | options, schema)
 
 
 def test_table_fails_at_a_bad_record_and_names_the_remedy(flow: Flow, database: str) -> None:
@@ -264,13 +260,8 @@ def test_table_fails_at_a_bad_record_and_names_the_remedy(flow: Flow, database: 
 def test_table_reads_bad_records_as_null_if_asked(flow: Flow, database: str) -> None:
     flow.raw.push_many(PAYLOADS)
     before = flow.stored(flow.source)
-    assert sorted(map(str, payloads(table(flow, database, onBadRecord="null")))) == [
-        "0",
-        "1",
-        "3",
-        "4",
-        "None",
-    ]
+    found = sorted(map(str, payloads(table(flow, database, onBadRecord="null"))))
+    assert found == ["0", "1", "3", "4", "None"]
     options = {"onBadRecord": "null", "columnNameOfCorruptRecord": "corrupt"}
     rows = table(flow, database, CORRUPT, **options)
     assert [(row["payload"], row["corrupt"]) for row in rows if row["corrupt"]] == [(None, '"two"')]

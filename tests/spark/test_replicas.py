@@ -5,7 +5,6 @@ No test here needs Spark: a function stands in for it. The last tests start real
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
-import pyarrow as pa
 import pytest
 
 from pyqueue import Client, ConfigurationError, Fenced
@@ -26,7 +24,7 @@ from pyqueue.queue_base import backend_of
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark import SparkStage, idle, runners, writers
 from pyqueue.spark import stage as module
-from tests.spark.engine import Checkpoint, Engine, to_queue
+from tests.spark.engine import Checkpoint, Deaths, Engine, nothing, seen, to_queue
 from tests.spark.fakes import Crash, Flow, Frame, no_session
 from tests.spark.processes import SLOW_S
 from tests.support.eventually import eventually
@@ -67,12 +65,13 @@ def test_replica_stands_by_while_a_batch_runs(flow: Flow) -> None:
     assert second.run_once(no_session).written == 1
 
 
+def dying(frame: Frame) -> Frame:
+    """End the process."""
+    raise Crash
+
+
 def test_replica_takes_over_the_batch_of_a_dead_one(flow: Flow) -> None:
     flow.raw.push_many(range(3))
-
-    def dying(frame: Frame) -> Frame:
-        raise Crash
-
     first, second = flow.stage(dying, owner="one"), flow.stage(owner="two")
     with pytest.raises(Crash):
         first.run_once(no_session)
@@ -85,10 +84,6 @@ def test_replica_takes_over_the_batch_of_a_dead_one(flow: Flow) -> None:
 
 def test_restarted_stage_with_its_owner_does_not_wait(flow: Flow) -> None:
     flow.raw.push_many(range(3))
-
-    def dying(frame: Frame) -> Frame:
-        raise Crash
-
     with pytest.raises(Crash):
         flow.stage(dying, owner="one").run_once(no_session)
     assert flow.stage(owner="one").run_once(no_session).written == 3
@@ -154,15 +149,15 @@ def test_members_share_the_work(flow: Flow) -> None:
 @pytest.fixture
 def sleeps(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[[], object]]]:
     """Replace the sleeps of stages: each calls the next of these functions."""
-    what: list[Callable[[], object]] = []
+    calls: list[Callable[[], object]] = []
 
     def sleep(seconds: float) -> None:
         assert seconds >= 0
-        what.pop(0)()
+        calls.pop(0)()
 
     monkeypatch.setattr(module, "time", SimpleNamespace(sleep=sleep))
-    yield what
-    assert what == []
+    yield calls
+    assert calls == []
 
 
 def spark_stage(flow: Flow, database: str, **options: Any) -> SparkStage:
@@ -190,18 +185,11 @@ def test_run_once_says_that_another_process_runs_the_group(
 
 
 def test_run_stands_by_until_the_other_process_ends(
-    flow: Flow,
-    database: str,
-    sleeps: list[Callable[[], object]],
-    caplog: pytest.LogCaptureFixture,
+    flow: Flow, database: str, sleeps: list[Callable[[], object]], caplog: pytest.LogCaptureFixture
 ) -> None:
     other = flow.stage(owner="alive")
     other.run_once(no_session)
-
-    def looked() -> None:
-        flow.raw.push(1)
-
-    sleeps += [looked, lambda: None, other.release]
+    sleeps += [lambda: flow.raw.push(1), lambda: None, other.release]
     with caplog.at_level(logging.INFO, "pyqueue"):
         reports = spark_stage(flow, database).run(None)
         assert next(reports).written == 1
@@ -252,7 +240,7 @@ def test_stage_with_members_refuses_foreach_batch(flow: Flow, database: str) -> 
 
 
 class Drivers:
-    """The drivers of queries, and their clock: a test says which one acts now, and what time."""
+    """The drivers of queries, and their clock: a test sets the time, and the driver that acts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.host, self.now = "", 0.0
@@ -261,14 +249,14 @@ class Drivers:
         monkeypatch.setattr(runners, "time", clock)
         monkeypatch.setattr(idle, "time", clock)
         #: Called when a query waits.
-        self.meanwhile: Callable[[], object] = lambda: None
+        self.on_wait: Callable[[], object] = lambda: None
 
     def _sleep(self, seconds: float) -> None:
         self.now += seconds
-        self.meanwhile()
+        self.on_wait()
 
     def on(self, host: str) -> None:
-        """Let the queries of this host act, after a time in which each may look again."""
+        """Let the queries of this host act, after a time in which each may check again."""
         self.host = host
         self.now += 60
 
@@ -281,6 +269,12 @@ def drivers(monkeypatch: pytest.MonkeyPatch) -> Drivers:
 Rows = Counter[int]
 
 
+def read_options(flow: Flow, database: str) -> dict[str, str]:
+    """Return the options of a query that never waits."""
+    given = {"uri": database, "queue": flow.source, "group": "g"}
+    return given | {"maxMessagesPerBatch": "2", "maxWaitMs": "0"}
+
+
 @pytest.fixture
 def engine(flow: Flow, database: str) -> Iterator[Callable[..., Engine]]:
     """Return a function that makes a query of the group. All of them stop at the end."""
@@ -289,19 +283,14 @@ def engine(flow: Flow, database: str) -> Iterator[Callable[..., Engine]]:
         def make(
             rows: Rows,
             checkpoint: Checkpoint | None = None,
-            step: Callable[[str], object] = lambda name: None,
+            step: Callable[[str], object] = nothing,
             *,
             now: bool = False,
             of: Flow = flow,
             **options: str,
         ) -> Engine:
-            def sink(number: int, batches: list[pa.RecordBatch]) -> None:
-                for batch in batches:
-                    rows.update(json.loads(each) for each in batch.column("payload").to_pylist())
-
-            given = {"uri": database, "queue": of.source, "group": "g"}
-            given |= {"maxMessagesPerBatch": "2", "maxWaitMs": "0"}
-            made = Engine(given | options, sink, checkpoint, step, now=now)
+            given = read_options(of, database) | options
+            made = Engine(given, seen(rows), checkpoint, step, now=now)
             stack.callback(made.reader.stop)
             return made
 
@@ -374,11 +363,7 @@ def test_query_twice_in_one_application_is_refused(
     """It would wait for the first query for ever. A query that has ended is no reason."""
     flow.raw.push_many(range(3))
     rows, standby = Rows(), Rows()
-    first, second, third = (
-        engine(rows),
-        engine(standby, Checkpoint()),
-        engine(standby, Checkpoint()),
-    )
+    first, second, third = engine(rows), engine(standby), engine(standby)
     assert first.batch()
     assert not second.batch()
     drivers.on("")
@@ -405,7 +390,7 @@ def test_available_now_waits_for_a_dead_query(
     drivers.on("a")
     engine(rows).batch()
     drivers.on("b")
-    drivers.meanwhile = flow.lapse
+    drivers.on_wait = flow.lapse
     assert engine(rows, now=True).run() == 2
     assert rows == Rows([0, 0, 1, 1, 2])
 
@@ -454,18 +439,6 @@ def test_query_fenced_within_its_batch_ends(flow: Flow, engine: Callable[..., En
         query.batch()
 
 
-class Deaths:
-    """Ends the process before step number ``at``."""
-
-    def __init__(self, at: int) -> None:
-        self.left = at
-
-    def __call__(self, step: str) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise Crash
-
-
 def lived(query: Engine, *, batches: int = 100) -> bool:
     """Run some batches of a query; return False if it died. A dead process renews nothing."""
     with suppress(Crash):
@@ -480,7 +453,7 @@ def lived(query: Engine, *, batches: int = 100) -> bool:
 def handed_over(
     flow: Flow, engine: Callable[..., Engine], drivers: Drivers, first: int, second: int
 ) -> tuple[bool, bool]:
-    """Let a query die at a step, then another one, and go on with the first checkpoint."""
+    """Let a query die at a step, then another one, and continue with the first checkpoint."""
     rows, checkpoints = Rows(), (Checkpoint(), Checkpoint())
     flow.raw.push_many(range(5))
     ends: list[bool] = []
@@ -524,7 +497,7 @@ def test_handover_at_any_two_steps_loses_nothing(
 def test_query_comes_back_as_another_member(
     flow: Flow, engine: Callable[..., Engine], drivers: Drivers
 ) -> None:
-    """The numbers of its checkpoint are those of the first member, which another query runs."""
+    """Its checkpoint has the numbers of the first member, which another query runs."""
     flow.raw.push_many(range(9))
     rows, checkpoint = Rows(), Checkpoint()
     drivers.on("a")
@@ -558,7 +531,7 @@ def test_query_comes_back_as_another_member(
 def test_stream_into_a_queue_is_written_once_across_replicas(
     flow: Flow, database: str, drivers: Drivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ids are made from those of the source, so a batch that runs again writes nothing.
+    """The ids are made from the source's ids, so a batch that runs again writes nothing.
 
     Each query waits until the former one has not written the stage for a while.
     """
@@ -570,8 +543,7 @@ def test_stream_into_a_queue_is_written_once_across_replicas(
 
     monkeypatch.setattr(writers, "time", SimpleNamespace(sleep=rest))
     flow.raw.push_many(range(7))
-    given = {"uri": database, "queue": flow.source, "group": "g"}
-    given |= {"maxMessagesPerBatch": "2", "maxWaitMs": "0"}
+    given = read_options(flow, database)
     to = {"uri": database, "queue": flow.target, "stage": "s"}
     for host in ("a", "b", "c"):
         drivers.on(host)
@@ -581,8 +553,7 @@ def test_stream_into_a_queue_is_written_once_across_replicas(
         flow.lapse()
     query = Engine(given, to_queue(to, query="d"))
     query.run()
-    assert flow.written() == [*range(7)]
-    assert flow.left() == []
+    flow.check_moved(range(7))
     assert len(rests) == 3
     assert all(0 < each <= epochs.FRESH.total_seconds() for each in rests)
 

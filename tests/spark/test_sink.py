@@ -32,7 +32,7 @@ from pyspark.sql.types import (
 from pyqueue import ConfigurationError, DuplicateKey, LeaseLost
 from pyqueue.spark import QueueDataSource, ahead
 from pyqueue.spark.columns import columns
-from tests.spark.engine import Engine, in_a_task, table_rows, to_queue
+from tests.spark.engine import Engine, in_a_task, sized, table_rows, to_queue
 from tests.spark.fakes import Flow, waiting_consumer
 from tests.support.eventually import eventually
 
@@ -448,12 +448,8 @@ def test_row_whose_key_is_taken_may_fail_the_write(sink: Sink, way: str) -> None
 def test_stream_ends_a_batch_at_its_bytes(flow: Flow, database: str) -> None:
     flow.raw.push_many(["x" * 1000] * 6)
     sizes: list[int] = []
-
-    def sink(number: int, found: list[pa.RecordBatch]) -> None:
-        sizes.append(sum(each.num_rows for each in found))
-
     source = {"uri": database, "queue": flow.source, "group": "g", "maxBytesPerBatch": "2500"}
-    Engine(source, sink).run()
+    Engine(source, sized(sizes)).run()
     assert sizes == [2, 2, 2]
     assert flow.left() == []
 

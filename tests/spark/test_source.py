@@ -38,56 +38,22 @@ from pyqueue.spark.columns import columns
 from pyqueue.spark.frames import batch
 from pyqueue.spark.offsets import Offset
 from tests.plans.runner import NOW
-from tests.spark.engine import Checkpoint, Engine, in_a_task, to_queue
+from tests.spark.engine import (
+    Checkpoint,
+    Deaths,
+    Engine,
+    in_a_task,
+    nothing,
+    seen,
+    sized,
+    source,
+    table_rows,
+    target,
+    to_queue,
+)
 from tests.spark.fakes import Crash, Flow, meddled, waiting_consumer
 from tests.support.eventually import eventually
 from tests.support.samples import at_each, sampled, some_or_all
-
-
-def source(flow: Flow, database: str, **options: str) -> dict[str, str]:
-    """Return the options of a stream from the source of a flow."""
-    given = {
-        "uri": database,
-        "queue": flow.source,
-        "group": "g",
-        "maxMessagesPerBatch": "2",
-        "numPartitions": "2",
-    }
-    return given | options
-
-
-def target(flow: Flow, database: str, **options: str) -> dict[str, str]:
-    """Return the options of a stream into the target of a flow."""
-    return {"uri": database, "queue": flow.target, "stage": "s"} | options
-
-
-def seen(rows: Counter[Any]) -> Callable[[int, list[pa.RecordBatch]], None]:
-    """Return a sink that counts payloads."""
-
-    def count(number: int, batches: list[pa.RecordBatch]) -> None:
-        rows.update(
-            json.loads(each) for batch in batches for each in batch.column("payload").to_pylist()
-        )
-
-    return count
-
-
-def nothing(step: str) -> None:
-    pass
-
-
-class Deaths:
-    """Ends the process before step number ``at``, from 1; with 0 it goes on."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-        self.steps: list[str] = []
-
-    def __call__(self, step: str) -> None:
-        if len(self.steps) + 1 == self.at:
-            raise Crash
-        self.steps.append(step)
-
 
 # ---- dying
 
@@ -115,6 +81,20 @@ def run_through(
         engine.reader.stop()  # a dead process renews nothing
 
 
+def restart(
+    flow: Flow,
+    database: str,
+    checkpoint: Checkpoint,
+    step: Callable[[str], object] = nothing,
+    *,
+    stage: bool = True,
+) -> None:
+    """Run a stream that has died to its end."""
+    if not checkpoint.offsets:  # it knows of no former runner
+        flow.lapse()
+    run_through(flow, database, checkpoint, step, stage)
+
+
 @some_or_all
 def test_stream_that_dies_at_any_step_writes_each_once(
     shared: Client, database: str, few: int | None
@@ -126,77 +106,60 @@ def test_stream_that_dies_at_any_step_writes_each_once(
         flow.raw.push_many(range(5))
         with suppress(Crash):
             run_through(flow, database, checkpoint, death, stage=True)
-        if not checkpoint.offsets:  # this restart knows of no former runner
-            flow.lapse()
-        run_through(flow, database, checkpoint, nothing, stage=True)
-        assert flow.written() == [*range(5)], f"died after {death.steps}"
-        assert flow.left() == []
+        restart(flow, database, checkpoint)
+        flow.check_moved(range(5), f"died after {death.steps}")
         dying.update(death.steps)
         return len(death.steps)
 
     assert at_each(run, few) > 20
-    assert dying >= {
-        "initialOffset",
-        "latestOffset",
-        "offset log",
-        "commit",
-        "partitions",
-        "tasks",
-        "write",
-        "sink commit",
-        "commit log",
-    }
+    expected = {"initialOffset", "latestOffset", "offset log", "commit", "partitions"}
+    assert dying >= expected | {"tasks", "write", "sink commit", "commit log"}
+
+
+def die_at_commands(shared: Client, database: str, few: int | None, *, consumed: bool) -> int:
+    """Let a stream of three messages die at its commands. Return how many commands there are.
+
+    Args:
+        shared: A client of the database.
+        database: The URL.
+        few: How many deaths are tried; None: one at each command.
+        consumed: Whether a consumer takes each message as it appears.
+    """
+    client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
+    runner_of(client).enter()  # it has reached the server before commands are counted
+
+    def run(at: int) -> int:
+        flow, checkpoint, taken = Flow(shared), Checkpoint(), Counter[Any]()
+        flow.raw.push_many(range(3))
+
+        def consume(step: str = "") -> None:
+            if consumed:
+                taken.update(each.payload for each in flow.clean.pop_many(10, timeout=0))
+
+        with meddled(client, at) as meddler, suppress(Crash):
+            run_through(flow, database, checkpoint, consume, stage=True)
+        consume()
+        restart(flow, database, checkpoint, consume)
+        consume()
+        flow.check_moved(range(0 if consumed else 3), f"died at command {at}")
+        assert taken == Counter(range(3 if consumed else 0)), f"died at command {at}"
+        return meddler.count
+
+    return at_each(run, few)
 
 
 @some_or_all
 def test_batch_that_was_consumed_is_not_written_again(
     shared: Client, database: str, few: int | None
 ) -> None:
-    """At whatever command the stream died. A consumer takes each message as it appears."""
-    client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
-    runner_of(client).enter()
-
-    def run(at: int) -> int:
-        flow, checkpoint, seen = Flow(shared), Checkpoint(), Counter[Any]()
-        flow.raw.push_many(range(3))
-
-        def consume(step: str = "") -> None:
-            seen.update(each.payload for each in flow.clean.pop_many(10, timeout=0))
-
-        with meddled(client, at) as meddler, suppress(Crash):
-            run_through(flow, database, checkpoint, consume, stage=True)
-        if not checkpoint.offsets:  # this restart knows of no former runner
-            flow.lapse()
-        consume()
-        run_through(flow, database, checkpoint, consume, stage=True)
-        consume()
-        assert seen == Counter(range(3)), f"died at command {at}"
-        assert flow.left() == []
-        return meddler.count
-
-    assert at_each(run, few) > 20
+    assert die_at_commands(shared, database, few, consumed=True) > 20
 
 
 @some_or_all
 def test_stream_that_dies_at_any_command_writes_each_once(
     shared: Client, database: str, few: int | None
 ) -> None:
-    client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
-    runner_of(client).enter()  # it has reached the server before commands are counted
-
-    def run(at: int) -> int:
-        flow, checkpoint = Flow(shared), Checkpoint()
-        flow.raw.push_many(range(3))
-        with meddled(client, at) as meddler, suppress(Crash):
-            run_through(flow, database, checkpoint, nothing, stage=True)
-        if not checkpoint.offsets:  # this restart knows of no former runner
-            flow.lapse()
-        run_through(flow, database, checkpoint, nothing, stage=True)
-        assert flow.written() == [*range(3)], f"died at command {at}"
-        assert flow.left() == []
-        return meddler.count
-
-    assert at_each(run, few) > 20
+    assert die_at_commands(shared, database, few, consumed=False) > 20
 
 
 def test_stream_without_ids_writes_twice_after_a_crash(shared: Client, database: str) -> None:
@@ -207,9 +170,7 @@ def test_stream_without_ids_writes_twice_after_a_crash(shared: Client, database:
         flow.raw.push_many(range(5))
         with suppress(Crash):
             run_through(flow, database, checkpoint, death, stage=False)
-        if not checkpoint.offsets:  # this restart knows of no former runner
-            flow.lapse()
-        run_through(flow, database, checkpoint, nothing, stage=False)
+        restart(flow, database, checkpoint, stage=False)
         assert {*flow.written()} == {*range(5)}
         doubled = len(flow.written()) > 5
         if doubled:
@@ -221,7 +182,7 @@ def test_stream_without_ids_writes_twice_after_a_crash(shared: Client, database:
 def test_stream_survives_the_loss_of_its_checkpoint(
     shared: Client, database: str, monkeypatch: pytest.MonkeyPatch, few: int | None
 ) -> None:
-    """At whatever step it died: nothing is lost, and stable ids prevent a second write."""
+    """Nothing is lost, whichever step it died at, and stable ids prevent a second write."""
     monkeypatch.setattr(epochs, "FRESH", timedelta(0))
 
     def run(at: int) -> int:
@@ -231,8 +192,7 @@ def test_stream_survives_the_loss_of_its_checkpoint(
             run_through(flow, database, Checkpoint(), death, stage=True)
         flow.lapse()
         run_through(flow, database, Checkpoint(), nothing, stage=True)
-        assert flow.written() == [*range(5)], f"died after {death.steps}"
-        assert flow.left() == []
+        flow.check_moved(range(5), f"died after {death.steps}")
         return len(death.steps)
 
     assert at_each(run, few) > 20
@@ -241,13 +201,12 @@ def test_stream_survives_the_loss_of_its_checkpoint(
 def test_restarted_stream_waits_for_no_lease(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(2))
     checkpoint = Checkpoint()
+    options = source(flow, database, leaseSeconds="600")
     with pytest.raises(Crash):
-        Engine(
-            source(flow, database, leaseSeconds="600"), seen(Counter()), checkpoint, Deaths(5)
-        ).run()
+        Engine(options, seen(Counter()), checkpoint, Deaths(5)).run()
     assert flow.raw.counts().reserved == 2
     rows: Counter[Any] = Counter()
-    engine = Engine(source(flow, database, leaseSeconds="600"), seen(rows), checkpoint)
+    engine = Engine(options, seen(rows), checkpoint)
     assert engine.batch()
     assert rows == Counter(range(2))
     assert not engine.batch()
@@ -294,15 +253,8 @@ def test_listener_ignores_other_sources(flow: Flow, database: str) -> None:
     engine = Engine(source(flow, database), seen(Counter()))
     engine.batch()
     (end,) = engine.checkpoint.offsets
-    others = [
-        "5",
-        None,
-        "2013-07-01",
-        '{"topic": {"0": 5}}',
-        '[{"n": 5}]',
-        "null",
-        '{"logOffset": 3}',
-    ]
+    others = ["5", None, "2013-07-01", '{"topic": {"0": 5}}', '[{"n": 5}]', "null"]
+    others.append('{"logOffset": 3}')
     listener = QueueProgressListener()
     listener.onQueryProgress(progress(*others))
     assert len(flow.left()) == 5
@@ -346,10 +298,7 @@ def test_committed_batch_wakes_a_waiting_consumer(flow: Flow, database: str) -> 
 def test_stream_keeps_its_limit(flow: Flow, database: str) -> None:
     flow.raw.push_many(range(5))
     sizes: list[int] = []
-    Engine(
-        source(flow, database),
-        lambda _, batches: sizes.append(sum(each.num_rows for each in batches)),
-    ).run()
+    Engine(source(flow, database), sized(sizes)).run()
     assert sizes == [2, 2, 1]
 
 
@@ -408,12 +357,10 @@ def test_stream_waits_while_its_queue_is_paused(
 
 
 def test_acknowledge_leaves_messages_of_other_holders(flow: Flow, database: str) -> None:
-    ids = flow.raw.push_many(range(2))
+    flow.raw.push_many(range(2))
     engine = Engine(source(flow, database), seen(Counter()))
     engine.batch()
-    flow.client.database["pyqueue"].update_one(
-        {"_id": ids[1]}, {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
-    )
+    flow.steal(1)
     engine.listen()
     assert flow.left() == [1]
     engine.reader.stop()
@@ -424,21 +371,21 @@ def test_acknowledge_leaves_messages_of_other_holders(flow: Flow, database: str)
 
 def test_stream_renews_a_lease_shorter_than_its_batch(flow: Flow, database: str) -> None:
     flow.raw.push_many([1])
-    looks = 0
+    checks = 0
 
     def slow(number: int, batches: list[pa.RecordBatch]) -> None:
         first = flow.stored(flow.source)[0]["when"]
 
         def renewed() -> bool:
-            nonlocal looks
-            looks += 1
+            nonlocal checks
+            checks += 1
             assert flow.raw.reserve(0) is None
             return bool(flow.stored(flow.source)[0]["when"] > first + timedelta(seconds=1.5))
 
         eventually(renewed, "a lease beyond the first")
 
     Engine(source(flow, database, leaseSeconds="1.5"), slow).run()
-    assert looks > 1
+    assert checks > 1
     assert flow.left() == []
 
 
@@ -502,32 +449,26 @@ def test_table_is_read_by_slices_and_chunks(
     flow.raw.push_many(range(10))
     flow.raw.push(10, delay=600)
     before = flow.stored(flow.source)
-    looked = table(database, flow.source, numPartitions="2")
-    parts = looked.reader(columns(None)).partitions()
+    whole = table(database, flow.source, numPartitions="2")
+    parts = whole.reader(columns(None)).partitions()
     assert len(parts) == 2
-    sizes: list[list[int]] = []
-    payloads: list[Any] = []
-    for part in map(pickle.dumps, parts):
-        batches: list[Any] = [*looked.reader(columns(None)).read(pickle.loads(part))]
+    rows = Counter[Any]()
+    sizes = []
+    for number, part in enumerate(map(pickle.dumps, parts)):
+        batches: list[Any] = [*whole.reader(columns(None)).read(pickle.loads(part))]
         sizes.append([each.num_rows for each in batches])
-        payloads += [
-            json.loads(each) for some in batches for each in some.column("payload").to_pylist()
-        ]
+        seen(rows)(number, batches)
     assert sizes == [[3, 2], [3, 2]]
-    assert sorted(payloads) == [*range(10)]
+    assert rows == Counter(range(10))
     assert flow.stored(flow.source) == before
 
 
 def test_table_is_read_as_its_payload_type(flow: Flow, database: str) -> None:
     flow.raw.push({"a": 1, "b": "x"})
     type = StructType([StructField("a", LongType()), StructField("b", StringType())])
-    reader = table(database, flow.source, payloadType="struct<a: bigint, b: string>").reader(
-        columns(type)
-    )
-    (part,) = reader.partitions()
-    (rows,) = reader.read(part)
-    assert isinstance(rows, pa.RecordBatch)
-    assert rows.column("payload").to_pylist() == [{"a": 1, "b": "x"}]
+    options = {"uri": database, "queue": flow.source, "payloadType": "struct<a: bigint, b: string>"}
+    rows = table_rows(options, columns(type))
+    assert [row["payload"] for row in rows] == [{"a": 1, "b": "x"}]
 
 
 def test_table_has_the_documented_schema(flow: Flow, database: str) -> None:
@@ -550,14 +491,6 @@ def rows_of(*payloads: int) -> Iterator[pa.RecordBatch]:
 WRITTEN = StructType([StructField("payload", StringType())])
 
 
-def staged(flow: Flow) -> int:
-    """Return the number of staged messages."""
-    count: int = flow.client.database["pyqueue"].count_documents(
-        {"q": {"$regex": f"^~staged:{flow.target}[:~]"}}
-    )
-    return count
-
-
 def test_write_shows_committed_tasks_only_and_all_at_once(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -566,33 +499,30 @@ def test_write_shows_committed_tasks_only_and_all_at_once(
     writer: Any = table(database, flow.target).writer(WRITTEN, False)
     spark: Any = cloudpickle
     tasks = [pickle.loads(spark.dumps(writer)) for _ in range(3)]
-    results = [
-        tasks[0].write(rows_of(*range(5))),
-        tasks[1].write(rows_of(5, 6)),
-        tasks[2].write(rows_of()),
-    ]
+    results = [tasks[0].write(rows_of(*range(5))), tasks[1].write(rows_of(5, 6))]
+    results.append(tasks[2].write(rows_of()))
     tasks[1].write(rows_of(5, 6))  # a repeated task, whose result Spark drops
     assert flow.written() == []
-    assert staged(flow) == 9
+    assert flow.staged() == 9
     writer.commit([*pickle.loads(pickle.dumps(results)), None])
     assert flow.written() == [*range(7)]
-    assert staged(flow) == 0
+    assert flow.staged() == 0
 
 
 def test_full_chunk_does_not_wait_for_further_rows(
     flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writers, "CHUNK", 2)
-    seen: list[int] = []
+    found: list[int] = []
 
     def rows() -> Iterator[pa.RecordBatch]:
         yield from rows_of(0, 1)
-        seen.append(staged(flow))
+        found.append(flow.staged())
         yield from rows_of(2)
 
     writer: Any = table(database, flow.target).writer(WRITTEN, False)
     writer.commit([writer.write(rows())])
-    assert seen == [2]
+    assert found == [2]
     assert flow.written() == [0, 1, 2]
 
 
@@ -607,7 +537,7 @@ def test_write_that_is_not_staged_shows_each_row_once(flow: Flow, database: str)
 
     with waiting_consumer(flow, database) as got:
         done = writer.write(rows(0))
-        assert staged(flow) == 0
+        assert flow.staged() == 0
         writer.commit([done])
     assert [each.payload for each in got] == [0]
     writer.write(rows(1, 2))
@@ -629,7 +559,7 @@ def test_batch_write_of_an_epoch_is_done_once(flow: Flow, database: str) -> None
         writer.abort(done)  # the commit may have failed after it had decided
         writer.commit(pickle.loads(pickle.dumps(done)))
         assert [each.payload for each in flow.clean.pop_many(10, timeout=0)] == expected
-        assert staged(flow) == 0
+        assert flow.staged() == 0
 
 
 def test_aborted_write_leaves_nothing(flow: Flow, database: str) -> None:
@@ -638,7 +568,7 @@ def test_aborted_write_leaves_nothing(flow: Flow, database: str) -> None:
     done, kept = one.write(rows_of(1, 2)), other.write(rows_of(3))
     one.abort([done, None])
     assert flow.written() == [100]
-    assert staged(flow) == 1
+    assert flow.staged() == 1
     other.commit([kept])
     assert flow.written() == [3, 100]
 
@@ -710,8 +640,7 @@ def test_slices_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> 
 
 def stored(flow: Flow, text: str) -> list[Any]:
     """Return the documents that have this text in their ids: the records of a queue."""
-    found = flow.client.database["pyqueue"].find({"_id": {"$regex": text}})
-    return list(found)
+    return list(flow.client.database["pyqueue"].find({"_id": {"$regex": text}}))
 
 
 def test_read_of_a_missing_queue_fails_and_makes_none(flow: Flow, database: str) -> None:
@@ -719,9 +648,7 @@ def test_read_of_a_missing_queue_fails_and_makes_none(flow: Flow, database: str)
     reader = table(database, missing).reader(columns(None))
     with pytest.raises(ConfigurationError, match=f"^queue: there is no queue '{missing}'"):
         reader.partitions()
-    reader = table(database, missing, mustExist="false").reader(columns(None))
-    parts = reader.partitions()
-    assert [rows for part in parts for rows in reader.read(part)] == []
+    assert table_rows({"uri": database, "queue": missing, "mustExist": "false"}) == []
     assert stored(flow, missing) == []
 
 
@@ -730,9 +657,7 @@ def test_read_of_a_queue_writes_nothing(flow: Flow, database: str, kind: str | N
     """Also not the kind of a queue that no program has named yet."""
     flow.client.queue(flow.source, kind=kind).push(1, group="g" if kind == "ordered" else None)
     before = stored(flow, flow.source)
-    reader = table(database, flow.source).reader(columns(None))
-    for part in reader.partitions():
-        list(reader.read(part))
+    table_rows({"uri": database, "queue": flow.source})
     assert stored(flow, flow.source) == before
 
 
@@ -756,7 +681,13 @@ def test_stream_waits_for_a_missing_queue(
     engine.reader.stop()
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(200, marks=pytest.mark.spark_long),
+        pytest.param(2000, marks=pytest.mark.slow),
+    ],
+)
 def test_large_messages_take_little_memory(url: str, count: int) -> None:
     """Messages of 1 MB, which one task writes and reads. Their number does not matter."""
     command = [sys.executable, "-m", "tests.spark.large", url, str(count)]

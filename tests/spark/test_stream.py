@@ -36,24 +36,12 @@ def started(spark: Any, flow: Flow, tmp_path: Path) -> Callable[..., Query]:
         via: Any = None,
         **trigger: Any,
     ) -> Query:
-        df = (
-            spark.readStream.format("pyqueue")
-            .options(
-                uriEnv=URI_ENV,
-                queue=flow.source,
-                group="g",
-                maxMessagesPerBatch=str(limit),
-                numPartitions="2",
-            )
-            .load()
-        )
-        writer = (via(df) if via else df).writeStream.format("pyqueue")
+        options = {"uriEnv": URI_ENV, "queue": flow.source, "group": "g", "numPartitions": "2"}
+        df = spark.readStream.format("pyqueue").options(**options, maxMessagesPerBatch=str(limit))
+        writer = (via or (lambda df: df))(df.load()).writeStream.format("pyqueue")
         writer = writer.options(uriEnv=URI_ENV, queue=flow.target, stage=to)
-        return (
-            writer.option("checkpointLocation", str(tmp_path / checkpoint))
-            .trigger(**trigger)
-            .start()
-        )
+        writer = writer.option("checkpointLocation", str(tmp_path / checkpoint))
+        return writer.trigger(**trigger).start()
 
     return start
 
@@ -72,9 +60,8 @@ def test_stream_available_now_empties_the_queue(flow: Flow, started: Callable[..
     query = ended(started(availableNow=True))
     assert [each.numInputRows for each in query.recentProgress] == [5, 3]
     assert flow.written() == [*range(8)]
-    assert sorted(each["_id"] for each in flow.stored(flow.target)) == sorted(
-        f"s~{id}" for id in ids
-    )
+    stored = sorted(each["_id"] for each in flow.stored(flow.target))
+    assert stored == sorted(f"s~{id}" for id in ids)
     assert flow.clean.peek()[0].headers == {"h": "1"}
     assert settled(flow)
 
@@ -138,30 +125,32 @@ def test_stream_survives_a_task_repeated_in_another_order(
     assert settled(flow)
 
 
+@pytest.fixture
+def settle_by(spark: Any, flow: Flow, database: str, tmp_path: Path) -> Callable[..., None]:
+    """Return a function that runs a stream to its end. A stage settles the batches."""
+
+    def run(transform: Any, **options: str) -> None:
+        stage = SparkStage(
+            uri=database, source=flow.source, to=flow.target, group="g", transform=transform
+        )
+        given = {"uri": database, "queue": flow.source, "group": "g"} | options
+        df = spark.readStream.format("pyqueue").options(**given).load()
+        writer = df.writeStream.foreachBatch(stage.foreach_batch)
+        writer = writer.option("checkpointLocation", str(tmp_path))
+        ended(writer.trigger(availableNow=True).start())
+
+    return run
+
+
 @pytest.mark.spark_long
-def test_foreach_batch_settles_the_stream(
-    spark: Any, flow: Flow, database: str, tmp_path: Path
-) -> None:
+def test_foreach_batch_settles_the_stream(flow: Flow, settle_by: Callable[..., None]) -> None:
     """The stage settles the batches. Messages that it leaves out are finished."""
-    stage = SparkStage(
-        uri=database,
-        source=flow.source,
-        to=flow.target,
-        group="g",
-        transform=lambda df: df.where("payload != '2'").selectExpr(
-            "id", "concat('1', payload) AS payload"
-        ),
-    )
+
+    def transform(df: Any) -> Any:
+        return df.where("payload != '2'").selectExpr("id", "concat('1', payload) AS payload")
+
     flow.raw.push_many(range(5))
-    df = (
-        spark.readStream.format("pyqueue")
-        .options(uri=database, queue=flow.source, group="g", maxMessagesPerBatch="3")
-        .load()
-    )
-    query = df.writeStream.foreachBatch(stage.foreach_batch).option(
-        "checkpointLocation", str(tmp_path)
-    )
-    ended(query.trigger(availableNow=True).start())
+    settle_by(transform, maxMessagesPerBatch="3")
     assert flow.written() == [10, 11, 13, 14]
     assert settled(flow)
 
@@ -170,7 +159,7 @@ def test_foreach_batch_settles_the_stream(
 def test_stream_buries_bad_records_and_is_counted(
     spark: Any, flow: Flow, database: str, tmp_path: Path
 ) -> None:
-    """The numbers are in the listener of the session. What is ready is in Spark's progress."""
+    """The listener of the session has the numbers. Spark's progress has the ready messages."""
     flow.raw.push_many([0, 1, "two", 3, 4])
     given = {"uri": database, "queue": flow.source, "group": "g", "payloadType": "bigint"}
     df = spark.readStream.format("pyqueue").options(**given, maxMessagesPerBatch="3").load()
@@ -196,23 +185,15 @@ def test_stream_buries_bad_records_and_is_counted(
 
 @pytest.mark.spark_long
 def test_foreach_batch_leaves_bad_records_to_the_stream(
-    spark: Any, flow: Flow, database: str, tmp_path: Path
+    flow: Flow, settle_by: Callable[..., None]
 ) -> None:
     """A message that the transform leaves out is finished, and one that is bad is buried."""
-    stage = SparkStage(
-        uri=database,
-        source=flow.source,
-        to=flow.target,
-        group="g",
-        transform=lambda df: df.where("payload != 1").select("id", "payload"),
-    )
+
+    def transform(df: Any) -> Any:
+        return df.where("payload != 1").select("id", "payload")
+
     flow.raw.push_many([0, 1, "two", 3, 4])
-    given = {"uri": database, "queue": flow.source, "group": "g", "payloadType": "bigint"}
-    df = spark.readStream.format("pyqueue").options(**given).load()
-    query = df.writeStream.foreachBatch(stage.foreach_batch).option(
-        "checkpointLocation", str(tmp_path)
-    )
-    ended(query.trigger(availableNow=True).start())
+    settle_by(transform, payloadType="bigint")
     assert flow.written() == [0, 3, 4]
     assert [each["payload"] for each in flow.stored(f"{flow.source}.dead")] == ["two"]
     assert settled(flow)
@@ -256,13 +237,11 @@ def test_stream_goes_on_without_its_checkpoint(flow: Flow, started: Callable[...
 
 def stream_with_uri(spark: Any, flow: Flow, uri: str, checkpoint: Path) -> Query:
     """Run a stream that has the URI in its options; return its query."""
-    stream = (
-        spark.readStream.format("pyqueue").options(uri=uri, queue=flow.source, group="g").load()
-    )
-    writer = stream.writeStream.format("pyqueue").options(uri=uri, queue=flow.target, stage="open")
-    return ended(
-        writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-    )
+    stream = spark.readStream.format("pyqueue").options(uri=uri, queue=flow.source, group="g")
+    writer = stream.load().writeStream.format("pyqueue")
+    writer = writer.options(uri=uri, queue=flow.target, stage="open")
+    writer = writer.option("checkpointLocation", str(checkpoint))
+    return ended(writer.trigger(availableNow=True).start())
 
 
 def files(path: Path) -> str:
@@ -287,12 +266,8 @@ def test_plans_checkpoints_and_logs_hide_the_password(
     try:
         plans = []
         for given in ({"uriEnv": URI_ENV}, {"uri": signed_in}):
-            df = (
-                spark.read.format("pyqueue")
-                .options(queue=flow.source, **given)
-                .load()
-                .where("tries = 0")
-            )
+            df = spark.read.format("pyqueue").options(queue=flow.source, **given).load()
+            df = df.where("tries = 0")
             df.explain("extended")
             plans.append(repr(df))
         assert df.count() == 3
@@ -301,10 +276,9 @@ def test_plans_checkpoints_and_logs_hide_the_password(
         query = stream_with_uri(spark, flow, signed_in, tmp_path / "open")
         query.explain(True)
         progress = json.dumps([str(each) for each in query.recentProgress])
+        bad = df.selectExpr("tries").write.format("pyqueue").mode("append")
         with pytest.raises(Exception, match="payload") as caught:
-            df.selectExpr("tries").write.format("pyqueue").mode("append").options(
-                uri=signed_in, queue=flow.target
-            ).save()
+            bad.options(uri=signed_in, queue=flow.target).save()
     finally:
         spark.sparkContext.setLogLevel("OFF")
     output = capsys.readouterr().out
