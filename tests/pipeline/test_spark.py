@@ -32,7 +32,7 @@ __all__ = ["faked"]  # a fixture
 
 
 def positive(df: Any) -> Any:
-    """Leave out what is not positive."""
+    """Keep the positive numbers."""
     if isinstance(df, Frame):
         rows = [row for row in df.rows() if json.loads(row["payload"])["n"] > 0]
         return df.made_of(rows, "id", "payload")
@@ -40,7 +40,7 @@ def positive(df: Any) -> Any:
 
 
 def sorted_out(df: Any) -> Any:
-    """Send even numbers and odd ones to different queues."""
+    """Send even and odd numbers to different queues."""
     if isinstance(df, Frame):
         rows = df.rows()
         for row in rows:
@@ -61,12 +61,24 @@ def frames(faked: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spark_stage, "_session", no_session)
 
 
+@pytest.fixture(
+    params=[
+        "frames",
+        pytest.param("spark", marks=[pytest.mark.spark_long, pytest.mark.xdist_group("spark")]),
+    ]
+)
+def engine(request: pytest.FixtureRequest) -> None:
+    """Let the stages of a test run on Frames, and on Spark."""
+    request.getfixturevalue(request.param)
+
+
 def numbers(client: Client, queue: str, *, end: int = 5) -> None:
     client.queue(queue).push_many([{"n": number} for number in range(end)])
 
 
-def mix(client: Client) -> None:
-    """Run a graph of two Python stages around a Spark stage."""
+@pytest.mark.usefixtures("engine")
+def test_spark_stage_mixes_with_python_stages(client: Client) -> None:
+    """A Spark stage runs between two Python stages."""
     pipeline = client.pipeline("mixed")
     pipeline.link("a", lambda value: {"n": value["n"] - 1}, to="b")
     pipeline.spark("b", positive, to="c")
@@ -80,8 +92,9 @@ def mix(client: Client) -> None:
     assert "positive" in pipeline.show()
 
 
-def choose(client: Client) -> None:
-    """Run a graph in which a Spark stage chooses between an output and a Python stage."""
+@pytest.mark.usefixtures("engine")
+def test_spark_stage_chooses_by_the_column_queue(client: Client) -> None:
+    """The stage chooses between an output and a Python stage."""
     pipeline = client.pipeline("chosen").spark("b", sorted_out, to=["even", "odd"])
     seen = []
     pipeline.sink("odd", lambda value: seen.append(value["n"]))
@@ -96,7 +109,7 @@ SUNK: dict[int, list[int]] = {}
 
 
 def sink(df: Any, number: int) -> None:
-    """Keep what a claim holds."""
+    """Keep the numbers of a claim."""
     rows = df.rows() if isinstance(df, Frame) else df.collect()
     SUNK[number] = sorted(json.loads(row["payload"])["n"] for row in rows)
 
@@ -109,28 +122,6 @@ to = "c"
 max_messages = 2
 members = 2
 """
-
-
-@pytest.mark.usefixtures("frames")
-def test_spark_stage_mixes_with_python_stages(client: Client) -> None:
-    mix(client)
-
-
-@pytest.mark.spark_long
-@pytest.mark.usefixtures("spark")
-def test_spark_stage_mixes_with_python_stages_on_spark(client: Client) -> None:
-    mix(client)
-
-
-@pytest.mark.usefixtures("frames")
-def test_spark_stage_chooses_by_the_column_queue(client: Client) -> None:
-    choose(client)
-
-
-@pytest.mark.spark_long
-@pytest.mark.usefixtures("spark")
-def test_spark_stage_chooses_by_the_column_queue_on_spark(client: Client) -> None:
-    choose(client)
 
 
 @pytest.mark.usefixtures("frames")
@@ -208,7 +199,7 @@ def test_spark_stage_runs_on_an_async_client(url: str, client: Client) -> None:
 
 @pytest.mark.usefixtures("frames")
 def test_spark_stage_buries_what_its_transform_fails_on(client: Client) -> None:
-    """Every message fails, so the batch fails as a whole, and the stage goes on nevertheless."""
+    """Every message fails, so the batch fails as a whole. The stage continues nevertheless."""
     pipeline = client.pipeline("broken").spark("b", broken, to="c", max_tries=1)
     client.queue("b").push_many([1, 2])
     pipeline.run(until_empty=True)
@@ -227,7 +218,7 @@ def test_spark_stage_without_a_data_frame_ends_the_run(client: Client) -> None:
 
 
 @pytest.mark.usefixtures("frames")
-def test_spark_stage_taken_over_stands_by_and_goes_on(
+def test_spark_stage_taken_over_stands_by_and_continues(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The other runner dies with the batch. The stage waits for the end of its lease."""
@@ -282,22 +273,13 @@ def test_spark_stage_can_be_a_decorator(offline: Client) -> None:
     assert stage.spark == SparkOptions("b>c", batches, by_column=False)
 
 
-def run_recipe(client: Client, path: Path) -> None:
+@pytest.mark.usefixtures("engine")
+def test_recipe_names_a_transform(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "mixed.toml"
     path.write_text(RECIPE)
     numbers(client, "b")
     Pipeline.from_recipe(client, path).run(until_empty=True)
     assert client.queue("c").counts().ready == 4
-
-
-@pytest.mark.usefixtures("frames")
-def test_recipe_names_a_transform(client: Client, tmp_path: Path) -> None:
-    run_recipe(client, tmp_path / "mixed.toml")
-
-
-@pytest.mark.spark_long
-@pytest.mark.usefixtures("spark")
-def test_recipe_names_a_transform_on_spark(client: Client, tmp_path: Path) -> None:
-    run_recipe(client, tmp_path / "mixed.toml")
 
 
 def test_recipe_gives_a_spark_stage_several_targets(offline: Client, tmp_path: Path) -> None:
