@@ -55,6 +55,16 @@ def staging(queue: Queue[Any]) -> Staging:
     return Staging(backend_of(queue).target, "job")
 
 
+def run(client: Client, plan: Plan[Any]) -> Any:
+    """Run a plan to its end."""
+    return runner_of(client).run(plan)
+
+
+def add(client: Client, queue: Queue[Any], *rows: NewMessage) -> Any:
+    """Append rows to a queue. Return how many were written."""
+    return run(client, append(backend_of(queue).target, rows))
+
+
 def place(queue: AnyQueue) -> tuple[str, Kind]:
     """Return the name and the kind of a queue."""
     backend = backend_of(queue)
@@ -88,7 +98,7 @@ def read(client: Client, queue: Queue[Any], parts: list[Slice], limit: int) -> l
     answer = []
     for each in parts:
         part, seen = each, list[Any]()
-        while found := runner_of(client).run(page(*place(queue), part, limit)):
+        while found := run(client, page(*place(queue), part, limit)):
             assert len(found) <= limit
             seen += [one["payload"] for one in found]
             part = Slice(part.now, (found[-1]["when"], found[-1]["_id"]), part.upto)
@@ -120,7 +130,7 @@ def test_slices_are_disjoint_complete_even_and_in_order(
         )
     order = [each.payload for each in queue.peek(limit=1000)][:count]
     for parts in (1, 2, 3, 7):
-        found = runner_of(client).run(slices(*place(queue), parts))
+        found = run(client, slices(*place(queue), parts))
         assert len(found) == max(1, min(parts, count))
         assert (found[0].above, found[-1].upto) == (None, None)
         assert [part.above for part in found[1:]] == [part.upto for part in found[:-1]]
@@ -131,13 +141,11 @@ def test_slices_are_disjoint_complete_even_and_in_order(
 
 def test_slices_show_messages_ready_then_and_now(client: Client, queue: Queue[Any]) -> None:
     queue.push_many(range(6))
-    parts = runner_of(client).run(slices(*place(queue), 2))
+    parts = run(client, slices(*place(queue), 2))
     held = queue.pop(0)
     assert held is not None
-    client.database["pyqueue"].insert_one(
-        stored(client, "q")[0]
-        | {"_id": "late", "payload": "late", "when": datetime.now(UTC) + timedelta(seconds=1)}
-    )
+    late = {"_id": "late", "payload": "late", "when": datetime.now(UTC) + timedelta(seconds=1)}
+    client.database["pyqueue"].insert_one(stored(client, "q")[0] | late)
     assert read(client, queue, parts, 10) == [[1, 2], [3, 4, 5]]
 
 
@@ -157,25 +165,17 @@ def test_slices_of_fewer_messages_than_were_counted(queue: Queue[Any]) -> None:
 
 def test_append(client: Client, queue: Queue[Any]) -> None:
     began = datetime.now(UTC)
-    fresh = [NewMessage("a", 1, {"h": "x"}, "k"), NewMessage(None, 2)]
-    assert runner_of(client).run(append(backend_of(queue).target, fresh)) == 2
+    assert add(client, queue, NewMessage("a", 1, {"h": "x"}, "k"), NewMessage(None, 2)) == 2
     first = queue.get("a")
     assert first is not None
     assert (first.payload, first.headers, first.key, first.state) == (1, {"h": "x"}, "k", "ready")
     assert abs(first.pushed - began) < timedelta(seconds=5)
     assert payloads(queue) == [1, 2]
     # An id that is stored already is the same message. A taken key keeps its message out.
-    assert (
-        runner_of(client).run(
-            append(
-                backend_of(queue).target,
-                [NewMessage("a", 1), NewMessage(None, 3, None, "k"), NewMessage(None, 4)],
-            )
-        )
-        == 2
-    )
+    rows = [NewMessage("a", 1), NewMessage(None, 3, None, "k"), NewMessage(None, 4)]
+    assert add(client, queue, *rows) == 2
     assert payloads(queue) == [1, 2, 4]
-    assert runner_of(client).run(append(backend_of(queue).target, [])) == 0
+    assert add(client, queue) == 0
 
 
 def test_append_is_part_of_a_transaction(url: str) -> None:
@@ -183,14 +183,9 @@ def test_append_is_part_of_a_transaction(url: str) -> None:
         queue = client.queue("q")
 
         def undone() -> None:
+            rows = [NewMessage("a", 1), NewMessage(None, 2)]
             with client.transaction() as session:
-                runner_of(client).run(
-                    append(
-                        backend_of(queue).target,
-                        [NewMessage("a", 1), NewMessage(None, 2)],
-                        session=session,
-                    )
-                )
+                run(client, append(backend_of(queue).target, rows, session=session))
                 raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
@@ -199,7 +194,7 @@ def test_append_is_part_of_a_transaction(url: str) -> None:
 
 
 def test_append_of_nothing_makes_no_record(client: Client, queue: Queue[Any]) -> None:
-    runner_of(client).run(append(backend_of(queue).target, []))
+    add(client, queue)
     assert client.queues() == []
 
 
@@ -228,11 +223,9 @@ def test_bad_rows_write_nothing(
     says: str,
     stage: bool,
 ) -> None:
-    with pytest.raises((ConfigurationError, InvalidMessage), match=says) as caught:
-        runner_of(client).run(
-            staging.write("a", fresh) if stage else append(backend_of(queue).target, fresh)
-        )
-    assert isinstance(caught.value, error)
+    plan = staging.write("a", fresh) if stage else append(backend_of(queue).target, fresh)
+    with pytest.raises(error, match=says):
+        run(client, plan)
     assert client.database["pyqueue"].count_documents({"record": {"$exists": False}}) == 0
 
 
@@ -241,14 +234,10 @@ def test_id_of_another_queues_message_is_refused(
     client: Client, queue: Queue[Any], staging: Staging, stage: bool
 ) -> None:
     client.queue("other").push(1, id="theirs")
-    plan: Any = (
-        staging.write("a", [NewMessage("theirs", 2), NewMessage("ours", 3)]) if stage else None
-    )
+    rows = [NewMessage("theirs", 2), NewMessage("ours", 3)]
+    plan = staging.write("a", rows) if stage else append(backend_of(queue).target, rows)
     with pytest.raises(DuplicateKey) as caught:
-        runner_of(client).run(
-            plan
-            or append(backend_of(queue).target, [NewMessage("theirs", 2), NewMessage("ours", 3)])
-        )
+        run(client, plan)
     assert caught.value.ids == ["theirs"]
     (theirs,) = stored(client, "other")
     assert theirs["payload"] == 1
@@ -261,18 +250,14 @@ def test_staged_messages_are_hidden_until_published(
     client: Client, queue: Queue[Any], staging: Staging
 ) -> None:
     queue.push("there")
-    assert (
-        runner_of(client).run(
-            staging.write("a", [NewMessage("a", 1, {"h": "x"}), NewMessage("b", 2, None, "k")])
-        )
-        == 2
-    )
-    assert runner_of(client).run(staging.write("b", [NewMessage(None, 3)])) == 1
+    rows = [NewMessage("a", 1, {"h": "x"}), NewMessage("b", 2, None, "k")]
+    assert run(client, staging.write("a", rows)) == 2
+    assert run(client, staging.write("b", [NewMessage(None, 3)])) == 1
     assert payloads(queue) == ["there"]
     assert queue.counts().total == 1
     assert [each.name for each in client.queues()] == ["q"]
     assert staged_count(client) == 3
-    assert runner_of(client).run(staging.publish({"a": 2, "b": 1})) == 3
+    assert run(client, staging.publish({"a": 2, "b": 1})) == 3
     assert staged_count(client) == 0
     assert sorted(map(str, payloads(queue))) == ["1", "2", "3", "there"]
     for each in stored(client, "q"):
@@ -286,37 +271,27 @@ def test_staged_messages_are_hidden_until_published(
 
 
 def test_staged_messages_expire_after_a_week(client: Client, staging: Staging) -> None:
-    runner_of(client).run(staging.write("a", [NewMessage("a", 1)]))
+    run(client, staging.write("a", [NewMessage("a", 1)]))
     (document,) = client.database["pyqueue"].find({"staged": True})
     assert isinstance(document["processed"], datetime)
-    assert (
-        document["expires"] - document["processed"]
-        == timedelta(days=7)
-        == staging_module.STAGED_LIFETIME
-    )
+    lifetime = document["expires"] - document["processed"]
+    assert lifetime == timedelta(days=7) == staging_module.STAGED_LIFETIME
 
 
 def test_job_is_small_and_pickles(client: Client, queue: Queue[Any], staging: Staging) -> None:
     data = pickle.dumps(staging)
     assert len(data) < 2000
-    runner_of(client).run(pickle.loads(data).write("a", [NewMessage("a", 1)]))
-    assert runner_of(client).run(staging.publish({"a": 1})) == 1
+    run(client, pickle.loads(data).write("a", [NewMessage("a", 1)]))
+    assert run(client, staging.publish({"a": 1})) == 1
     assert not hasattr(staging, "__dict__")
 
 
 def test_staging_again_replaces_the_first_attempt(
     client: Client, queue: Queue[Any], staging: Staging
 ) -> None:
-    runner_of(client).run(staging.write("first", [NewMessage("a", "old"), NewMessage("b", "old")]))
-    assert (
-        runner_of(client).run(
-            staging.write(
-                "second", [NewMessage("a", "new"), NewMessage("b", "new"), NewMessage("c", "new")]
-            )
-        )
-        == 3
-    )
-    assert runner_of(client).run(staging.publish({"second": 3})) == 3
+    run(client, staging.write("first", [NewMessage(id, "old") for id in "ab"]))
+    assert run(client, staging.write("second", [NewMessage(id, "new") for id in "abc"])) == 3
+    assert run(client, staging.publish({"second": 3})) == 3
     assert payloads(queue) == ["new", "new", "new"]
     assert staged_count(client) == 0
 
@@ -325,13 +300,8 @@ def test_staging_a_message_of_the_queue_adds_nothing(
     client: Client, queue: Queue[Any], staging: Staging
 ) -> None:
     queue.push("there", id="a")
-    assert (
-        runner_of(client).run(
-            staging.write("a", [NewMessage("a", "again"), NewMessage("b", "new")])
-        )
-        == 1
-    )
-    assert runner_of(client).run(staging.publish({"a": 1})) == 1
+    assert run(client, staging.write("a", [NewMessage("a", "again"), NewMessage("b", "new")])) == 1
+    assert run(client, staging.publish({"a": 1})) == 1
     assert payloads(queue) == ["there", "new"]
 
 
@@ -342,21 +312,17 @@ def test_staging_a_message_that_moved_on_adds_nothing(
     held = queue.reserve(0)
     assert held is not None
     queue.move(held, to="further")
-    assert runner_of(client).run(staging.write("a", [NewMessage("a", "again")])) == 0
+    assert run(client, staging.write("a", [NewMessage("a", "again")])) == 0
 
 
 def test_publish_shows_one_message_per_key(
     client: Client, queue: Queue[Any], staging: Staging
 ) -> None:
     queue.push("there", key="taken")
-    runner_of(client).run(
-        staging.write(
-            "a",
-            [NewMessage("a", 1, None, "k"), NewMessage("b", 2, None, "taken"), NewMessage("c", 3)],
-        )
-    )
-    runner_of(client).run(staging.write("b", [NewMessage("d", 4, None, "k")]))
-    assert runner_of(client).run(staging.publish({"a": 3, "b": 1})) == 2
+    rows = [NewMessage("a", 1, None, "k"), NewMessage("b", 2, None, "taken"), NewMessage("c", 3)]
+    run(client, staging.write("a", rows))
+    run(client, staging.write("b", [NewMessage("d", 4, None, "k")]))
+    assert run(client, staging.publish({"a": 3, "b": 1})) == 2
     assert sorted(map(str, payloads(queue))) == ["1", "3", "there"]
     assert staged_count(client) == 0
 
@@ -366,16 +332,9 @@ def test_publish_shows_one_message_per_key(
 def test_one_write_stages_one_message_per_key(
     client: Client, queue: Queue[Any], staging: Staging
 ) -> None:
-    assert (
-        runner_of(client).run(
-            staging.write(
-                "a",
-                [NewMessage("a", 1, None, "k"), NewMessage("b", 2), NewMessage("c", 3, None, "k")],
-            )
-        )
-        == 2
-    )
-    assert runner_of(client).run(staging.publish({"a": 2})) == 2
+    rows = [NewMessage("a", 1, None, "k"), NewMessage("b", 2), NewMessage("c", 3, None, "k")]
+    assert run(client, staging.write("a", rows)) == 2
+    assert run(client, staging.publish({"a": 2})) == 2
     assert payloads(queue) == [1, 2]
 
 
@@ -384,25 +343,20 @@ def test_publish_of_many_keys_takes_batches(
 ) -> None:
     monkeypatch.setattr(staging_module, "MAX_BATCH", 3)
     queue.push("there", key="k4")
-    runner_of(client).run(
-        staging.write("a", [NewMessage(f"m{n}", n, None, f"k{n}") for n in range(8)])
-    )
-    assert runner_of(client).run(staging.publish({"a": 8})) == 7
-    assert sorted(map(str, payloads(queue))) == ["0", "1", "2", "3", "5", "6", "7", "there"]
+    run(client, staging.write("a", [NewMessage(f"m{n}", n, None, f"k{n}") for n in range(8)]))
+    assert run(client, staging.publish({"a": 8})) == 7
+    assert sorted(map(str, payloads(queue))) == [*"0123567", "there"]
 
 
 @pytest.mark.parametrize("places", [{"a": 1}, {"a": 3}, {"a": 2, "b": 1}, {"b": 1, "a": 2}])
 def test_publish_with_a_missing_message_shows_nothing(
     client: Client, queue: Queue[Any], staging: Staging, places: dict[str, int]
 ) -> None:
-    runner_of(client).run(staging.write("a", [NewMessage("a", 1), NewMessage("b", 2)]))
-    with pytest.raises(QueueError, match="messages were staged at") as caught:
-        runner_of(client).run(staging.publish(places))
-    wrong = "b" if "b" in places else "a"
-    assert (
-        f"{places[wrong]} messages were staged at {wrong}, and {0 if wrong == 'b' else 2} are there"
-        in str(caught.value)
-    )
+    run(client, staging.write("a", [NewMessage("a", 1), NewMessage("b", 2)]))
+    wrong, there = ("b", 0) if "b" in places else ("a", 2)
+    text = f"{places[wrong]} messages were staged at {wrong}, and {there} are there"
+    with pytest.raises(QueueError, match=text):
+        run(client, staging.publish(places))
     assert payloads(queue) == []
     assert staged_count(client) == 2
 
@@ -412,18 +366,18 @@ def test_discard_deletes_only_messages_of_the_job(
 ) -> None:
     queue.push("there")
     client.queue("q2").push("there too")
-    other_jobs = [
-        Staging(backend_of(queue).target, job) for job in ("jo", "job2", "jobA", "joc")
-    ] + [Staging(backend_of(client.queue("q2")).target, "job")]
+    jobs = ("jo", "job2", "jobA", "joc")
+    other_jobs = [Staging(backend_of(queue).target, job) for job in jobs]
+    other_jobs.append(Staging(backend_of(client.queue("q2")).target, "job"))
     for number, other in enumerate(other_jobs):
-        runner_of(client).run(other.write("a", [NewMessage(None, number)]))
+        run(client, other.write("a", [NewMessage(None, number)]))
     for place in ("a", "b", "z:~"):
-        runner_of(client).run(staging.write(place, [NewMessage(None, place)]))
-    runner_of(client).run(staging.discard())
+        run(client, staging.write(place, [NewMessage(None, place)]))
+    run(client, staging.discard())
     assert staged_count(client) == len(other_jobs)
     assert (payloads(queue), payloads(client.queue("q2"))) == (["there"], ["there too"])
     # Publishing no places shows nothing, and does not fail.
-    runner_of(client).run(staging.publish({}))
+    run(client, staging.publish({}))
 
 
 def requests_of(client: Client, plan: Plan[Any]) -> list[Any]:
@@ -439,19 +393,19 @@ def requests_of(client: Client, plan: Plan[Any]) -> list[Any]:
                 return stop.value
             answer = yield requests[-1]
 
-    runner_of(client).run(noted())
+    run(client, noted())
     return requests
 
 
-def test_publish_signals_only_if_it_shows_a_message(client: Client, staging: Staging) -> None:
-    def signals(places: dict[str, int]) -> int:
-        return sum(
-            isinstance(each, Signal) for each in requests_of(client, staging.publish(places))
-        )
+def count(client: Client, plan: Plan[Any], kind: type[Any]) -> int:
+    """Return how many requests of a type a plan makes."""
+    return sum(isinstance(each, kind) for each in requests_of(client, plan))
 
-    runner_of(client).run(staging.write("a", [NewMessage("a", 1)]))
-    assert signals({"a": 1}) == 1
-    assert signals({}) == 0
+
+def test_publish_signals_only_if_it_shows_a_message(client: Client, staging: Staging) -> None:
+    run(client, staging.write("a", [NewMessage("a", 1)]))
+    assert count(client, staging.publish({"a": 1}), Signal) == 1
+    assert count(client, staging.publish({}), Signal) == 0
 
 
 def test_publish_costs_per_place_and_per_batch_of_keys(
@@ -460,15 +414,10 @@ def test_publish_costs_per_place_and_per_batch_of_keys(
     monkeypatch.setattr(staging_module, "MAX_BATCH", 3)
 
     def commands(free: int, keyed: int) -> int:
-        rows = [
-            NewMessage(None, n, None, f"{free} {keyed} {n}" if n < keyed else None)
-            for n in range(free + keyed)
-        ]
-        runner_of(client).run(staging.write("a", rows))
-        return sum(
-            isinstance(each, Command)
-            for each in requests_of(client, staging.publish({"a": len(rows)}))
-        )
+        rows = [NewMessage(None, n, None, f"{free} {keyed} {n}") for n in range(keyed)]
+        rows += [NewMessage(None, n) for n in range(free)]
+        run(client, staging.write("a", rows))
+        return count(client, staging.publish({"a": len(rows)}), Command)
 
     least = commands(1, 0)
     assert commands(50, 0) == least
@@ -501,20 +450,14 @@ def test_pass_on(client: Client, queue: Queue[Any]) -> None:
         NewMessage(None, "b"),
         NewMessage(None, "c"),
     ]
-    outcomes = runner_of(client).run(
-        move_each(
-            backend_of(queue).terms, backend_of(target).target, list(zip(held, fresh, strict=True))
-        )
-    )
+    moves = list(zip(held, fresh, strict=True))
+    outcomes = run(client, move_each(backend_of(queue).terms, backend_of(target).target, moves))
     assert [each for each, _ in outcomes] == held
     first, second = target.get("m0"), target.get("m1")
     assert first is not None
     assert second is not None
-    assert (first.payload, first.headers, first.key) == (
-        "a",
-        {"old": 1, "both": 2, "new": 2},
-        "new key",
-    )
+    headers = {"old": 1, "both": 2, "new": 2}
+    assert (first.payload, first.headers, first.key) == ("a", headers, "new key")
     assert (second.payload, second.headers, second.key) == ("b", {"old": 1, "both": 1}, None)
     assert [each["last_key"] for each in stored(client, "target")] == ["k0", "k1"]
     assert queue.get("m0") is None
