@@ -29,7 +29,7 @@ from pyqueue.errors import Occupied
 from pyqueue.queue_base import backend_of
 from pyqueue.requests import Plan, Request, Signal
 from pyqueue.runtime.connecting import runner_of
-from tests.support.samples import at_each, some_or_all
+from tests.support.samples import at_each, some_or_all, spread
 
 #: The rows of an epoch, in two tasks. One has a key.
 TASKS = [
@@ -43,6 +43,18 @@ ONCE = Counter({1: 1, 2: 1, 3: 1})
 def client(blocking_client: Client) -> Client:
     """Return a client of an empty database."""
     return blocking_client
+
+
+@pytest.fixture
+def scene(client: Client) -> Scene:
+    """Return a query that writes to a new queue."""
+    return Scene(client)
+
+
+@pytest.fixture
+def stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a query take a stage over without waiting for the end of another query."""
+    monkeypatch.setattr(module, "FRESH", timedelta(0))
 
 
 class Scene:
@@ -94,6 +106,18 @@ class Scene:
         for each in list(collection.find({"q": both, "record": {"$exists": False}})):
             collection.delete_one({"_id": each["_id"]})
             self.seen[each["payload"]] += 1
+
+    def decide(self, job: str, epoch: int) -> None:
+        """Run an epoch until it is decided, and stop there."""
+        steps = self.steps(run_of(self.writes, job, epoch))
+        while self.record(self.writes).get("epoch") != epoch:
+            next(steps)
+
+    def write(self, writes: EpochWrites, job: str, *rows: NewMessage, at: str = "x") -> int:
+        """Join epoch 0 and write rows. Return the number of the attempt."""
+        attempt: int = self.run(writes.join(job, 0))
+        assert self.run(writes.write(0, attempt, 1, at, rows)) == len(rows)
+        return attempt
 
     def hidden(self) -> int:
         count: int = self.client.database["pyqueue"].count_documents({"staged": {"$exists": True}})
@@ -172,8 +196,7 @@ def test_epoch_of_two_queues_appears_once_wherever_a_run_ends(client: Client) ->
     assert between, "no kill came between the queues"
 
 
-def test_epoch_appears_in_its_queues_and_signals_both(client: Client) -> None:
-    scene = Scene(client)
+def test_epoch_appears_in_its_queues_and_signals_both(client: Client, scene: Scene) -> None:
     signalled: set[str] = set()
 
     def noted(plan: Plan[int]) -> Plan[int]:
@@ -194,17 +217,15 @@ def test_epoch_appears_in_its_queues_and_signals_both(client: Client) -> None:
     assert {each.name for each in client.queues()} == signalled
 
 
-def test_epoch_keeps_the_instants_of_its_messages(client: Client) -> None:
+def test_epoch_keeps_the_instants_of_its_messages(client: Client, scene: Scene) -> None:
     """A message without one is as old as its appearance, so that consumers find it."""
-    scene, now = Scene(client), datetime.now(UTC)
-    hour = timedelta(hours=1)
+    now, hour = datetime.now(UTC), timedelta(hours=1)
     rows = [
         NewMessage("s~1", 1, None, None, None, now + hour),
         NewMessage("s~2", 2, None, "k", 600),
         NewMessage("s~3", 3),
     ]
-    attempt = scene.run(scene.writes.join("a", 0))
-    scene.run(scene.writes.write(0, attempt, 1, "x", rows))
+    attempt = scene.write(scene.writes, "a", *rows)
     past = {"$set": {"when": now - hour, "due": now - hour}}
     client.database["pyqueue"].update_one({"_id": "s~3"}, past)
     assert scene.run(scene.writes.commit("a", 0, attempt, {"x": 3})) == 3
@@ -216,9 +237,8 @@ def test_epoch_keeps_the_instants_of_its_messages(client: Client) -> None:
     assert third.when > now - hour / 2
 
 
-def test_id_in_two_queues_of_an_epoch_is_refused(client: Client) -> None:
+def test_id_in_two_queues_of_an_epoch_is_refused(scene: Scene) -> None:
     """Otherwise the second row would be left out silently."""
-    scene = Scene(client)
     attempt = scene.run(scene.writes.join("a", 0))
     for place, fits in (("x", True), (place_of("x", scene.other.name), False), ("y", False)):
         plan = scene.writes.write(0, attempt, 1, place, [NewMessage("s~1", 1)])
@@ -257,9 +277,8 @@ def test_epoch_appears_once_in_all_interleavings(client: Client) -> None:
             interleaved(client, first, second)
 
 
-def test_ids_alone_let_an_epoch_appear_twice(client: Client) -> None:
+def test_ids_alone_let_an_epoch_appear_twice(scene: Scene) -> None:
     """This shows that the tests above can fail."""
-    scene = Scene(client)
     for job in ("a", "b"):
         staging = Staging(scene.writes.target, job)
         counts = {"0": scene.run(staging.write("0", TASKS[1]))}
@@ -268,9 +287,8 @@ def test_ids_alone_let_an_epoch_appear_twice(client: Client) -> None:
     assert scene.seen == Counter({3: 2})
 
 
-def test_later_task_replaces_the_rows_of_an_earlier_one(client: Client) -> None:
+def test_later_task_replaces_the_rows_of_an_earlier_one(scene: Scene) -> None:
     """A task that is repeated may write its rows in another order, and in other chunks."""
-    scene = Scene(client)
     writes = scene.writes
     attempt = scene.run(writes.join("a", 0))
     rows = [NewMessage(f"s~{n}", n) for n in range(4)]
@@ -282,10 +300,8 @@ def test_later_task_replaces_the_rows_of_an_earlier_one(client: Client) -> None:
     assert scene.seen == Counter(range(4))
 
 
-def test_commit_without_all_rows_shows_nothing(client: Client) -> None:
-    scene = Scene(client)
-    attempt = scene.run(scene.writes.join("a", 0))
-    scene.run(scene.writes.write(0, attempt, 1, "x", TASKS[0]))
+def test_commit_without_all_rows_shows_nothing(scene: Scene) -> None:
+    attempt = scene.write(scene.writes, "a", *TASKS[0])
     with pytest.raises(QueueError, match="3 messages were written at x, and 2 are there"):
         scene.run(scene.writes.commit("a", 0, attempt, {"x": 3}))
     scene.consume()
@@ -293,22 +309,15 @@ def test_commit_without_all_rows_shows_nothing(client: Client) -> None:
     assert scene.hidden() == 2
 
 
-def test_decided_epoch_with_rows_missing_is_an_error(client: Client) -> None:
-    scene, steps = Scene(client), 0
-    run = scene.steps(run_of(scene.writes, "a"))
-    record = {"_id": f"~stage:{scene.writes.name}"}
-    collection = client.database["pyqueue"]
-    while (collection.find_one(record) or {}).get("epoch") != 7:
-        next(run)
-        steps += 1
-    collection.delete_many({"_id": "s~3", "staged": {"$exists": True}})
+def test_decided_epoch_with_rows_missing_is_an_error(client: Client, scene: Scene) -> None:
+    scene.decide("a", 7)
+    client.database["pyqueue"].delete_many({"_id": "s~3", "staged": {"$exists": True}})
     with pytest.raises(QueueError, match="epoch 7: 1 messages were written"):
         scene.run(run_of(scene.writes, "b"))
 
 
-def test_epochs_go_on_and_old_numbers_are_refused(client: Client) -> None:
+def test_epochs_continue_and_old_numbers_are_refused(scene: Scene) -> None:
     """A query that counts from another beginning has other rows, which must not be dropped."""
-    scene = Scene(client)
     for epoch in (0, 1, 2):
         assert scene.run(run_of(scene.writes, f"job{epoch}", epoch)) == 3
         scene.consume()
@@ -321,9 +330,8 @@ def test_epochs_go_on_and_old_numbers_are_refused(client: Client) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 3, 5000])
-def test_repeated_epoch_with_other_rows_is_refused(client: Client, count: int) -> None:
-    """Of many rows only a sample is known, so a single other one may not be noticed."""
-    scene = Scene(client)
+def test_repeated_epoch_with_other_rows_is_refused(scene: Scene, count: int) -> None:
+    """Of many rows only a sample is known, so a single other row may not be noticed."""
     ids = [f"s~{number}" for number in range(count)]
     attempt = scene.run(scene.writes.join("a", 4))
     scene.run(scene.writes.commit("a", 4, attempt, {}, IdSketch.of(ids)))
@@ -350,11 +358,11 @@ def test_sketch_of_many_tasks_knows_what_is_missing() -> None:
 
 
 @some_or_all
+@pytest.mark.usefixtures("stale")
 def test_replica_that_sleeps_before_it_decides_shows_nothing(
-    client: Client, monkeypatch: pytest.MonkeyPatch, few: int | None
+    client: Client, few: int | None
 ) -> None:
     """Another query writes the same batch in between. A new run of the first may continue later."""
-    monkeypatch.setattr(module, "FRESH", timedelta(0))
 
     def run(at: int) -> int:
         if at == 0:
@@ -383,24 +391,23 @@ def test_replica_that_sleeps_before_it_decides_shows_nothing(
     assert at_each(run, few) > 12
 
 
+@some_or_all
+@pytest.mark.usefixtures("stale")
 @pytest.mark.parametrize("new", [True, False])
 def test_of_two_runs_that_begin_at_once_one_is_out(
-    client: Client, monkeypatch: pytest.MonkeyPatch, new: bool
+    client: Client, new: bool, few: int | None
 ) -> None:
     """Only one may continue, wherever each of them stops. Both may have written before."""
-    monkeypatch.setattr(module, "FRESH", timedelta(0))
     one_of_them = 0
-    for first in range(1, 16):
+    for first in spread(15, few or 15):
         for second in (*range(1, 16, 4), 100):
             scene = Scene(client)
             for name in "" if new else "ab":
                 scene.run(scene.query(f"query-{name}", run="before").join("j", 0))
             queries = [scene.query(f"query-{name}", run=f"run-{name}") for name in "ab"]
             one, two = (scene.steps(each.join("j", 0)) for each in queries)
-            advance(one, first)
-            advance(two, second)
-            advance(one, 100)
-            advance(two, 100)
+            for steps, count in ((one, first + 1), (two, second), (one, 100), (two, 100)):
+                advance(steps, count)
             attempts = {}
             for writes in queries:
                 with suppress(Fenced):
@@ -411,19 +418,16 @@ def test_of_two_runs_that_begin_at_once_one_is_out(
                 with suppress(Fenced):
                     scene.run(writes.commit("j", 0, attempt, {}))
                     decided += 1
-            assert decided <= 1, f"{first} and {second} commands"
+            assert decided <= 1, f"{first + 1} and {second} commands"
             one_of_them += decided
             again = scene.query("query-a", run="later")
             assert scene.run(again.join("k", 1)) is not None, "a new start is admitted"
     assert one_of_them
 
 
-def test_writes_of_a_former_release_go_on_in_one_query(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("stale")
+def test_writes_of_a_former_release_continue_in_one_query(client: Client, scene: Scene) -> None:
     """It kept one record for all queries of a stage. The first that begins takes it over."""
-    monkeypatch.setattr(module, "FRESH", timedelta(0))
-    scene = Scene(client)
     unnamed = scene.query("")
     scene.run(run_of(unnamed, "a", 5))
     gone = dict.fromkeys(("run", "out", "ids"), "")
@@ -437,10 +441,8 @@ def test_writes_of_a_former_release_go_on_in_one_query(
     assert scene.run(scene.query("query-2", run="run-2").join("d", 0)) is not None
 
 
-def test_takeover_of_a_former_record_may_end_anywhere(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "FRESH", timedelta(0))
+@pytest.mark.usefixtures("stale")
+def test_takeover_of_a_former_record_may_end_anywhere(client: Client) -> None:
     at, more = 0, True
     while more:
         at += 1
@@ -455,12 +457,9 @@ def test_takeover_of_a_former_record_may_end_anywhere(
     assert at > 5
 
 
-def test_stages_end_with_their_queue(client: Client) -> None:
+def test_stages_end_with_their_queue(client: Client, scene: Scene) -> None:
     """Their decided rows are published first, and then belong to the queue."""
-    scene = Scene(client)
-    run = scene.steps(run_of(scene.writes, "a"))
-    while scene.record(scene.writes).get("epoch") != 7:
-        next(run)
+    scene.decide("a", 7)
     hidden = NewMessage("batch", 1)
     place = f"{'2' * 32}:0"
     scene.run(Staging(scene.writes.target, "0" * 32).write(place, [hidden]))
@@ -472,12 +471,11 @@ def test_stages_end_with_their_queue(client: Client) -> None:
     assert scene.record(scene.writes)
     assert client.delete_queue(scene.queue.name, force=True) == 3
     assert not scene.record(scene.writes)
-    assert scene.hidden() == 1, "that of another queue, whose name only begins like this one"
+    assert scene.hidden() == 1, "the row of another queue, whose name only begins like this one"
     assert scene.run(run_of(scene.writes, "b", 0)) == 3, "a new queue begins with any epoch"
 
 
-def test_stages_are_listed_and_forgotten(client: Client) -> None:
-    scene = Scene(client)
+def test_stages_are_listed_and_forgotten(scene: Scene) -> None:
     name = scene.queue.name
     scene.run(run_of(scene.writes, "a"))
     scene.run(scene.query("query-2", "").join("b", 0))
@@ -496,17 +494,15 @@ def test_stages_are_listed_and_forgotten(client: Client) -> None:
     assert scene.run(stages.forget(name, "")) == 1
 
 
-def test_decision_that_is_gone_is_an_error(client: Client) -> None:
+def test_decision_that_is_gone_is_an_error(scene: Scene) -> None:
     """A task may have read it from a primary whose last writes were rolled back."""
-    scene = Scene(client)
     scene.run(run_of(scene.writes, "a", 1))
     with pytest.raises(Fenced):
         scene.run(scene.writes.resume(2))
     assert scene.run(scene.writes.resume(0)) == 0
 
 
-def test_former_run_cannot_join_again(client: Client) -> None:
-    scene = Scene(client)
+def test_former_run_cannot_join_again(scene: Scene) -> None:
     assert scene.run(scene.writes.join("a", 0)) == 1
     assert scene.run(scene.writes.join("b", 0)) == 2
     with pytest.raises(Fenced, match="another run writes it now"):
@@ -536,21 +532,16 @@ def test_two_processes_may_show_an_epoch(client: Client, few: int | None) -> Non
     assert at_each(run, few) > 10
 
 
-def test_skipped_epoch_that_was_decided_is_shown_first(client: Client) -> None:
-    scene = Scene(client)
-    collection = client.database["pyqueue"]
-    run = scene.steps(run_of(scene.writes, "a", 1))
-    while (collection.find_one({"_id": f"~stage:{scene.writes.name}"}) or {}).get("epoch") != 1:
-        next(run)
+def test_skipped_epoch_that_was_decided_is_shown_first(scene: Scene) -> None:
+    scene.decide("a", 1)
     assert scene.run(run_of(scene.writes, "b", 2)) == 0  # the ids are in the queue
     scene.consume()
     assert scene.seen == ONCE
 
 
 def test_second_query_of_a_stage_is_refused_while_fresh(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = Scene(client)
     scene.run(run_of(scene.writes, "a"))
     with pytest.raises(Occupied, match="stage 's' is written by another query") as other:
         scene.run(run_of(scene.query("query-2"), "b"))
@@ -563,15 +554,13 @@ def test_second_query_of_a_stage_is_refused_while_fresh(
         scene.run(run_of(scene.query(query, ""), "c"))
 
 
+@pytest.mark.usefixtures("stale")
 def test_rows_that_no_record_claims_are_removed(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: Client, scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scene = Scene(client)
-    monkeypatch.setattr(module, "FRESH", timedelta(0))
     gone, kept = scene.query("query-0"), scene.query("query-1")
     for writes in (gone, kept):
-        attempt = scene.run(writes.join("a", 0))
-        scene.run(writes.write(0, attempt, 1, "x", [NewMessage(f"s~{writes.name}", 1)]))
+        scene.write(writes, "a", NewMessage(f"s~{writes.name}", 1))
     client.database["pyqueue"].delete_one({"_id": f"~stage:{gone.name}"})
     scene.run(scene.query("query-2").join("b", 0))
     assert scene.hidden() == 2, "rows of today may belong to a query that begins just now"
@@ -582,20 +571,18 @@ def test_rows_that_no_record_claims_are_removed(
     assert scene.run(kept.commit("a", 0, attempt, {"x": 1})) == 1
 
 
-def test_rows_of_other_queries_give_way_unless_decided(client: Client) -> None:
-    scene, row = Scene(client), [NewMessage("id", 1)]
-    collection = client.database["pyqueue"]
+def test_rows_of_other_queries_give_way_unless_decided(client: Client, scene: Scene) -> None:
+    row = NewMessage("id", 1)
     dead, live = scene.query("dead", ""), scene.query("live", "")
-    attempt = scene.run(dead.join("a", 0))
-    assert scene.run(dead.write(0, attempt, 1, "x", row)) == 1
-    assert scene.run(live.write(0, scene.run(live.join("b", 0)), 1, "x", row)) == 1
+    attempt = scene.write(dead, "a", row)
+    scene.write(live, "b", row)
     with pytest.raises(QueueError, match="1 messages were written at x, and 0 are there"):
         scene.run(dead.commit("a", 0, attempt, {"x": 1}))
     with pytest.raises(Fenced):
         scene.run(dead.join("a", 0))
     decided = {"$set": {"epoch": 0, "places": [{"at": "x", "n": 1}]}}
-    collection.update_one({"_id": f"~stage:{live.name}"}, decided)
-    assert scene.run(dead.write(1, attempt, 1, "y", row)) == 0, "the other one shows it"
+    client.database["pyqueue"].update_one({"_id": f"~stage:{live.name}"}, decided)
+    assert scene.run(dead.write(1, attempt, 1, "y", [row])) == 0, "the other one shows it"
     assert scene.queue.get("id") is not None
     assert scene.hidden() == 0
 
@@ -620,32 +607,25 @@ def test_row_of_a_query_that_is_deciding_is_kept(client: Client) -> None:
     assert 0 < decided < 27
 
 
-def test_rows_of_a_former_attempt_give_way_alone(client: Client) -> None:
-    scene, row = Scene(client), [NewMessage("id", 1)]
+def test_rows_of_a_former_attempt_give_way_alone(scene: Scene) -> None:
+    row = NewMessage("id", 1)
     one, two = scene.query("one", ""), scene.query("two", "")
-    scene.run(one.write(0, scene.run(one.join("a", 0)), 1, "x", row))
+    scene.write(one, "a", row)
     attempt = scene.run(one.join("b", 0))
-    assert scene.run(two.write(0, scene.run(two.join("c", 0)), 1, "x", row)) == 1
+    scene.write(two, "c", row)
     assert scene.run(one.commit("b", 0, attempt, {})) == 0
 
 
-def test_new_query_of_a_stage_shows_what_was_decided(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("stale")
+def test_new_query_of_a_stage_shows_what_was_decided(scene: Scene) -> None:
     """The checkpoint was deleted. The source may acknowledge before it reads on."""
-    monkeypatch.setattr(module, "FRESH", timedelta(0))
-    scene = Scene(client)
-    run = scene.steps(run_of(scene.writes, "a", 3))
-    collection = client.database["pyqueue"]
-    while (collection.find_one({"_id": f"~stage:{scene.writes.name}"}) or {}).get("epoch") != 3:
-        next(run)
+    scene.decide("a", 3)
     scene.run(scene.query("query-2").join("b", 0))
     scene.consume()
     assert scene.seen == ONCE
 
 
-def test_foreign_id_and_taken_key_are_as_for_a_push(client: Client) -> None:
-    scene = Scene(client)
+def test_foreign_id_and_taken_key_are_as_for_a_push(client: Client, scene: Scene) -> None:
     client.queue("other").push(1, id="theirs")
     scene.queue.push(0, key="k")
     attempt = scene.run(scene.writes.join("a", 0))
@@ -657,10 +637,8 @@ def test_foreign_id_and_taken_key_are_as_for_a_push(client: Client) -> None:
     assert scene.run(scene.writes.write(1, attempt, 3, "z", [NewMessage("s~1", 1)])) == 0
 
 
-def test_hidden_rows_are_no_messages_and_do_not_expire(client: Client) -> None:
-    scene = Scene(client)
-    attempt = scene.run(scene.writes.join("a", 0))
-    scene.run(scene.writes.write(0, attempt, 1, "x", TASKS[0]))
+def test_hidden_rows_are_no_messages_and_do_not_expire(client: Client, scene: Scene) -> None:
+    attempt = scene.write(scene.writes, "a", *TASKS[0])
     assert scene.queue.counts().total == 0
     assert scene.queue.get("s~1") is None
     assert [each.name for each in client.queues()] == [scene.queue.name]
