@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any
 
 import pytest
@@ -109,7 +108,7 @@ def test_claim_takes_more_than_one_batch(world: World, queue: AnyQueue) -> None:
 
 
 def test_claim_keeps_to_max_bytes(queue: AnyQueue) -> None:
-    """It holds the first message whatever its size, and an adopted claim whole."""
+    """It holds a first message of any size, and an adopted claim whole."""
     queue.push_many([bytes(1000)] * 10)
     for max_bytes, count in ((5000, 4), (1, 1), (64 * 2**20, 5)):
         with queue.claim("g", limit=100, max_bytes=max_bytes) as claim:
@@ -253,8 +252,7 @@ def test_claim_rolls_back_on_an_exception(again: AnyQueue) -> None:
     for id in ids:
         message = again.get(id)
         assert (message.state, message.tries) == ("ready", 1)
-        assert message.error["type"] == "Oops"
-        assert message.error["message"] == "that went wrong"
+        assert (message.error["type"], message.error["message"]) == ("Oops", "that went wrong")
 
 
 def test_exception_after_the_commit_keeps_the_commit(queue: AnyQueue) -> None:
@@ -321,47 +319,43 @@ def test_claim_loses_a_message_that_was_replaced(queue: AnyQueue) -> None:
 # ---- other holders
 
 
-def test_commit_leaves_messages_of_another_holder(world: World, queue: AnyQueue) -> None:
+def settle_beside(world: World, queue: AnyQueue, settle: Callable[[Any], object]) -> Any:
+    """Settle a claim of four messages, one of which another holder has received.
+
+    Return the counts of the queue.
+    """
     ids = queue.push_many(range(4))
     with queue.claim("g", limit=5) as claim:
         world.ready(ids[2])
         other_holder = queue.reserve(0)
         assert other_holder is not None
         before = world.bytes(ids[2])
-        with pytest.raises(LeaseLost, match="1 of 4"):
-            claim.commit()
+        settle(claim)
     assert world.bytes(ids[2]) == before
-    assert queue.counts().total == 1
+    counts = queue.counts()
     queue.commit(other_holder)
+    return counts
+
+
+def commit_in_part(claim: Any) -> None:
+    """Commit a claim that has lost one of four messages."""
+    with pytest.raises(LeaseLost, match="1 of 4"):
+        claim.commit()
+
+
+def test_commit_leaves_messages_of_another_holder(world: World, queue: AnyQueue) -> None:
+    assert settle_beside(world, queue, commit_in_part).total == 1
 
 
 @pytest.mark.needs("history")
 def test_history_commit_leaves_messages_of_another_holder(
     world: World, client: AnyClient, name: str
 ) -> None:
-    queue = client.queue(name, history=300)
-    ids = queue.push_many(range(4))
-    with queue.claim("g", limit=5) as claim:
-        world.ready(ids[2])
-        other_holder = queue.reserve(0)
-        before = world.bytes(ids[2])
-        with pytest.raises(LeaseLost, match="1 of 4"):
-            claim.commit()
-    assert world.bytes(ids[2]) == before
-    assert queue.counts().history == 3
-    queue.commit(other_holder)
+    assert settle_beside(world, client.queue(name, history=300), commit_in_part).history == 3
 
 
 def test_rollback_leaves_messages_of_another_holder(world: World, again: AnyQueue) -> None:
-    ids = again.push_many(range(4))
-    with again.claim("g", limit=5) as claim:
-        world.ready(ids[2])
-        other_holder = again.reserve(0)
-        before = world.bytes(ids[2])
-        claim.rollback()
-    assert world.bytes(ids[2]) == before
-    assert again.counts().ready == 3
-    again.commit(other_holder)
+    assert settle_beside(world, again, lambda claim: claim.rollback()).ready == 3
 
 
 @pytest.mark.needs("move", "dead_letter")
@@ -374,14 +368,7 @@ def test_claim_loses_messages_that_another_holder_settled(
     claim = abandoned(again)
     world.ready(id)
     other_holder = again.reserve(0)
-    settle: dict[str, Callable[[], None]] = {
-        "rollback": partial(again.rollback, other_holder),
-        "release": partial(again.release, other_holder),
-        "move": partial(again.move, other_holder, to=other),
-        "bury": partial(again.bury, other_holder),
-        "commit": partial(again.commit, other_holder),
-    }
-    settle[way]()
+    getattr(again, way)(other_holder, **({"to": other} if way == "move" else {}))
     before = [world.stored(each) for each in (again, other, f"{again.name}.dead")]
     with pytest.raises(LeaseLost, match="1 of 1"):
         claim.commit()
@@ -416,27 +403,21 @@ def test_claim_lease_is_renewed(world: World, queue: AnyQueue) -> None:
 def test_claim_holds_its_group_until_it_is_settled(world: World, queue: AnyQueue) -> None:
     """So a Spark stage of the group stands by, however long the block takes."""
 
-    def until() -> datetime:
-        found: datetime = world.document(f"~claim:{queue.name}~g")["until"]
+    def until(group: str) -> datetime:
+        found: datetime = world.document(f"~claim:{queue.name}~{group}")["until"]
         return found
 
     queue.push(1)
     with queue.claim("g", limit=5, lease=2) as claim:
-        first = until()
+        first = until("g")
         assert near(first, 0.5)
-        eventually(lambda: until() > first + timedelta(seconds=0.3), "it is renewed twice")
+        eventually(lambda: until("g") > first + timedelta(seconds=0.3), "it is renewed twice")
         claim.commit()
-        last = until()
+        last = until("g")
         with queue.claim("h", limit=5, lease=0.9):
-            seen = world.document(f"~claim:{queue.name}~h")["until"]
-            eventually(
-                lambda: (
-                    world.document(f"~claim:{queue.name}~h")["until"]
-                    > seen + timedelta(seconds=0.6)
-                ),
-                "the other is renewed",
-            )
-        assert until() - last < timedelta(seconds=0.5)
+            seen = until("h")
+            eventually(lambda: until("h") > seen + timedelta(seconds=0.6), "the other is renewed")
+        assert until("g") - last < timedelta(seconds=0.5)
 
 
 def test_failed_renewal_is_logged_by_group_and_retried(
@@ -455,9 +436,8 @@ def test_failed_renewal_is_logged_by_group_and_retried(
         first = world.document(id)["when"]
         eventually(lambda: world.document(id)["when"] > first, "it is tried again")
         claim.commit()
-    assert (
-        "could not renew the lease of group 'g', trying again: the server went away" in caplog.text
-    )
+    text = "could not renew the lease of group 'g', trying again: the server went away"
+    assert text in caplog.text
     assert queue.counts().total == 0
 
 
@@ -596,9 +576,7 @@ def test_rollback_of_the_last_try_buries(client: AnyClient, name: str) -> None:
     graves = client.queue(f"{name}.dead").peek()
     assert sorted(each.payload for each in graves) == ["a", "b"]
     for each in graves:
-        assert each.dead["from"] == name
-        assert each.dead["reason"] == "tries"
-        assert each.dead["tries"] == 2
+        assert (each.dead["from"], each.dead["reason"], each.dead["tries"]) == (name, "tries", 2)
         assert each.error["message"] == "that went wrong"
 
 
