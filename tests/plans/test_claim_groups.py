@@ -1,7 +1,7 @@
-"""Who runs a group of named claims: leases of runners, standby and members. There is no database.
+"""Runners of a group of named claims: their leases, standby and members. There is no database.
 
 Replicas of one stage start, renew, stall and die at any command. A replica takes the group over
-only when no live replica renews its lease. So the events that befall the replicas bound the
+only when no live replica renews its lease. So the deaths and stalls of the replicas bound the
 number of takeovers, and no message is lost.
 """
 
@@ -49,6 +49,13 @@ def adopted(bench: Bench, candidate: Candidate, group: str = "g") -> str:
     return token
 
 
+def claimed(bench: Bench, count: int = 2) -> tuple[NamedClaims, str]:
+    """Let the first runner claim messages. Return its claims and the token."""
+    token, claims = adopted(bench, ONE), bench.claims()
+    bench.run(claims.claim(token, count, LEASE))
+    return claims, token
+
+
 def refused(bench: Bench, candidate: Candidate) -> Occupied:
     """Take the group over in vain; return the error. Nothing is written."""
     before = {id: dict(each) for id, each in bench.world.store.documents.items()}
@@ -65,15 +72,13 @@ def wait(bench: Bench, seconds: float) -> None:
 @pytest.mark.parametrize(
     ("lease_s", "expected"), [(0.4, 0.1), (8, 2), (20, 5), (600, 5), (86_400, 5)]
 )
-def test_runner_lease_is_a_quarter_and_at_most_5_s(lease_s: float, expected: float) -> None:
+def test_runner_lease_is_a_quarter_of_the_lease_up_to_5_s(lease_s: float, expected: float) -> None:
     assert runner_lease_s(lease_s) == pytest.approx(expected)
 
 
 def test_second_runner_stands_by_while_the_first_renews() -> None:
     bench = Bench(3)
-    token = adopted(bench, ONE)
-    claims = bench.claims()
-    bench.run(claims.claim(token, 2, LEASE))
+    claims, token = claimed(bench)
     for _ in range(10):
         other = refused(bench, TWO)
         assert other.owner == "one"
@@ -86,9 +91,7 @@ def test_second_runner_stands_by_while_the_first_renews() -> None:
 
 def test_second_runner_takes_over_when_the_lease_ends() -> None:
     bench = Bench(3)
-    first = adopted(bench, ONE)
-    claims = bench.claims()
-    bench.run(claims.claim(first, 2, LEASE))
+    claims, first = claimed(bench)
     wait(bench, refused(bench, TWO).wait_s)
     second = adopted(bench, TWO)
     assert bench.state()["owner"] == "two"
@@ -99,7 +102,7 @@ def test_second_runner_takes_over_when_the_lease_ends() -> None:
     assert refused(bench, ONE).owner == "two"
 
 
-def test_lease_that_ended_in_an_outage_is_looked_at_twice() -> None:
+def test_lease_that_ended_in_an_outage_is_checked_twice() -> None:
     """The runner renews its lease as soon as the servers are back."""
     bench = Bench(1)
     token, two = adopted(bench, ONE), Candidate("two", seen={})
@@ -112,7 +115,7 @@ def test_lease_that_ended_in_an_outage_is_looked_at_twice() -> None:
     adopted(bench, two)  # the lease was not renewed since the last check
 
 
-def test_lease_that_ended_long_ago_is_looked_at_once() -> None:
+def test_lease_that_ended_long_ago_is_checked_once() -> None:
     bench = Bench(1)
     adopted(bench, ONE)
     wait(bench, RUNNER_S + 31)
@@ -122,11 +125,10 @@ def test_lease_that_ended_long_ago_is_looked_at_once() -> None:
 @pytest.mark.parametrize("next_one", [TWO, Candidate("two", seen={})], ids=["once", "twice"])
 def test_released_group_is_taken_over_at_once(next_one: Candidate) -> None:
     bench = Bench(3)
-    token = adopted(bench, ONE)
-    bench.run(bench.claims().claim(token, 2, LEASE))
-    bench.run(release(bench.claims(), token))
+    claims, token = claimed(bench)
+    bench.run(release(claims, token))
     second = adopted(bench, next_one)
-    bench.run(release(bench.claims(), token))  # of a former runner: this changes nothing
+    bench.run(release(claims, token))  # of a former runner: this changes nothing
     assert refused(bench, ONE).owner == "two"
     assert len(bench.run(bench.claims().proceed(second, 5, LEASE))[1]) == 2
 
@@ -134,8 +136,7 @@ def test_released_group_is_taken_over_at_once(next_one: Candidate) -> None:
 def test_restart_that_follows_the_runner_does_not_wait() -> None:
     """It brings the owner, or the first token of the runners whose work it continues."""
     bench = Bench(3)
-    first = adopted(bench, ONE)
-    bench.run(bench.claims().claim(first, 2, LEASE))
+    _, first = claimed(bench)
     tokens = [first]
     for _ in range(3):
         tokens.append(adopted(bench, following(first)))
@@ -159,15 +160,19 @@ def test_takeover_after_a_wait_begins_a_new_lineage() -> None:
     assert third not in (first, second)
 
 
+def forget_runner(bench: Bench) -> None:
+    """Give the state the form of the first release."""
+    for name in ("until", "owner", "runner"):
+        del bench.state()[name]
+
+
 def test_state_of_the_first_release_is_taken_over_at_once() -> None:
     bench = Bench(1)
     first = adopted(bench, ONE)
-    for name in ("until", "owner", "runner"):
-        del bench.state()[name]
+    forget_runner(bench)
     second = adopted(bench, following(first))
     assert (bench.state()["runner"], bench.state()["token"]) == (first, second)
-    for name in ("until", "owner", "runner"):
-        del bench.state()[name]
+    forget_runner(bench)
     third = adopted(bench, TWO)
     assert bench.state()["runner"] == third
 
@@ -183,10 +188,9 @@ def test_renewal_just_before_a_takeover_keeps_the_group() -> None:
     token = adopted(bench, ONE)
     wait(bench, RUNNER_S)
     claims = bench.claims()
+    renewal = hold(claims, token, LEASE)
     with pytest.raises(Occupied):
-        interrupted(
-            bench, claims.adopt(LEASE, TWO), lambda: bench.run(hold(claims, token, LEASE)), taking
-        )
+        interrupted(bench, claims.adopt(LEASE, TWO), lambda: bench.run(renewal), taking)
     assert bench.state()["token"] == token
 
 
@@ -203,21 +207,18 @@ def test_two_takeovers_at_once_have_one_winner() -> None:
 def test_claim_by_hand_takes_over_from_a_live_runner() -> None:
     """``Queue.claim`` does so. Then a stage of the group stands by."""
     bench = Bench(3)
-    first = adopted(bench, ONE)
-    bench.run(bench.claims().claim(first, 2, LEASE))
-    assert len(bench.run(bench.claims().begin(5, LEASE))[2]) == 2
+    claims, first = claimed(bench)
+    assert len(bench.run(claims.begin(5, LEASE))[2]) == 2
     refused(bench, ONE)
     with pytest.raises(Fenced):
-        bench.run(hold(bench.claims(), first, LEASE))
+        bench.run(hold(claims, first, LEASE))
 
 
 def test_takeover_cut_at_any_command_is_finished_later() -> None:
     """The next runner holds everything that was outstanding, under its token."""
     for steps in range(1, 14):
         bench = Bench(3)
-        claims = bench.claims()
-        first = adopted(bench, ONE)
-        bench.run(claims.claim(first, 3, LEASE))
+        claims, _ = claimed(bench, 3)
         wait(bench, RUNNER_S)
         bench.world.spawn(cut(bench.process.run(claims.adopt(LEASE, TWO)), steps), bench.world.time)
         bench.world.run(bench.world.time + 1000)
@@ -295,7 +296,7 @@ def test_members_taken_at_once_are_different() -> None:
 
 @dataclass
 class Group:
-    """Events that befall the replicas of a stage."""
+    """The events of the replicas of a stage."""
 
     bench: Bench
     lease: float
@@ -308,6 +309,19 @@ class Group:
         """Count finished messages."""
         if after is None:
             self.finished[before["_id"]] += 1
+
+
+def grouped(lease: float, members: int) -> Group:
+    """Return the group of a stage with 60 messages."""
+    bench = Bench(60)
+    group = Group(bench, lease, members)
+    bench.world.store.on_change = group.changed
+    return group
+
+
+def check_finished(group: Group) -> None:
+    """Check that each of the messages was finished once."""
+    assert sorted(group.finished.elements()) == [f"m{number:04}" for number in range(60)]
 
 
 class Replica:
@@ -363,7 +377,7 @@ class Replica:
                 self.held = None
 
 
-def start(bench: Bench, work: Task, replica: Replica, at: float) -> None:
+def start(work: Task, replica: Replica, at: float) -> None:
     """Start a replica. Its renewals end with its work."""
     alive = [True]
 
@@ -377,8 +391,9 @@ def start(bench: Bench, work: Task, replica: Replica, at: float) -> None:
                 return
             yield pause
 
-    bench.world.spawn(working(), at)
-    bench.world.spawn(renewing(), at)
+    world = replica.process.world
+    world.spawn(working(), at)
+    world.spawn(renewing(), at)
 
 
 @pytest.mark.parametrize("seed", sampled(range(15), few=5))
@@ -386,9 +401,7 @@ def start(bench: Bench, work: Task, replica: Replica, at: float) -> None:
 def test_replicas_take_over_only_from_the_dead(seed: int, count: int) -> None:
     """Five replicas, two of which are killed at any command."""
     rng = random.Random(seed)
-    bench = Bench(60)
-    group = Group(bench, rng.choice([2.0, 20.0, 600.0]), count)
-    bench.world.store.on_change = group.changed
+    group = grouped(rng.choice([2.0, 20.0, 600.0]), count)
     kills = 0
     for number in range(5):
         replica = Replica(group, f"r{number}", rng)
@@ -396,9 +409,9 @@ def test_replicas_take_over_only_from_the_dead(seed: int, count: int) -> None:
         if number in (0, 1):
             kills += 1
             work = cut(work, rng.randint(1, 120))
-        start(bench, work, replica, rng.uniform(0, 3000))
-    bench.world.run(60_000)
-    assert sorted(group.finished.elements()) == [f"m{number:04}" for number in range(60)]
+        start(work, replica, rng.uniform(0, 3000))
+    group.bench.world.run(60_000)
+    check_finished(group)
     assert group.fenced == 0
     assert group.takeovers <= count + kills
 
@@ -406,32 +419,29 @@ def test_replicas_take_over_only_from_the_dead(seed: int, count: int) -> None:
 @pytest.mark.parametrize("seed", sampled(range(15), few=6))
 def test_replica_that_stalls_stands_by_and_loses_nothing(seed: int) -> None:
     rng = random.Random(seed)
-    bench = Bench(60)
-    group = Group(bench, rng.choice([2.0, 600.0]), rng.choice([1, 2]))
-    bench.world.store.on_change = group.changed
+    group = grouped(rng.choice([2.0, 600.0]), rng.choice([1, 2]))
     for number in range(3):
         replica = Replica(group, f"r{number}", rng, stalls=0.1)
-        start(bench, replica.working(), replica, rng.uniform(0, 3000))
-    bench.world.run(120_000)
-    assert sorted(group.finished.elements()) == [f"m{number:04}" for number in range(60)]
+        start(replica.working(), replica, rng.uniform(0, 3000))
+    group.bench.world.run(120_000)
+    check_finished(group)
 
 
 def test_replicas_that_take_over_at_once_fight() -> None:
     """This shows that the tests above can fail: here the runner's lease keeps no replica away."""
-    bench = Bench(60)
-    group = Group(bench, 600.0, 1)
-    bench.world.store.on_change = group.changed
+    group = grouped(600.0, 1)
+    world = group.bench.world
     for number in range(3):
         replica = Replica(group, f"r{number}", random.Random(number))
-        start(bench, replica.working(), replica, 0)
+        start(replica.working(), replica, 0)
 
     def ending() -> Task:
         while True:
-            yield bench.world.sleep(100)
-            for each in bench.world.store.documents.values():
+            yield world.sleep(100)
+            for each in world.store.documents.values():
                 if "until" in each:
-                    each["until"] = instant(bench.world.time) - timedelta(seconds=1)
+                    each["until"] = instant(world.time) - timedelta(seconds=1)
 
-    bench.world.spawn(ending())
-    bench.world.run(60_000)
+    world.spawn(ending())
+    world.run(60_000)
     assert group.fenced > 3

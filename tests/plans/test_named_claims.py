@@ -27,11 +27,20 @@ from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.errors import DuplicateKey, Fenced, InvalidMessage, QueueError
 from pyqueue.messages import Backoff, Id
 from pyqueue.requests import Change, Delete, Find, Plan, Update, WriteFailure
-from tests.plans.runner import NOW, Runner, standard
+from tests.plans.runner import Runner, standard
 from tests.plans.store import Pause, Process, Task, World, instant
 from tests.support.samples import sampled
 
 LEASE = 30.0
+
+
+def store(world: World, *ids: Id, **fields: Any) -> None:
+    """Store messages that are ready."""
+    now = instant(int(world.time))
+    for id in ids:
+        usual = {"_id": id, "q": "a", "when": now, "due": now, "tries": 0, "payload": 1}
+        world.store.documents[id] = usual | fields
+        world.store.written[id] = world.time
 
 
 class Bench:
@@ -45,20 +54,22 @@ class Bench:
         self.push(*(f"m{number:04}" for number in range(count)))
 
     def push(self, *ids: Id, **fields: Any) -> None:
-        for id in ids:
-            now = instant(int(self.world.time))
-            self.world.store.documents[id] = {
-                "_id": id,
-                "q": "a",
-                "when": now,
-                "due": now,
-                "tries": 0,
-                "payload": 1,
-            } | fields
-            self.world.store.written[id] = self.world.time
+        store(self.world, *ids, **fields)
 
     def claims(self, group: str = "g") -> NamedClaims:
         return NamedClaims(self.backend, group)
+
+    def adopted(self, group: str = "g") -> tuple[NamedClaims, str]:
+        """Take a group over. Return its claims and the token."""
+        claims = self.claims(group)
+        return claims, self.run(claims.adopt(LEASE))
+
+    def claimed(self, *limits: int) -> tuple[NamedClaims, str]:
+        """Take the group over and make claims of these sizes. Return its claims and the token."""
+        claims, token = self.adopted()
+        for limit in limits:
+            self.run(claims.claim(token, limit, LEASE))
+        return claims, token
 
     def run(self, plan: Plan[Any]) -> Any:
         """Run a plan to its end."""
@@ -115,8 +126,7 @@ def test_claim_buries_a_document_with_an_invalid_id() -> None:
     bench.push(5, 6.5)  # type: ignore[arg-type]
     bench.world.time += 1
     bench.push("good")
-    claims = bench.claims()
-    token = bench.run(claims.adopt(LEASE))
+    claims, token = bench.adopted()
     assert bench.run(claims.claim(token, 1, LEASE)) == 1
     assert bench.run(claims.ids(token, 0, 1)) == ["good"]
     assert [bench.stored(id)["q"] for id in (5, 6.5)] == ["a.dead", "a.dead"]  # type: ignore[arg-type]
@@ -161,10 +171,7 @@ def test_refused_document_is_found_by_halves_and_buried() -> None:
 def test_acknowledgement_into_history_takes_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STAMP", 2)
     bench = Bench(6)
-    claims = bench.claims()
-    token = bench.run(claims.adopt(LEASE))
-    bench.run(claims.claim(token, 5, LEASE))
-    bench.run(claims.claim(token, 5, LEASE))
+    claims, token = bench.claimed(5, 5)
     assert bench.run(claims.marks(token, 2)) == {}
     bench.run(claims.mark(token, ["m0000", "m0001", "m0002", "m0003", "m0004"], 7))
     bench.run(claims.mark(token, ["m0001", "m0005"], 8))
@@ -179,10 +186,7 @@ def test_acknowledgement_into_history_takes_batches(monkeypatch: pytest.MonkeyPa
 def test_ranges_hold_every_id_of_both_types(parts: int) -> None:
     bench = Bench(3)
     bench.push(*(ObjectId() for _ in range(4)))
-    claims = bench.claims()
-    token = bench.run(claims.adopt(LEASE))
-    bench.run(claims.claim(token, 4, LEASE))
-    bench.run(claims.claim(token, 10, LEASE))
+    claims, token = bench.claimed(4, 10)
     spans = bench.run(claims.ranges(token, 0, 2, parts))
     assert len(spans) == parts
     read = [each["_id"] for span in spans for each in bench.run(claims.read(span))]
@@ -194,9 +198,7 @@ def test_ranges_hold_every_id_of_both_types(parts: int) -> None:
 def test_acknowledgement_keeps_history_with_and_without_key() -> None:
     bench = Bench(2, history=60)
     bench.push("keyed", key="k")
-    claims = bench.claims()
-    token = bench.run(claims.adopt(LEASE))
-    bench.run(claims.claim(token, 10, LEASE))
+    claims, token = bench.claimed(10)
     assert bench.run(claims.acknowledge(token, 1)) == 3
     assert all(each["outcome"] == "committed" for each in bench.messages)
     assert (bench.stored("keyed").get("key"), bench.stored("keyed")["last_key"]) == (None, "k")
@@ -207,12 +209,8 @@ def test_acknowledgement_keeps_history_with_and_without_key() -> None:
 
 def test_claims_are_numbered() -> None:
     bench = Bench(5)
-    claims = bench.claims()
-    token = bench.run(claims.adopt(LEASE))
-    assert bench.run(claims.claim(token, 2, LEASE)) == 1
-    assert bench.run(claims.claim(token, 2, LEASE)) == 2
-    assert bench.run(claims.claim(token, 2, LEASE)) == 3
-    assert bench.run(claims.claim(token, 2, LEASE)) is None
+    claims, token = bench.adopted()
+    assert [bench.run(claims.claim(token, 2, LEASE)) for _ in range(4)] == [1, 2, 3, None]
     assert Counter(each["claim"]["n"] for each in bench.messages) == {1: 2, 2: 2, 3: 1}
     assert {each["claim"]["g"] for each in bench.messages} == {"a~g"}
     assert {each["token"] for each in bench.messages} == {token}
@@ -222,9 +220,8 @@ def test_claims_are_numbered() -> None:
     assert (bench.state()["n"], bench.state()["claimed"]) == (2, 3)
     assert bench.run(claims.acknowledge(token, 1)) == 0  # numbers never decrease
     assert bench.state()["n"] == 2
-    assert (
-        bench.run(claims.acknowledge(token, 9)) == 1
-    )  # a checkpoint may name a number of a state that was lost
+    # A checkpoint may name a number of a state that was lost.
+    assert bench.run(claims.acknowledge(token, 9)) == 1
     assert (bench.state()["n"], bench.state()["claimed"]) == (9, 9)
 
 
@@ -233,15 +230,11 @@ def test_large_claim_is_marked_in_batches_under_one_number(
 ) -> None:
     monkeypatch.setattr(module, "STAMP", 3)
     bench = Bench(10)
-    claims = bench.claims()
-    token = bench.run(claims.adopt(LEASE))
+    claims, token = bench.adopted()
     assert bench.run(claims.claim(token, 100, LEASE)) == 1
-    stamps = [
-        each
-        for each in bench.process.commands
-        if isinstance(each, Update) and "_id" in each.filter and each.many
-    ]
-    assert [len(each.filter["_id"]["$in"]) for each in stamps] == [3, 3, 3, 1]
+    updates = [each for each in bench.process.commands if isinstance(each, Update) and each.many]
+    stamps = [each.filter["_id"]["$in"] for each in updates if "_id" in each.filter]
+    assert [len(each) for each in stamps] == [3, 3, 3, 1]
     assert {(each["claim"]["n"], each["token"]) for each in bench.messages} == {(1, token)}
 
 
@@ -256,9 +249,7 @@ def test_claim_size_is_limited_by_one_acknowledgement() -> None:
 def test_commands_of_a_claim_wait_for_the_clients_durability() -> None:
     """A fail-over must not roll back a state that a restarted process reads."""
     bench = Bench(3)
-    claims = bench.claims()
-    token = bench.run(claims.adopt(LEASE))
-    bench.run(claims.claim(token, 5, LEASE))
+    claims, token = bench.claimed(5)
     bench.run(claims.renew(token, LEASE))
     bench.run(claims.adopt(LEASE))
     assert not [each for each in bench.process.commands if each.w1]
@@ -270,8 +261,7 @@ def test_later_messages_are_not_settled() -> None:
     bench.world.time += 5
     bench.push("later")
     bench.world.time += 5
-    claims = bench.claims()
-    token = bench.run(claims.adopt(LEASE))
+    claims, token = bench.adopted()
     assert bench.run(claims.claim(token, 10, LEASE, since=since)) == 1
     assert "claim" not in bench.stored("later")
     assert bench.run(claims.claim(token, 10, LEASE, since=since)) is None
@@ -279,14 +269,12 @@ def test_later_messages_are_not_settled() -> None:
 
 
 def test_claim_ends_at_its_bytes_or_its_count() -> None:
-    """The first message is claimed whatever its size."""
+    """The first message is claimed even if it is too large."""
     bench = Bench(9)
     size = len(bson.encode(bench.stored("m0000")))
-    claims = bench.claims()
-    token = bench.run(claims.adopt(LEASE))
-    for n, (limit, max_bytes, count) in enumerate(
-        [(9, 3 * size, 3), (9, size // 2, 1), (2, 9 * size, 2), (9, None, 3)], 1
-    ):
+    claims, token = bench.adopted()
+    cases = [(9, 3 * size, 3), (9, size // 2, 1), (2, 9 * size, 2), (9, None, 3)]
+    for n, (limit, max_bytes, count) in enumerate(cases, 1):
         assert bench.run(claims.claim(token, limit, LEASE, max_bytes=max_bytes)) == n
         assert len(bench.run(claims.ids(token, n - 1, n))) == count
     assert bench.run(claims.claim(token, 9, LEASE, max_bytes=1)) is None
@@ -326,9 +314,7 @@ def test_claim_that_lost_every_message_scans_again() -> None:
 
 def test_takeover_holds_abandoned_messages_at_once() -> None:
     bench = Bench(3)
-    claims = bench.claims()
-    first = bench.run(claims.adopt(LEASE))
-    bench.run(claims.claim(first, 2, LEASE))
+    claims, first = bench.claimed(2)
     second = bench.run(claims.adopt(LEASE))
     assert second != first
     token, upto, ids = bench.run(claims.begin(5, LEASE))
@@ -343,9 +329,7 @@ def test_takeover_holds_abandoned_messages_at_once() -> None:
 @pytest.mark.parametrize("plan", ["claim", "acknowledge", "renew", "read", "rollback", "standing"])
 def test_former_runner_is_fenced(plan: str) -> None:
     bench = Bench(4)
-    claims = bench.claims()
-    first = bench.run(claims.adopt(LEASE))
-    bench.run(claims.claim(first, 2, LEASE))
+    claims, first = bench.claimed(2)
     (span,) = bench.run(claims.ranges(first, 0, 1, 1))
     bench.run(claims.adopt(LEASE))
     before = {id: dict(each) for id, each in bench.world.store.documents.items()}
@@ -370,17 +354,17 @@ def marking(request: Any) -> bool:
 def interrupted(
     bench: Bench,
     plan: Plan[Any],
-    meanwhile: Callable[[], object],
+    meddle: Callable[[], object],
     before: Callable[[Any], bool] = marking,
 ) -> Any:
-    """Run a plan, and call ``meanwhile`` just before its first matching request."""
+    """Run a plan, and call ``meddle`` just before its first matching request."""
     happened = False
     try:
         request = next(plan)
         while True:
             if not happened and before(request):
                 happened = True
-                meanwhile()
+                meddle()
             request = plan.send(bench.run(one(request)))
     except StopIteration as stop:
         return stop.value
@@ -438,8 +422,7 @@ def finish_and_die(place: int, deleted: int) -> bool:
 def test_takeover_within_a_claim_gives_back_later_stamps() -> None:
     """The former runner gives back messages it marks after the takeover, and no try is counted."""
     bench = Bench(2)
-    claims = bench.claims()
-    first = bench.run(claims.adopt(LEASE))
+    claims, first = bench.adopted()
     with pytest.raises(Fenced):
         interrupted(bench, claims.claim(first, 5, LEASE), lambda: bench.run(claims.adopt(LEASE)))
     assert [(each["tries"], "token" in each, "claim" in each) for each in bench.messages] == [
@@ -459,33 +442,24 @@ def test_claim_and_acknowledgement_may_run_at_once() -> None:
 def at_once(place: int, *, claims_first: bool) -> bool:
     """Run one plan before request number ``place`` of the other. Return whether it exists."""
     bench = Bench(5)
-    claims = bench.claims()
-    token = bench.run(claims.adopt(LEASE))
+    claims, token = bench.adopted()
     assert bench.run(claims.claim(token, 3, LEASE)) == 1
     claim, acknowledgement = claims.claim(token, 9, LEASE), claims.acknowledge(token, 1, 3)
     outer, inner = (claim, acknowledgement) if claims_first else (acknowledgement, claim)
     places, results = itertools.count(), []
+
+    def here(request: Any) -> bool:
+        return next(places) == place
+
     try:
-        results.append(
-            interrupted(
-                bench,
-                outer,
-                lambda: results.append(bench.run(inner)),
-                lambda request: next(places) == place,
-            )
-        )
+        results.append(interrupted(bench, outer, lambda: results.append(bench.run(inner)), here))
     except AssertionError:  # the plan has fewer requests
         assert not results
         return False
     assert sorted(results) == [2, 3]  # claim number 2, and 3 settled messages
     assert [each["claim"] for each in bench.messages] == [{"g": "a~g", "n": 2}] * 2
-    state = bench.state()
-    assert {name: state[name] for name in ("n", "claimed", "settled", "taken")} == {
-        "n": 1,
-        "claimed": 2,
-        "settled": 3,
-        "taken": 3,
-    }
+    expected = {"n": 1, "claimed": 2, "settled": 3, "taken": 3}
+    assert {name: bench.state()[name] for name in expected} == expected
     assert bench.run(claims.acknowledge(token, 2)) == 2
     return True
 
@@ -494,9 +468,7 @@ def test_interrupted_takeover_is_finished_by_the_next() -> None:
     """It is cut short before each of its commands in turn."""
     for steps in range(1, 8):
         bench = Bench(3)
-        claims = bench.claims()
-        first = bench.run(claims.adopt(LEASE))
-        bench.run(claims.claim(first, 3, LEASE))
+        claims, _ = bench.claimed(3)
         dying = claims.adopt(LEASE)
         bench.world.spawn(cut(bench.process.run(dying), steps), bench.world.time)
         bench.world.run(bench.world.time + 1000)
@@ -512,12 +484,9 @@ def cut(task: Generator[Pause, None, Any], steps: int) -> Task:
 
 def test_lapsed_claim_is_not_adopted_from_a_later_holder() -> None:
     bench = Bench(2)
-    claims = bench.claims()
-    first = bench.run(claims.adopt(LEASE))
-    bench.run(claims.claim(first, 2, LEASE))
-    other = bench.claims("h")
+    claims, _ = bench.claimed(2)
     bench.world.time += LEASE * 1000
-    other_group = bench.run(other.adopt(LEASE))
+    other, other_group = bench.adopted("h")
     assert bench.run(other.claim(other_group, 1, LEASE)) == 1
     _, _, ids = bench.run(claims.begin(5, LEASE))
     assert ids == ["m0001"]
@@ -529,9 +498,7 @@ def test_groups_with_similar_names_are_separate() -> None:
     """ "a" of queue "b>c" differs from "c~a" of any queue: no name contains "~"."""
     assert NamedClaims(standard("a>b"), "c").tag != NamedClaims(standard("a"), "b>c").tag
     bench = Bench(2)
-    one, two = bench.claims("g"), bench.claims("gg")
-    token = bench.run(one.adopt(LEASE))
-    bench.run(one.claim(token, 1, LEASE))
+    (one, token), two = bench.claimed(1), bench.claims("gg")
     assert bench.run(two.begin(5, LEASE))[2] == ["m0001"]
     assert bench.run(one.acknowledge(token, 99)) == 1
     assert [each["_id"] for each in bench.messages] == ["m0001"]
@@ -542,9 +509,7 @@ def test_groups_with_similar_names_are_separate() -> None:
 
 def test_acknowledgement_is_one_delete_by_the_token() -> None:
     bench = Bench(3)
-    claims = bench.claims()
-    token = bench.run(claims.adopt(LEASE))
-    bench.run(claims.claim(token, 3, LEASE))
+    claims, token = bench.claimed(3)
     bench.process.commands.clear()
     assert bench.run(claims.acknowledge(token, 1)) == 3
     (delete,) = (each for each in bench.process.commands if isinstance(each, Delete))
@@ -560,31 +525,24 @@ def taken_away(bench: Bench, id: str) -> Callable[[], None]:
 
 def test_rollback_gives_back_messages_still_held() -> None:
     bench = Bench(3)
-    claims = bench.claims()
-    token = bench.run(claims.adopt(LEASE))
-    bench.run(claims.claim(token, 3, LEASE))
+    claims, token = bench.claimed(3)
     interrupted(bench, claims.rollback(token, 1), taken_away(bench, "m0001"))
     assert bench.state()["n"] == 1
-    assert [("token" in each, each["tries"]) for each in bench.messages] == [
-        (False, 1),
-        (True, 1),
-        (False, 1),
-    ]
+    held = [("token" in each, each["tries"]) for each in bench.messages]
+    assert held == [(False, 1), (True, 1), (False, 1)]
 
 
 def test_bury_takes_messages_still_held() -> None:
     bench = Bench(3, max_tries=2)
-    claims = bench.claims()
-    token = bench.run(claims.adopt(LEASE))
+    claims, token = bench.adopted()
     for id in ("m0000", "m0001"):
         bench.stored(id)["tries"] = 2
 
     def burying(request: Any) -> bool:
         return isinstance(request, Update) and request.filter.get("_id") == "m0001"
 
-    assert (
-        interrupted(bench, claims.claim(token, 3, LEASE), taken_away(bench, "m0001"), burying) == 1
-    )
+    claim, taking = claims.claim(token, 3, LEASE), taken_away(bench, "m0001")
+    assert interrupted(bench, claim, taking, burying) == 1
     assert bench.run(claims.ids(token, 0, 1)) == ["m0002"]
     assert (bench.stored("m0000")["q"], bench.stored("m0001")["q"]) == ("a.dead", "a")
 
@@ -632,11 +590,8 @@ class Checker:
 
     def changed(self, before: dict[str, Any], after: dict[str, Any] | None) -> None:
         """Record a change."""
-        if (
-            before["_id"] == "~claim:a~g"
-            and after is not None
-            and after["claimed"] != before["claimed"]
-        ):
+        state = before["_id"] == "~claim:a~g"
+        if state and after is not None and after["claimed"] != before["claimed"]:
             assert after["claimed"] > before["claimed"]
             self.claimed.append(after["claimed"])
         if after is None:
@@ -690,23 +645,13 @@ def other_group(
 def test_dying_runners_lose_nothing_and_finish_nothing_unread(seed: int) -> None:
     rng = random.Random(seed)
     world = World(seed)
-    backend = plans_of(
-        "a", Options(dead_letter="a.dead", max_tries=None, backoff=Backoff(base=0.01, maximum=0.05))
-    )
+    backoff = Backoff(base=0.01, maximum=0.05)
+    backend = plans_of("a", Options(dead_letter="a.dead", max_tries=None, backoff=backoff))
     ids = [f"m{number:02}" for number in range(25)]
     lease = rng.choice([0.02, 0.1, 5.0])
     checker = Checker()
     world.store.on_change = checker.changed
-    for id in ids:
-        world.store.documents[id] = {
-            "_id": id,
-            "q": "a",
-            "when": NOW,
-            "due": NOW,
-            "tries": 0,
-            "payload": 1,
-        }
-        world.store.written[id] = 0
+    store(world, *ids)
     for number in range(6):
         process = Process(world, "a")
         task: Generator[Pause, None, Any] = runner(process, backend, checker, rng, lease)
@@ -722,9 +667,8 @@ def test_dying_runners_lose_nothing_and_finish_nothing_unread(seed: int) -> None
     world.run(300_000)
     assert sorted(checker.finished) == ids
     assert [id for id in world.store.documents if not str(id).startswith("~")] == []
-    assert checker.claimed == sorted(
-        {*checker.claimed}
-    )  # no number occurs twice, and none decreases
+    # No number occurs twice, and none decreases.
+    assert checker.claimed == sorted({*checker.claimed})
 
 
 def test_simulation_reaches_fencing_and_crashes() -> None:
@@ -732,19 +676,9 @@ def test_simulation_reaches_fencing_and_crashes() -> None:
     fenced = 0
     for seed in range(20):
         rng, world, checker = random.Random(seed), World(seed), Checker()
-        backend = plans_of(
-            "a", Options(dead_letter="a.dead", max_tries=None, backoff=Backoff(base=0))
-        )
-        for number in range(25):
-            world.store.documents[f"m{number}"] = {
-                "_id": f"m{number}",
-                "q": "a",
-                "when": NOW,
-                "due": NOW,
-                "tries": 0,
-                "payload": 1,
-            }
-            world.store.written[f"m{number}"] = 0
+        backoff = Backoff(base=0)
+        backend = plans_of("a", Options(dead_letter="a.dead", max_tries=None, backoff=backoff))
+        store(world, *(f"m{number}" for number in range(25)))
         for _ in range(3):
             world.spawn(runner(Process(world, "a"), backend, checker, rng, 0.1), rng.uniform(0, 50))
         world.run(60_000)
