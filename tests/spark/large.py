@@ -18,7 +18,7 @@ from pyqueue.spark import QueueDataSource
 from pyqueue.spark.columns import columns
 
 ROWS = StructType([StructField("payload", StringType())])
-#: As many rows as Spark gives a task at once, of 64 MB.
+#: The number of rows that Spark gives a task at once, of 64 MB.
 AT_ONCE = 64
 
 

@@ -22,7 +22,7 @@ def spark_program(
 ) -> AbstractContextManager[subprocess.Popen[str]]:
     """Run a program; kill it at the end with its JVM and all workers.
 
-    If the test fails, pytest shows what the program has written to standard error.
+    If the test fails, pytest shows the program's standard error.
     """
     return program("-m", "tests.spark.programs", *arguments, env=env, cwd=cwd)
 

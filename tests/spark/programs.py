@@ -46,12 +46,8 @@ WROTE = threading.Event()
 
 def stream(spark: Any, url: str, queue: str, **options: str) -> Any:
     """Return a stream out of a queue."""
-    given = {
-        "uri": url,
-        "queue": queue,
-        "maxMessagesPerBatch": str(BATCH),
-        "numPartitions": str(PARTITIONS),
-    } | options
+    given = {"uri": url, "queue": queue, "numPartitions": str(PARTITIONS)}
+    given |= {"maxMessagesPerBatch": str(BATCH)} | options
     return spark.readStream.format("pyqueue").options(**given).load()
 
 
@@ -79,7 +75,7 @@ def held(column: str, value: str, gate: str = "", reached: str = "") -> Any:
 
 
 def with_ids(spark: Any, url: str, checkpoint: str, hold: str | None = None, gate: str = "") -> Any:
-    """Start the stream from "raw" to "clean". Its ids are made from those of the source.
+    """Start the stream from "raw" to "clean". Its ids are made from the ids of the source.
 
     Args:
         spark: The session.
@@ -92,11 +88,8 @@ def with_ids(spark: Any, url: str, checkpoint: str, hold: str | None = None, gat
     if hold is not None:
         df = df.mapInArrow(held("payload", hold, gate), df.schema)
     writer = df.writeStream.format("pyqueue").options(uri=url, queue="clean", stage="clean")
-    return (
-        writer.option("checkpointLocation", f"{checkpoint}/with_ids")
-        .trigger(availableNow=True)
-        .start()
-    )
+    writer = writer.option("checkpointLocation", f"{checkpoint}/with_ids")
+    return writer.trigger(availableNow=True).start()
 
 
 def typed(spark: Any, url: str, checkpoint: str, hold: str | None = None, reached: str = "") -> Any:
@@ -136,11 +129,8 @@ def without_ids(spark: Any, url: str, checkpoint: str, hold: bool = False) -> An
 
     df = stream(spark, url, "raw2", group="g")
     writer = df.writeStream.foreachBatch(write)
-    return (
-        writer.option("checkpointLocation", f"{checkpoint}/without_ids")
-        .trigger(availableNow=True)
-        .start()
-    )
+    writer = writer.option("checkpointLocation", f"{checkpoint}/without_ids")
+    return writer.trigger(availableNow=True).start()
 
 
 def session(master: str = "local[1]", **config: str) -> Any:
@@ -176,9 +166,8 @@ def write(url: str, rows: str, hold: str, gate: str) -> None:
         .repartition(4)
     )
     df = df.mapInArrow(held("payload", hold, gate), df.schema)
-    df.write.format("pyqueue").mode("append").options(
-        uri=url, queue="clean", idColumn="name"
-    ).save()
+    options = {"uri": url, "queue": "clean", "idColumn": "name"}
+    df.write.format("pyqueue").mode("append").options(**options).save()
 
 
 def plain(url: str) -> None:

@@ -1,4 +1,4 @@
-"""What works on the release of Spark that is installed: ``python -m tests.spark.releases URL DIR``.
+"""Try each use on the installed release of Spark: ``python -m tests.spark.releases URL DIR``.
 
 It prints a JSON object: the release, and for each use "ok" or its error.
 """
@@ -62,12 +62,10 @@ def read_stream(spark: Any, client: Client, url: str, folder: Path) -> None:
 
 
 def run_stream(df: Any, url: str, queue: str, folder: Path) -> None:
-    """Write what is there into a queue, by epochs."""
+    """Write the messages that are ready into a queue, by epochs."""
     writer = df.writeStream.format("pyqueue").options(uri=url, queue=queue, stage=queue)
-    writer = writer.option("checkpointLocation", str(folder / f"{queue}-checkpoint")).trigger(
-        availableNow=True
-    )
-    writer.start().awaitTermination()
+    writer = writer.option("checkpointLocation", str(folder / f"{queue}-checkpoint"))
+    writer.trigger(availableNow=True).start().awaitTermination()
 
 
 def stage(spark: Any, client: Client, url: str, folder: Path) -> None:

@@ -21,7 +21,7 @@ from tests.support.processes import ROOT, last_json, program
 
 #: Two executors with a JVM each, which share no files.
 MASTER = "local-cluster[2,1,1024]"
-#: What the Python of the cluster lacks: this package, and what it needs beside pymongo.
+#: Missing in the Python of the cluster: this package, and its dependencies beside pymongo.
 MISSING = ("pyqueue", "signals", "pydantic", "anyio", "_editable_impl_pyqueue", "pyspark_pyqueue")
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
 def bare_python(directory: Path) -> Path:
     """Make a Python with all packages of this one but ``MISSING``; return its directory.
 
-    It is what ``venv-pack`` makes: a directory that works wherever it is unpacked.
+    Like the result of ``venv-pack``, the directory works wherever it is unpacked.
     """
     packages = directory.with_name(f"{directory.name}-packages")
     packages.mkdir()
@@ -69,7 +69,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, st
 def submitted(
     url: str, tmp_path: Path, env: Mapping[str, str], *options: str
 ) -> list[tuple[str, bool, str]]:
-    """Submit the job, check what it did, and return what its tasks say of themselves."""
+    """Submit the job and check its results. Return the places where its tasks ran."""
     with Client(url, signals="none:") as client:
         client.queue("raw").push_many(range(20))
         command = [

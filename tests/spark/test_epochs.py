@@ -1,4 +1,4 @@
-"""What holds for batches that a query writes: the table of docs/how-to/spark-streams.md.
+"""The guarantees for batches that a query writes: the table of docs/how-to/spark-streams.md.
 
 Each row of the table is a test here, for the two ways in which a query writes. All messages are
 consumed at once and leave no history, so no id that is still stored can hide a second write.
@@ -51,12 +51,12 @@ class Query:
         return lambda: self._writer(number).commit(done, *numbers)
 
     def batch(self, number: int, rows: Sequence[int]) -> list[int]:
-        """Write a batch. Return what the consumer gets."""
+        """Write a batch. Return the rows that the consumer gets."""
         self.tasks(number, rows)()
         return self.consumed()
 
     def consumed(self) -> list[int]:
-        """Return what the consumer gets."""
+        """Return the rows that the consumer gets."""
         got = sorted(each.payload for each in self._flow.clean.pop_many(100, timeout=0))
         # Epochs of different numbers may be shown in several queues; here there is one.
         return [int(each) for each in got]
@@ -69,7 +69,7 @@ Make = Callable[..., Query]
 def make(
     request: pytest.FixtureRequest, flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
 ) -> Make:
-    """Return what makes a query. Those that wait for another one do so without waiting."""
+    """Return a function that makes a query. A wait for another query takes no time."""
     rest = SimpleNamespace(sleep=lambda _: flow.rest_stages())
     monkeypatch.setattr(writers, "time", rest)
     return lambda id="q", run="r": Query(flow, database, request.param, id, run)

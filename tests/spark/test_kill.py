@@ -59,7 +59,7 @@ def empty(client: Client, queue: str) -> bool:
 
 
 @pytest.mark.spark_long
-def test_stream_goes_on_after_its_driver_is_killed(
+def test_stream_continues_after_its_driver_is_killed(
     spark: Any, url: str, client: Client, messages: Any, tmp_path: Path
 ) -> None:
     """The kill comes in the middle of a batch. The restart need not wait for the lease of 600 s."""
@@ -80,7 +80,7 @@ def test_stream_goes_on_after_its_driver_is_killed(
 def test_consumed_messages_of_a_killed_batch_stay_written_once(
     spark: Any, url: str, client: Client, messages: Any, tmp_path: Path
 ) -> None:
-    """The driver is killed while it shows a batch, and a consumer has finished what it saw."""
+    """The driver is killed while it shows a batch. A consumer finishes each message at once."""
     messages.database.client.admin.command("setParameter", 1, transactionLifetimeLimitSeconds=1800)
     client.queue("raw").push_many(range(2 * BATCH))
     clean, gate = client.queue("clean"), tmp_path / "gate"
@@ -184,7 +184,7 @@ def staged(messages: Any) -> int:
 def one_locked(messages: Any, place: int = 500) -> Iterator[None]:
     """Lock a staged message by a transaction, so that publishing stops there.
 
-    At the end the blocked update is killed: its client is dead, but the server would go on with it.
+    At the end the blocked update is killed: its client is dead, but the server would continue it.
     """
     found = messages.find({"staged": {"$exists": True}}).sort([("q", 1), ("_id", 1)])
     id = found[place]["_id"]
@@ -205,9 +205,8 @@ def one_locked(messages: Any, place: int = 500) -> Iterator[None]:
 def write_all(spark: Any, url: str) -> None:
     """Run the job again, to its end."""
     df = spark.range(ROWS).selectExpr("concat('id', id) AS name", "cast(id AS string) AS payload")
-    df.write.format("pyqueue").mode("append").options(
-        uri=url, queue="clean", idColumn="name"
-    ).save()
+    options = {"uri": url, "queue": "clean", "idColumn": "name"}
+    df.write.format("pyqueue").mode("append").options(**options).save()
 
 
 @pytest.mark.slow

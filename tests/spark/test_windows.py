@@ -1,4 +1,4 @@
-"""Windows and joins with watermarks over queues, across a restart, equal what pandas computes."""
+"""Windows and joins with watermarks over queues give the results of pandas, across a restart."""
 
 from __future__ import annotations
 
@@ -49,9 +49,8 @@ def events(spark: Any, queue: str) -> Any:
 
 def run(flow: Flow, df: Any, checkpoint: Path) -> None:
     """Write the results of a stream into the target, until its sources are empty."""
-    writer = df.writeStream.format("pyqueue").options(
-        uriEnv=URI_ENV, queue=flow.target, idColumn="name"
-    )
+    options = {"uriEnv": URI_ENV, "queue": flow.target, "idColumn": "name"}
+    writer = df.writeStream.format("pyqueue").options(**options)
     writer = writer.option("checkpointLocation", str(checkpoint))
     writer.trigger(availableNow=True).start().awaitTermination()
 
