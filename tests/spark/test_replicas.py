@@ -583,6 +583,7 @@ def test_second_query_of_a_stage_is_refused_if_both_live(
 # ---- real processes
 
 
+@pytest.mark.spark_long
 @pytest.mark.parametrize(("members", "count"), sampled([(1, 2), (1, 3), (2, 3)], few=1))
 def test_killed_replica_is_followed_by_another(url: str, members: int, count: int) -> None:
     """Processes of a pipeline with a Python stage and a Spark stage; all but one are killed.
