@@ -36,7 +36,7 @@ from pyqueue.documents import STORED_GROUP
 from pyqueue.payloads import OPTIONS
 from pyqueue.spark.encoded import decoded, encoded_batch
 from pyqueue.spark.frames import batch
-from tests.support.samples import spread
+from tests.support.samples import sampled
 
 NOW = dt.datetime(2026, 1, 2, 3, 4, 5, 678000, dt.UTC)
 ID = ObjectId("0123456789abcdef01234567")
@@ -96,10 +96,10 @@ def chosen(cases: Iterable[tuple[Any, Any]], few: int | None) -> list[tuple[Any,
     The cases are not parameters: each worker would collect two thousand tests.
     """
     every = list(cases)
-    return [every[index] for index in spread(len(every), few or len(every))]
+    return every[:: len(every) // few if few else 1]
 
 
-some_of_all = pytest.mark.parametrize("few", [90, pytest.param(None, marks=pytest.mark.slow)])
+some_of_all = pytest.mark.parametrize("few", sampled([90, None], few=1))
 
 
 @some_of_all
