@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from pyqueue import ConfigurationError, LeaseLost, Reservation
-from tests.contract.test_settle import hold
-from tests.contract.world import AnyQueue, World
+from tests.contract.world import AnyQueue, World, hold
 
 pytestmark = pytest.mark.needs("move", "dead_letter")
 

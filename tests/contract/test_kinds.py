@@ -13,8 +13,7 @@ import pytest
 
 from pyqueue import ConfigurationError
 from tests.contract.newest import Newest
-from tests.contract.test_settle import hold
-from tests.contract.world import AnyClient, AnyQueue, World
+from tests.contract.world import AnyClient, AnyQueue, World, hold
 from tests.support.eventually import eventually, waiters
 
 

@@ -12,8 +12,7 @@ from pydantic import BaseModel
 
 from pyqueue import UNCHANGED, ConfigurationError, DuplicateKey, InvalidMessage, LeaseLost, Message
 from pyqueue.backends import applying
-from tests.contract.test_settle import hold
-from tests.contract.world import AnyClient, AnyQueue, World, near
+from tests.contract.world import AnyClient, AnyQueue, World, hold, near
 
 pytestmark = pytest.mark.needs("move", "dead_letter")
 

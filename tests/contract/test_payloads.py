@@ -15,8 +15,7 @@ from uuid import UUID
 import pytest
 from bson import Binary, Decimal128, Int64, ObjectId
 
-from tests.contract.test_settle import hold
-from tests.contract.world import AnyClient, AnyQueue, World
+from tests.contract.world import AnyClient, AnyQueue, World, hold
 
 VALUES: dict[str, Any] = {
     "None": None,

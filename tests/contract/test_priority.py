@@ -12,8 +12,7 @@ from pyqueue import ConfigurationError
 from pyqueue.backends import receiving
 from pyqueue.backends.priority import scan
 from pyqueue.backends.priority.levels import LOOKS_PER_AGE_LOOK
-from tests.contract.test_settle import hold
-from tests.contract.world import AnyClient, AnyQueue, World
+from tests.contract.world import AnyClient, AnyQueue, World, hold
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.needs("priority")

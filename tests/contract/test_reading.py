@@ -10,8 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from pyqueue import ConfigurationError, Counts, Finished, LeaseLost, Message, QueueInfo, Reservation
-from tests.contract.test_settle import hold
-from tests.contract.world import AnyClient, AnyQueue, Began, World, near
+from tests.contract.world import AnyClient, AnyQueue, Began, World, hold, near
 
 # ---- get, peek, counts, next_when
 

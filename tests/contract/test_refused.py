@@ -23,8 +23,7 @@ from pyqueue import (
     QueueError,
     Reservation,
 )
-from tests.contract.test_settle import hold
-from tests.contract.world import AnyQueue, World
+from tests.contract.world import AnyQueue, World, hold
 from tests.support.eventually import eventually, waiters
 
 NAIVE = datetime(2030, 1, 1)  # the refused payload

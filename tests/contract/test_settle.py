@@ -14,17 +14,8 @@ import pytest
 from pyqueue import Backoff, ConfigurationError, Finished, LeaseLost, Reservation, Unavailable
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.requests import Plan
-from tests.contract.world import AnyClient, AnyQueue, World, near
+from tests.contract.world import AnyClient, AnyQueue, World, hold, near
 from tests.support.eventually import eventually
-
-
-def hold(queue: AnyQueue, payload: Any = 1, **options: Any) -> Reservation[Any]:
-    """Push one message and reserve it."""
-    queue.push(payload, **options)
-    held = queue.reserve(0)
-    assert isinstance(held, Reservation)
-    return held
-
 
 # ---- commit
 

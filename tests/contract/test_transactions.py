@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from pyqueue import ConfigurationError, DuplicateKey
-from tests.contract.test_settle import hold
-from tests.contract.world import AnyClient, AnyQueue, World
+from tests.contract.world import AnyClient, AnyQueue, World, hold
 from tests.support.eventually import eventually, waiters
 
 sessions = pytest.mark.needs("sessions", "keys", "move", "dead_letter")

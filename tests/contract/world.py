@@ -264,3 +264,11 @@ def near(instant: datetime | None, seconds: float) -> bool:
     moment = instant - timedelta(seconds=seconds)
     slack = timedelta(seconds=SLACK)
     return Began.at - slack < moment < datetime.now(UTC) + slack
+
+
+def hold(queue: AnyQueue, payload: Any = 1, **options: Any) -> Reservation[Any]:
+    """Push one message and reserve it."""
+    queue.push(payload, **options)
+    held = queue.reserve(0)
+    assert isinstance(held, Reservation)
+    return held
