@@ -57,7 +57,6 @@ def test_counts_add_up_the_packs(world: World, client: AnyClient, queue: AnyQueu
 def test_message_of_a_pack_is_read_and_removed_alone(queue: AnyQueue) -> None:
     ids = queue.push_many(["a", "b", "c"])
     found = queue.get(ids[1])
-    assert found is not None
     assert (found.payload, found.state, found.tries) == ("b", "ready", 0)
     assert [each.id for each in queue.peek(2)] == ids[:2]
     assert queue.remove(ids[1])
@@ -65,9 +64,7 @@ def test_message_of_a_pack_is_read_and_removed_alone(queue: AnyQueue) -> None:
     assert queue.get(ids[1]) is None
     assert [each.id for each in queue.peek()] == [ids[0], ids[2]]
     held = queue.reserve(0)
-    assert held is not None
     found = queue.get(ids[2])
-    assert found is not None
     assert found.state == "reserved"
     assert not queue.remove(ids[2]), "the process holds the pack"
     queue.commit(held)

@@ -70,7 +70,6 @@ def test_former_holder_cannot_settle(
     former = hold(queue, {"a": 1}, key="k", headers={"h": 1})
     world.lapse(former, known=known)
     present = queue.reserve(0)
-    assert present is not None
     refused(world, queue, other, settle, former)
     queue.commit(present)
 
@@ -82,15 +81,12 @@ def test_former_holder_cannot_settle_after_a_round_trip(
     former = hold(queue, {"a": 1}, key="k")
     world.lapse(former, known=False)
     second = queue.reserve(0)
-    assert second is not None
     queue.move(second, to=other)
     third = other.reserve(0)
-    assert third is not None
     other.move(third, to=queue)
     refused(world, queue, other, settle, former)  # it is ready in the first queue again
     refused(world, queue, other, settle, second)
     present = queue.reserve(0)
-    assert present is not None
     assert present.id == former.id
     refused(world, queue, other, settle, former)
     refused(world, queue, other, settle, second)
@@ -106,8 +102,7 @@ def test_holder_cannot_settle_after_giving_back(
     former = hold(queue, {"a": 1})
     queue.rollback(former, delay=0)
     refused(world, queue, other, settle, former)
-    present = queue.reserve(0)
-    assert present is not None
+    assert queue.reserve(0) is not None
     refused(world, queue, other, settle, former)
 
 
@@ -201,13 +196,11 @@ def test_both_reservations_of_one_message_in_one_batch(
     former = hold(queue, {"a": 1})
     world.lapse(former)
     present = queue.reserve(0)
-    assert present is not None
     with pytest.raises(LeaseLost) as caught:
         settle(queue, other, [former, present])
     assert caught.value.lost == [former]
     message = queue.get(present.id)
     if settle is BATCHES["extend"]:
-        assert message is not None
         assert present.until - timedelta(seconds=300) > message.pushed
     else:
         assert message is None or message.state != "reserved"
@@ -236,7 +229,6 @@ def test_token_without_the_id_settles_nothing(world: World, queue: AnyQueue) -> 
     assert held[0].token == held[1].token
     queue.commit(held[0])
     message = queue.get(held[1].id)
-    assert message is not None
     assert message.state == "reserved"
     before = world.bytes(held[1].id)
     with pytest.raises(LeaseLost):

@@ -24,8 +24,6 @@ class TestNewest:
             queue.push(n)
         assert [each.payload for each in queue.peek()] == [4, 3, 2, 1, 0]
         message, held = queue.pop(0), queue.reserve(0)
-        assert message is not None
-        assert held is not None
         assert (message.payload, held.payload) == (4, 3)
         assert [each.payload for each in queue.pop_many(2, timeout=0)] == [2, 1]
         queue.release(held)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from pyqueue import UNCHANGED, ConfigurationError, DuplicateKey, InvalidMessage, LeaseLost, Message
+from pyqueue import UNCHANGED, ConfigurationError, DuplicateKey, InvalidMessage, LeaseLost
 from pyqueue.backends import applying
 from tests.contract.world import AnyClient, AnyQueue, World, hold, near
 
@@ -19,11 +19,6 @@ pytestmark = pytest.mark.needs("move", "dead_letter")
 
 class Order(BaseModel):
     n: int
-
-
-def found(message: Message[Any] | None) -> Message[Any]:
-    assert message is not None
-    return message
 
 
 @pytest.mark.needs("pop")
@@ -39,7 +34,7 @@ def test_move(queue: AnyQueue, other: AnyQueue, by_name: bool) -> None:
     queue.move(held, to=other.name if by_name else other)
     assert queue.get(held.id) is None
     assert queue.counts().total == 0
-    message = found(other.get(held.id))
+    message = other.get(held.id)
     assert (message.payload, message.headers, message.pushed) == ({"n": 1}, {"a": 1}, held.pushed)
     assert (message.state, message.tries, message.queue) == ("ready", 0, other.name)
     assert (message.error, message.progress, message.checkpoint, message.dead) == (
@@ -51,7 +46,7 @@ def test_move(queue: AnyQueue, other: AnyQueue, by_name: bool) -> None:
     assert [each["q"] for each in message.trail] == [queue.name]
     assert near(message.trail[0]["at"], 0)
     assert near(message.when, 0)
-    received = found(other.pop(0))
+    received = other.pop(0)
     assert received.id == held.id
 
 
@@ -65,7 +60,7 @@ def test_move_takes_several_or_none(world: World, queue: AnyQueue, other: AnyQue
 def test_move_to_the_same_queue(queue: AnyQueue) -> None:
     held = hold(queue)
     queue.move(held, to=queue, delay=60)
-    message = found(queue.get(held.id))
+    message = queue.get(held.id)
     assert (message.state, message.tries) == ("scheduled", 0)
     assert near(message.when, 60)
 
@@ -79,7 +74,7 @@ def test_move_creates_the_record_of_the_target(world: World, queue: AnyQueue, na
 def test_move_with_a_payload(queue: AnyQueue, other: AnyQueue, payload: Any) -> None:
     held = hold(queue, "old")
     queue.move(held, to=other, payload=payload)
-    assert found(other.get(held.id)).payload == payload
+    assert other.get(held.id).payload == payload
 
 
 def test_move_many(queue: AnyQueue, other: AnyQueue) -> None:
@@ -87,7 +82,7 @@ def test_move_many(queue: AnyQueue, other: AnyQueue) -> None:
     held = queue.reserve_many(3, timeout=0)
     pairs = [(each, UNCHANGED if each.payload == 3 else each.payload * 10) for each in held]
     queue.move_many(iter(pairs), to=other, headers={"a": 1}, delay=60)
-    messages = [found(other.get(each.id)) for each in held]
+    messages = [other.get(each.id) for each in held]
     assert sorted(each.payload for each in messages) == [3, 10, 20]
     assert all(each.headers == {"a": 1} and each.state == "scheduled" for each in messages)
     queue.move_many([], to=other)
@@ -148,7 +143,7 @@ def test_move_with_an_update(
         assert world.bytes(held.id) == before
         return
     queue.move(held, to=other, update=update, headers={"b": 2})
-    message = found(other.get(held.id))
+    message = other.get(held.id)
     assert message.payload == expected
     assert (message.headers, message.state, message.tries) == ({"a": 1, "b": 2}, "ready", 0)
     assert [each["q"] for each in message.trail] == [queue.name]
@@ -169,31 +164,31 @@ def test_update_that_does_not_fit_the_payload(
 def test_headers_are_merged(queue: AnyQueue, other: AnyQueue) -> None:
     held = hold(queue, 1, headers={"a": 1, "b": 2})
     queue.move(held, to=other, headers={"b": "new", "c": True})
-    assert found(other.get(held.id)).headers == {"a": 1, "b": "new", "c": True}
+    assert other.get(held.id).headers == {"a": 1, "b": "new", "c": True}
     bare = hold(queue, 1)
     queue.move(bare, to=other, headers={"c": 0.5})
-    assert found(other.get(bare.id)).headers == {"c": 0.5}
+    assert other.get(bare.id).headers == {"c": 0.5}
 
 
 @pytest.mark.parametrize("delay", [60, timedelta(minutes=1)], ids=repr)
 def test_move_with_a_delay(queue: AnyQueue, other: AnyQueue, delay: Any) -> None:
     held = hold(queue)
     queue.move(held, to=other, delay=delay)
-    assert found(other.get(held.id)).state == "scheduled"
+    assert other.get(held.id).state == "scheduled"
     assert near(other.next_when(), 60)
 
 
 def test_move_drops_the_key_and_can_set_another(queue: AnyQueue, other: AnyQueue) -> None:
     held = hold(queue, 1, key="k")
     queue.move(held, to=other)
-    assert found(other.get(held.id)).key is None
+    assert other.get(held.id).key is None
     assert queue.push(2, key="k", on_duplicate="error") is not None
     assert other.push(2, key="k", on_duplicate="error") is not None
     for key in (None, "k2"):
         held = hold(other, "x", key=key) if key else hold(queue, "x")
         source, target = (other, queue) if key else (queue, other)
         source.move(held, to=target, key="new")
-        assert found(target.get(held.id)).key == "new"
+        assert target.get(held.id).key == "new"
         assert target.push(3, key="new") is None
 
 
@@ -209,7 +204,7 @@ def test_move_with_a_taken_key_keeps_the_reservation(
     assert world.bytes(held.id) == before
     queue.extend(held)
     queue.move(held, to=other, key="free")
-    assert found(other.get(held.id)).key == "free"
+    assert other.get(held.id).key == "free"
 
 
 def test_move_without_a_key_never_clashes(queue: AnyQueue, other: AnyQueue) -> None:
@@ -225,7 +220,6 @@ def test_move_to_a_typed_queue(client: AnyClient, world: World, queue: AnyQueue,
     queue.move(held, to=typed, payload=Order(n=1))
     assert world.document(held.id)["type"] == "Order"
     received = typed.reserve(0)
-    assert received is not None
     assert received.payload == Order(n=1)
     typed.move(received, to=queue, payload={"plain": 1})
     assert "type" not in world.document(held.id)
@@ -239,9 +233,8 @@ def test_trail_has_the_last_twenty_queues(client: AnyClient, name: str) -> None:
     id = queues[0].push(1)
     for source, target in pairwise(queues):
         held = source.reserve(0)
-        assert held is not None
         source.move(held, to=target)
-    message = found(queues[-1].get(id))
+    message = queues[-1].get(id)
     assert [each["q"] for each in message.trail] == [each.name for each in queues[2:22]]
     assert [each["at"] for each in message.trail] == sorted(each["at"] for each in message.trail)
 
@@ -268,7 +261,7 @@ def test_replay_restores_the_key_of_this_queue_only(
     queue.move(held, to=last, key=key)
     FINISHES[finish](last)
     assert last.replay(held.id) == 1
-    assert found(last.get(held.id)).key == key
+    assert last.get(held.id).key == key
 
 
 @pytest.mark.parametrize(
@@ -279,10 +272,9 @@ def test_bury(client: AnyClient, queue: AnyQueue, error: Any) -> None:
     queue.checkpoint(held, "page 3")
     queue.bury(held, error=error)
     assert queue.get(held.id) is None
-    message = found(client.queue(f"{queue.name}.dead").get(held.id))
+    message = client.queue(f"{queue.name}.dead").get(held.id)
     assert (message.payload, message.headers, message.key) == ({"n": 1}, {"a": 1}, "k")
     assert (message.state, message.tries, message.checkpoint) == ("ready", 0, "page 3")
-    assert message.dead is not None
     assert (message.dead["from"], message.dead["reason"], message.dead["tries"]) == (
         queue.name,
         "buried",
@@ -319,7 +311,6 @@ def test_dead_message_is_not_buried_again(client: AnyClient, world: World, queue
     queue.bury(hold(queue))
     dead = client.queue(f"{queue.name}.dead")
     held = dead.reserve(0)
-    assert held is not None
     before = world.bytes(held.id)
     with pytest.raises(ConfigurationError, match="dead-letter"):
         dead.bury(held)
@@ -335,12 +326,12 @@ def test_redrive(client: AnyClient, queue: AnyQueue, other: AnyQueue) -> None:
     one.bury(second)
     assert dead.redrive() == 2
     assert dead.counts().total == 0
-    message = found(queue.get(first.id))
+    message = queue.get(first.id)
     assert (message.payload, message.key, message.headers) == ("a", "k", {"h": 1})
     assert (message.state, message.tries, message.dead) == ("ready", 0, None)
     assert [each["q"] for each in message.trail] == [queue.name, dead.name]
     assert queue.push("c", key="k") is None
-    assert found(one.get(second.id)).payload == "b"
+    assert one.get(second.id).payload == "b"
     assert dead.redrive() == 0
     assert queue.redrive() == 0
     assert (queue.counts().ready, one.counts().ready) == (1, 1)
@@ -374,13 +365,13 @@ def test_redrive_restores_a_key_only_if_it_is_free(client: AnyClient, queue: Any
     queue.bury(first)
     queue.push("new", key="k")
     assert dead.redrive() == 1
-    assert found(queue.get(first.id)).key is None
+    assert queue.get(first.id).key is None
     assert queue.counts().ready == 2
     assert queue.purge() == 2
     second = hold(queue, "other", key="free")
     queue.bury(second)
     assert dead.redrive() == 1
-    assert found(queue.get(second.id)).key == "free"
+    assert queue.get(second.id).key == "free"
 
 
 @pytest.mark.needs("history")
@@ -395,11 +386,11 @@ def test_redrive_of_a_message_with_a_key_in_the_dead_queue(
         queue.bury(one)
         FINISHES[finish](dead)
         assert dead.replay(one.id) == 1
-        assert found(dead.get(one.id)).key == "k"
+        assert dead.get(one.id).key == "k"
         if taken:
             queue.push("new", key="k")
         assert dead.redrive() == 1
-        message = found(queue.get(one.id))
+        message = queue.get(one.id)
         assert message.key == (None if taken else "k")
         assert queue.purge() == 1 + taken
 
@@ -455,7 +446,7 @@ def test_dead_message_can_be_reserved_and_settled(
     held = dead.reserve_many(2, timeout=0)
     dead.commit(held[0])
     dead.move(held[1], to=other)
-    message = found(other.get(held[1].id))
+    message = other.get(held[1].id)
     assert (message.dead, message.key) == (None, None)
     assert dead.pop(0) is not None
     assert dead.counts().total == 0

@@ -27,13 +27,6 @@ def take(queue: AnyQueue, limit: int = 100) -> list[Any]:
     return list(queue.reserve_many(limit, timeout=0))
 
 
-def next_one(queue: AnyQueue) -> Any:
-    """Reserve one message that is free."""
-    held = queue.reserve(0)
-    assert held is not None
-    return held
-
-
 def all_of(queue: AnyQueue) -> list[Any]:
     """Receive and commit everything. Return the payloads in order."""
     found = []
@@ -72,7 +65,7 @@ def test_pushes_of_one_process_keep_their_order(queue: AnyQueue) -> None:
 
 def test_another_client_respects_the_locks(world: World, queue: AnyQueue) -> None:
     queue.push_many([1, 2], groups=["a", "a"])
-    held = next_one(queue)
+    held = queue.reserve(0)
     other = world.connect().queue(queue.name)
     assert other.reserve(0) is None
     queue.commit(held)
@@ -84,19 +77,18 @@ def test_look_that_expects_no_lock_meets_one(world: World, queue: AnyQueue) -> N
     queue.push_many([1, 2], groups=["a", "b"])
     assert sorted(all_of(queue)) == [1, 2]
     queue.push_many([3, 4, 5, 6], groups=["a", "a", "b", "c"])
-    held = next_one(world.connect().queue(queue.name))
+    held = world.connect().queue(queue.name).reserve(0)
     assert held.payload == 3
     assert sorted(payloads(take(queue))) == [5, 6]
 
 
 def test_commit_wakes_who_waits_for_the_group(world: World, queue: AnyQueue) -> None:
     queue.push_many([1, 2], groups=["a", "a"])
-    held = next_one(queue)
+    held = queue.reserve(0)
     other = world.connect().queue(queue.name)
     assert other.reserve(0) is None  # this defers the second message
     queue.commit(held)
     received = other.reserve(timedelta(seconds=30))
-    assert received is not None
     assert received.payload == 2
 
 
@@ -124,7 +116,7 @@ def test_messages_of_an_earlier_release_keep_their_places(
         world.raw().insert_one({"_id": f"{name}-{9 - number}", "q": name, **place, **put})
     queue.push_many([4, 5], groups=["a", "a"], at=ahead)
     queue.push(6, group="a")
-    queue.rollback(next_one(world.connect().queue(name)), delay=0)
+    queue.rollback(world.connect().queue(name).reserve(0), delay=0)
     first = [0, 1, 6] if on_failure == "block" else [1, 6, 0]
     assert all_of(world.connect().queue(name)) == first
     world.raw().update_many(
@@ -149,7 +141,7 @@ def test_group_goes_on_once_its_message_has_left(
     world: World, queue: AnyQueue, other: AnyQueue, end: str
 ) -> None:
     queue.push_many(["first", "second", "third"], groups=["a"] * 3, keys=["k", None, None])
-    held = next_one(queue)
+    held = queue.reserve(0)
     assert take(queue) == []
     ENDS[end](queue, held, other)
     assert "second" in payloads(take(queue))
@@ -158,13 +150,13 @@ def test_group_goes_on_once_its_message_has_left(
 @pytest.mark.parametrize("end", ["release", "rollback"])
 def test_message_that_comes_back_is_the_next(queue: AnyQueue, end: str) -> None:
     queue.push_many(["first", "second"], groups=["a", "a"])
-    held = next_one(queue)
+    held = queue.reserve(0)
     assert take(queue) == []
     if end == "release":
         queue.release(held)
     else:
         queue.rollback(held, delay=0)
-    again = next_one(queue)
+    again = queue.reserve(0)
     assert again.payload == "first"
     assert again.tries == (1 if end == "release" else 2)
     assert take(queue) == []
@@ -184,7 +176,7 @@ def test_failed_message_blocks_its_group_or_not(
 def test_lapsed_lease_keeps_the_group_locked(world: World, queue: AnyQueue) -> None:
     """The message itself comes back, and its former holder changes nothing."""
     queue.push_many(["first", "second"], groups=["a", "a"])
-    held = next_one(queue)
+    held = queue.reserve(0)
     assert take(queue) == []
     world.lapse(held)
     (again,) = take(queue)
@@ -197,7 +189,7 @@ def test_lapsed_lease_keeps_the_group_locked(world: World, queue: AnyQueue) -> N
 
 def test_remove_and_purge_let_the_group_go_on(queue: AnyQueue) -> None:
     queue.push_many(range(4), groups=["a"] * 4)
-    held = next_one(queue)
+    held = queue.reserve(0)
     assert take(queue) == []
     ids = [each.id for each in queue.peek(9)]
     assert ids == []  # the rest waits
@@ -228,7 +220,7 @@ def test_message_shows_its_group_in_every_state(world: World, client: AnyClient,
     queue = client.queue(name, history=60)
     ids = queue.push_many([1, 2], groups=["a", None])
     assert [queue.get(each).group for each in ids] == ["a", None]
-    held = next_one(queue)
+    held = queue.reserve(0)
     assert held.group == queue.get(held.id).group == "a"
     queue.commit(held)
     assert queue.get(held.id).group == "a"
@@ -254,7 +246,7 @@ def test_removed_message_keeps_its_group_in_the_history(
 
 def test_redrive_restores_the_group(world: World, client: AnyClient, queue: AnyQueue) -> None:
     queue.push_many([1, 2], groups=["a", "a"])
-    held = next_one(queue)
+    held = queue.reserve(0)
     queue.bury(held)
     dead = client.queue(f"{queue.name}.dead")
     assert dead.peek(1)[0].group == "a"
@@ -282,7 +274,7 @@ def test_move_to_another_kind_and_back(world: World, client: AnyClient, queue: A
     queue.push_many([1, 2], groups=["a", "a"])
     plain = client.queue(f"{queue.name}-plain", kind="standard")
     for _ in range(2):
-        queue.move(next_one(queue), to=plain)
+        queue.move(queue.reserve(0), to=plain)
     held = take(plain)
     assert [each.group for each in held] == ["a", "a"]
     plain.move(*held, to=queue)
@@ -294,7 +286,7 @@ def test_commit_in_a_transaction_frees_the_group(
     client: AnyClient, world: World, queue: AnyQueue
 ) -> None:
     queue.push_many([1, 2], groups=["a", "a"])
-    held = next_one(queue)
+    held = queue.reserve(0)
     assert take(queue) == []
     with client.transaction() as session:
         queue.commit(held, session=session)
@@ -340,7 +332,7 @@ def test_group_outside_an_ordered_queue_is_refused(
     with pytest.raises(ConfigurationError, match=r"group: .*'standard'.*'ordered'"):
         plain.push(1, group="a")
     queue.push(1, group="a")
-    held = next_one(queue)
+    held = queue.reserve(0)
     before = world.bytes(held.id)
     for to in (plain, plain.name):
         with pytest.raises(ConfigurationError, match="group"):

@@ -57,7 +57,6 @@ Way = Callable[[World, AnyQueue, AnyQueue, Any], Any]
 def _pop(world: World, queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
     queue.push(value)
     message = queue.pop(0)
-    assert message is not None
     return message.payload
 
 
@@ -71,7 +70,6 @@ def _many(world: World, queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
 def _keyed(world: World, queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
     id = queue.push(value, key="k")
     message = queue.get(id)
-    assert message is not None
     assert queue.peek()[0].payload == message.payload
     return hold_next(queue)
 
@@ -111,7 +109,6 @@ def _rolled_back(world: World, queue: AnyQueue, other: AnyQueue, value: Any) -> 
 
 def hold_next(queue: AnyQueue) -> Any:
     held = queue.reserve(0)
-    assert held is not None
     return held.payload
 
 
@@ -173,13 +170,11 @@ def test_round_trip_into_the_history(client: AnyClient, name: str) -> None:
         held = hold(queue, {"old": "value"})
         queue.commit(held, payload=value)
         message = queue.get(held.id)
-        assert message is not None
         assert message.payload == value, what
         assert type(message.payload) is type(value) or isinstance(value, (bytes, int)), what
         kept = hold(queue, value)
         queue.commit(kept)
         message = queue.get(kept.id)
-        assert message is not None
         assert message.payload == value, what
 
 
@@ -192,7 +187,6 @@ def test_round_trip_through_the_dead_letter_queue(client: AnyClient, name: str) 
         queue.bury(held)
         assert dead.redrive() == 1, what
         message = queue.pop(0)
-        assert message is not None
         assert message.payload == value, what
 
 
@@ -211,7 +205,6 @@ def test_datetimes_come_out_as_aware_utc_with_milliseconds(queue: AnyQueue) -> N
     zone = timezone(timedelta(hours=-5))
     queue.push({"at": datetime(2013, 1, 1, 0, 0, 0, 999_999, tzinfo=zone)})
     message = queue.pop(0)
-    assert message is not None
     assert message.payload["at"] == datetime(2013, 1, 1, 5, 0, 0, 999_000, tzinfo=UTC)
     assert message.payload["at"].tzinfo is UTC
 
@@ -224,7 +217,6 @@ def test_bson_conversions_are_the_documented_ones(queue: AnyQueue) -> None:
     """
     queue.push({"tuple": (1, 2), "int64": Int64(5), "pattern": re.compile("a.b", re.IGNORECASE)})
     message = queue.pop(0)
-    assert message is not None
     assert message.payload["tuple"] == [1, 2]
     assert message.payload["int64"] == 5
     assert message.payload["pattern"].pattern == "a.b"
@@ -234,7 +226,6 @@ def test_bson_conversions_are_the_documented_ones(queue: AnyQueue) -> None:
 def test_decimal128_keeps_its_digits(queue: AnyQueue) -> None:
     queue.push(Decimal128("1.2300"))
     message = queue.pop(0)
-    assert message is not None
     assert message.payload.to_decimal() == Decimal("1.23")
     assert str(message.payload) == "1.2300"
 
@@ -260,7 +251,6 @@ def test_largest_message(world: World, queue: AnyQueue) -> None:
         queue.bury(held, error="z" * 5000)
         assert world.client.queue(f"{queue.name}.dead").redrive() == 1
         message = queue.pop(0)
-        assert message is not None
         assert message.payload == large
     else:
         assert queue.pop(0) is None

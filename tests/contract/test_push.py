@@ -21,7 +21,6 @@ def test_push_stores_a_ready_message(queue: AnyQueue) -> None:
     id = queue.push({"n": 1})
     assert isinstance(id, ObjectId)
     message = queue.get(id)
-    assert message is not None
     assert (message.id, message.queue, message.payload) == (id, queue.name, {"n": 1})
     assert (message.state, message.tries, message.key, message.headers) == ("ready", 0, None, {})
     assert (message.error, message.progress, message.checkpoint, message.dead) == (
@@ -60,7 +59,6 @@ def test_push_and_receive_make_the_record_and_reads_do_not(
 def test_push_with_a_delay(queue: AnyQueue, delay: Any) -> None:
     id = queue.push(1, delay=delay)
     message = queue.get(id)
-    assert message is not None
     assert message.state == "scheduled"
     assert near(message.when, 60)
     assert queue.next_when() == message.when
@@ -80,7 +78,6 @@ def test_push_with_at(queue: AnyQueue) -> None:
     zone = timezone(timedelta(hours=5))
     at = (datetime.now(zone) + timedelta(hours=3)).replace(microsecond=123_000)
     message = queue.get(queue.push(1, at=at))
-    assert message is not None
     assert message.when == at
     assert message.when.tzinfo is UTC
     assert message.state == "scheduled"
@@ -90,8 +87,6 @@ def test_at_in_the_past_is_stored_as_now(queue: AnyQueue) -> None:
     first = queue.push("first")
     second = queue.push("second", at=datetime(1999, 1, 1, tzinfo=UTC))
     messages = queue.get(first), queue.get(second)
-    assert messages[0] is not None
-    assert messages[1] is not None
     assert messages[1].when >= messages[0].when
     assert near(messages[1].when, 0)
 
@@ -105,7 +100,6 @@ def test_push_many_with_at_delay_and_headers(queue: AnyQueue) -> None:
     ids = queue.push_many([5, 6], headers={"a": "x", "b": 1, "c": 0.5, "d": True})
     for id in ids:
         message = queue.get(id)
-        assert message is not None
         assert message.headers == {"a": "x", "b": 1, "c": 0.5, "d": True}
         assert message.headers["d"] is True
 
@@ -124,7 +118,6 @@ def test_pushes_of_threads_reach_their_queues(queue: AnyQueue, other: AnyQueue) 
             target = queue if (thread + number) % 2 else other
             payload = [target.name, thread, number]
             message = target.get(target.push(payload))
-            assert message is not None
             assert message.payload == payload
 
     with ThreadPoolExecutor(4) as pool:
@@ -169,24 +162,19 @@ class TestKeys:
             == id
         )
         message = queue.get(id)
-        assert message is not None
-        assert first is not None
         assert (message.payload, message.headers, message.key) == ({"new": 2}, {"b": 2}, "k")
         assert (message.state, message.pushed) == ("scheduled", first.pushed)
         assert near(message.when, 60)
         assert queue.push(None, key="k", on_duplicate="replace") == id
         message = queue.get(id)
-        assert message is not None
         assert (message.payload, message.headers, message.state) == (None, {}, "ready")
         assert queue.counts().total == 1
 
     def test_replace_resets_tries_and_ends_the_lease(self, world: World, queue: AnyQueue) -> None:
         id = queue.push(1, key="k")
         first = queue.reserve(0)
-        assert first is not None
         queue.rollback(first, delay=0, error="no")
         held = queue.reserve(0)
-        assert held is not None
         assert held.tries == 2
         assert queue.push(2, key="k", on_duplicate="replace") == id
         before = world.bytes(id)
@@ -195,14 +183,12 @@ class TestKeys:
         assert caught.value.lost == [held]
         assert world.bytes(id) == before
         again = queue.reserve(0)
-        assert again is not None
         assert (again.payload, again.tries, again.error) == (2, 1, None)
 
     def test_replace_of_nothing_is_a_push(self, queue: AnyQueue) -> None:
         id = queue.push(1, key="k", on_duplicate="replace", headers={"a": 1}, id="mine")
         assert id == "mine"
         message = queue.get("mine")
-        assert message is not None
         assert (message.key, message.headers, message.tries) == ("k", {"a": 1}, 0)
         assert queue.push(2, on_duplicate="replace") is not None
         assert queue.counts().ready == 2
@@ -221,7 +207,6 @@ class TestKeys:
     def test_reserved_message_keeps_its_key(self, queue: AnyQueue) -> None:
         queue.push(1, key="k")
         held = queue.reserve(0)
-        assert held is not None
         assert held.key == "k"
         assert queue.push(2, key="k") is None
         queue.rollback(held, delay=60)
@@ -241,7 +226,6 @@ class TestKeys:
             assert queue.purge() == 1
         else:
             held = queue.reserve(0)
-            assert held is not None
             if way == "move":
                 queue.move(held, to=other)
             else:
@@ -281,7 +265,6 @@ def test_push_with_an_id(world: World, queue: AnyQueue, id: Any) -> None:
     assert queue.push(2, id=id) == id
     assert world.bytes(id) == before
     held = queue.reserve(0)
-    assert held is not None
     assert held.id == id
     before = world.bytes(id)
     assert queue.push(3, id=id) == id
@@ -322,7 +305,6 @@ def test_id_of_a_message_that_moved_on(world: World, queue: AnyQueue, other: Any
     mine = f"{queue.name}/1"
     queue.push(1, id=mine)
     held = queue.reserve(0)
-    assert held is not None
     queue.move(held, to=other)
     before = world.bytes(mine)
     assert queue.push(2, id=mine) == mine
@@ -352,7 +334,6 @@ def test_id_is_new_after_its_document_is_gone(queue: AnyQueue) -> None:
     assert queue.pop(0) is not None
     assert queue.push(2, id=mine) == mine
     message = queue.pop(0)
-    assert message is not None
     assert message.payload == 2
 
 

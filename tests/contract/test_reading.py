@@ -18,14 +18,12 @@ from tests.contract.world import AnyClient, AnyQueue, Began, World, hold, near
 def test_get_in_every_state(world: World, queue: AnyQueue, other: AnyQueue) -> None:
     ready, scheduled = queue.push("ready"), queue.push("scheduled", delay=60)
     held = queue.reserve(0)
-    assert held is not None
     fresh = queue.push("fresh")
     states = {id: message.state for id in (ready, scheduled, fresh) if (message := queue.get(id))}
     assert states == {ready: "reserved", scheduled: "scheduled", fresh: "ready"}
     assert type(queue.get(ready)) is Message
     world.lapse(held)
     lapsed = queue.get(ready)
-    assert lapsed is not None
     assert (lapsed.state, lapsed.tries) == ("ready", 1)
     assert queue.get("unknown") is None
     assert other.get(ready) is None
@@ -91,10 +89,8 @@ def test_next_when(queue: AnyQueue) -> None:
     queue.push(2, delay=30)
     assert near(queue.next_when(), 30)
     message = queue.get(queue.push(3))
-    assert message is not None
     assert queue.next_when() == message.when
     held = queue.reserve(0, lease=10)
-    assert held is not None
     assert queue.next_when() == held.until
     queue.commit(held)
     assert near(queue.next_when(), 30)
@@ -198,12 +194,10 @@ class TestHistory:
     def test_replay(self, queue: AnyQueue) -> None:
         id = queue.push("x", key="k", headers={"a": 1})
         held = queue.reserve(0)
-        assert held is not None
         queue.commit(held)
         live = queue.push("live")
         assert queue.replay(id, live, "unknown") == 1
         message = queue.get(id)
-        assert message is not None
         assert not isinstance(message, Finished)
         assert (message.state, message.tries, message.key, message.payload) == (
             "ready",
@@ -221,13 +215,11 @@ class TestHistory:
     def test_replay_extends_a_trail_of_twenty_queues(self, world: World, queue: AnyQueue) -> None:
         id = queue.push("x")
         held = queue.reserve(0)
-        assert held is not None
         queue.commit(held)
         trail = [{"q": f"q{n}", "at": held.pushed} for n in range(20)]
         world.raw().update_one({"_id": id}, {"$set": {"trail": trail}})
         assert queue.replay(id) == 1
         message = queue.get(id)
-        assert message is not None
         assert [each["q"] for each in message.trail] == [
             *(f"q{n}" for n in range(1, 20)),
             queue.name,
@@ -240,7 +232,6 @@ class TestHistory:
         queue.push("new", key="k")
         assert queue.replay(id) == 1
         message = queue.get(id)
-        assert message is not None
         assert message.key is None
         assert queue.counts().ready == 2
 
@@ -281,7 +272,6 @@ def test_queues(world: World, name: str) -> None:
     client.queue("b").push_many([1, 2])
     client.queue("a").pause()
     buried = client.queue("b").reserve(0)
-    assert buried is not None
     client.queue("b").bury(buried)
     held = client.queue("b").reserve(0)
     assert isinstance(held, Reservation)
@@ -407,7 +397,6 @@ def test_delete_with_force_takes_everything(
     queue.push_many(range(world.many))
     queue.push(1, delay=60)
     held = queue.reserve(0)
-    assert held is not None
     other.push("stays")
     if world.place.server:  # a foreign document
         world.raw().insert_one({"q": queue.name, "when": "never", "_id": f"{queue.name}/odd"})
@@ -436,7 +425,6 @@ def test_namespaces_do_not_see_each_other(world: World, queue: AnyQueue) -> None
     assert elsewhere.pop(0) is None
     assert elsewhere.push("there", key="k", id=f"{queue.name}/1") is not None
     message = queue.pop(0)
-    assert message is not None
     assert message.payload == "here"
     world.raw(f"ns_{queue.name}").drop()
 

@@ -24,7 +24,6 @@ SOON = 10.0
 def test_pop_takes_the_message_out(queue: AnyQueue) -> None:
     id = queue.push("x", headers={"a": 1}, key="k")
     message = queue.pop(0)
-    assert message is not None
     assert (message.id, message.payload, message.headers, message.key) == (id, "x", {"a": 1}, "k")
     assert message.tries == 0
     assert message.queue == queue.name
@@ -60,7 +59,6 @@ def test_reservation_has_the_stored_fields(queue: AnyQueue) -> None:
     pushed = queue.get(id)
     held = queue.reserve(0)
     assert isinstance(held, Reservation)
-    assert pushed is not None
     assert (held.id, held.payload, held.headers, held.key) == (id, "x", {"a": 1}, "k")
     assert (held.tries, held.state, held.lease, held.when) == (1, "reserved", 60, pushed.when)
     assert near(held.until, 60)
@@ -69,7 +67,6 @@ def test_reservation_has_the_stored_fields(queue: AnyQueue) -> None:
     assert queue.reserve(0) is None
     assert queue.pop(0) is None
     stored = queue.get(id)
-    assert stored is not None
     assert (stored.state, stored.when) == ("reserved", pushed.when)
     assert queue.next_when() == held.until
 
@@ -78,7 +75,6 @@ def test_owner_comes_from_the_client(world: World, name: str) -> None:
     queue = world.connect(owner="night shift").queue(name)
     id = queue.push(1)
     held = queue.reserve(0)
-    assert held is not None
     assert held.owner == "night shift"
     assert world.document(id)["owner"] == "night shift"
 
@@ -89,8 +85,6 @@ def test_lease_of_a_call_overrides_the_queue(client: AnyClient, name: str, lease
     queue.push_many([1, 2])
     first = queue.reserve(0)
     second = queue.reserve(0, lease=timedelta(seconds=30))
-    assert first is not None
-    assert second is not None
     assert (first.lease, second.lease) == (90, 30)
     assert near(first.until, 90)
     assert near(second.until, 30)
@@ -105,8 +99,6 @@ def test_expired_lease_is_received_again(queue: AnyQueue) -> None:
     first = queue.reserve(0, lease=0.005)
     # This waits for the end of the lease.
     second = queue.reserve(SOON)
-    assert first is not None
-    assert second is not None
     assert first.id == second.id == id
     assert (first.tries, second.tries) == (1, 2)
     assert first.token != second.token
@@ -121,7 +113,6 @@ def test_pop_takes_a_message_with_an_expired_lease(world: World, queue: AnyQueue
     held = queue.reserve(0)
     world.lapse(held)
     message = queue.pop(0)
-    assert message is not None
     assert message.tries == 1
     assert queue.counts().total == 0
 
@@ -184,7 +175,6 @@ class TestOrder:
     def test_rolled_back_message_goes_to_the_end(self, queue: AnyQueue) -> None:
         queue.push_many([1, 2])
         held = queue.reserve(0)
-        assert held is not None
         eventually(lambda: held.when < _now(queue), "a millisecond passes")
         queue.rollback(held, delay=0)
         assert [each.payload for each in queue.pop_many(2, timeout=0)] == [2, 1]
@@ -199,7 +189,6 @@ class TestOrder:
 
 def _now(queue: AnyQueue) -> Any:
     message = queue.get(queue.push("clock", delay=60))
-    assert message is not None
     return message.pushed
 
 
@@ -212,7 +201,6 @@ def test_waiting_messages_never_block_ready_ones(world: World, queue: AnyQueue) 
     assert sorted(each.payload for each in queue.reserve_many(5, timeout=0)) == ["a", "b"]
     queue.push("c")
     message = queue.pop(0)
-    assert message is not None
     assert message.payload == "c"
 
 
@@ -277,7 +265,6 @@ def test_waiting_consumer_gets_a_scheduled_message_at_its_time(queue: AnyQueue) 
     start = time.monotonic()
     queue.push("later", delay=0.2)
     message = queue.pop(60)
-    assert message is not None
     assert message.payload == "later"
     assert 0.19 <= time.monotonic() - start < SOON
 
@@ -376,7 +363,6 @@ def test_pause_reaches_waiting_consumers(world: World, queue: AnyQueue) -> None:
 def test_pause_does_not_affect_reserved_messages(queue: AnyQueue) -> None:
     queue.push(1)
     held = queue.reserve(0)
-    assert held is not None
     queue.pause()
     queue.extend(held)
     queue.commit(held)

@@ -54,7 +54,6 @@ class TestTransactions:
     ) -> None:
         queue.push("held")
         held = queue.reserve(0)
-        assert held is not None
         with pytest.raises(Oops), client.transaction() as session:  # noqa: PT012
             other.push("new", session=session)
             queue.commit(held, session=session)
@@ -124,7 +123,6 @@ class TestTransactions:
             assert queue.push("new", key="k", on_duplicate="replace", session=session) == live
             assert queue.push("first", key="l", on_duplicate="replace", session=session) is not None
             message = queue.get(live)
-            assert message is not None
             assert message.payload == "old"
         assert {each.payload for each in queue.peek()} == {"new", "first"}
 
@@ -177,8 +175,6 @@ class TestTransactions:
         queue.push_many(["a", "b"])
         held = queue.reserve(0, lease=60)
         short = queue.reserve(0, lease=30)
-        assert held is not None
-        assert short is not None
         world.lapse(held)
         for each in (held, short):
             if each is short:
@@ -208,7 +204,6 @@ class TestTransactions:
     ) -> None:
         queue.push(1)
         held = queue.reserve(0, lease=12)  # at least 4 s are left
-        assert held is not None
         with client.transaction() as session:
             queue.commit(held, session=session)
         assert queue.counts().total == 0
