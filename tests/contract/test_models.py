@@ -16,7 +16,7 @@ from bson import Decimal128
 from pydantic import BaseModel, Field
 
 from pyqueue import InvalidMessage
-from tests.contract.world import AnyClient, AnyQueue, World
+from tests.contract.world import AnyClient, AnyQueue, World, hold
 
 
 class Colour(Enum):
@@ -237,12 +237,10 @@ class TestInvalidPayloads:
 @pytest.mark.needs("history")
 def test_history_of_a_typed_queue(client: AnyClient, name: str) -> None:
     queue = client.queue(name, Order, history=60)
-    queue.push(Order(n=1))
-    held = queue.reserve(0)
+    held = hold(queue, Order(n=1))
     queue.commit(held, payload=Order(n=2))
     assert [each.payload for each in queue.history()] == [Order(n=2)]
-    queue.push(Order(n=3))
-    held = queue.reserve(0)
+    held = hold(queue, Order(n=3))
     with pytest.raises(InvalidMessage):
         queue.commit(held, payload={"n": "x"})
     queue.commit(held)

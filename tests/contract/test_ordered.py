@@ -11,7 +11,7 @@ import pytest
 from pyqueue import ConfigurationError, LeaseLost
 from pyqueue.backends.ordered.groups import rank
 from pyqueue.documents import stored_group
-from tests.contract.world import AnyClient, AnyQueue, World
+from tests.contract.world import AnyClient, AnyQueue, World, hold
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.needs("ordered")
@@ -331,8 +331,7 @@ def test_group_outside_an_ordered_queue_is_refused(
     plain = client.queue(f"{name}-plain", kind="standard")
     with pytest.raises(ConfigurationError, match=r"group: .*'standard'.*'ordered'"):
         plain.push(1, group="a")
-    queue.push(1, group="a")
-    held = queue.reserve(0)
+    held = hold(queue, 1, group="a")
     before = world.bytes(held.id)
     for to in (plain, plain.name):
         with pytest.raises(ConfigurationError, match="group"):

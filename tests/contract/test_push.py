@@ -10,7 +10,7 @@ import pytest
 from bson import ObjectId
 
 from pyqueue import DuplicateKey, LeaseLost
-from tests.contract.world import AnyClient, AnyQueue, World, near
+from tests.contract.world import AnyClient, AnyQueue, World, hold, near
 
 
 def payloads(queue: AnyQueue) -> list[Any]:
@@ -205,8 +205,7 @@ class TestKeys:
         assert other.push(1, key="k", on_duplicate="error") is not None
 
     def test_reserved_message_keeps_its_key(self, queue: AnyQueue) -> None:
-        queue.push(1, key="k")
-        held = queue.reserve(0)
+        held = hold(queue, 1, key="k")
         assert held.key == "k"
         assert queue.push(2, key="k") is None
         queue.rollback(held, delay=60)
@@ -303,8 +302,7 @@ def test_id_of_another_queues_message_is_refused(
 @pytest.mark.needs("move")
 def test_id_of_a_message_that_moved_on(world: World, queue: AnyQueue, other: AnyQueue) -> None:
     mine = f"{queue.name}/1"
-    queue.push(1, id=mine)
-    held = queue.reserve(0)
+    held = hold(queue, 1, id=mine)
     queue.move(held, to=other)
     before = world.bytes(mine)
     assert queue.push(2, id=mine) == mine

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pyqueue import LeaseLost, Reservation
-from tests.contract.world import AnyClient, AnyQueue, World, near
+from tests.contract.world import AnyClient, AnyQueue, World, hold, near
 from tests.support.eventually import eventually, waiters
 
 #: Far below the fallback poll of 15 s. A consumer that returns by then was woken, or scanned at the
@@ -109,8 +109,7 @@ def test_expired_lease_is_received_again(queue: AnyQueue) -> None:
 
 @pytest.mark.needs("pop")
 def test_pop_takes_a_message_with_an_expired_lease(world: World, queue: AnyQueue) -> None:
-    queue.push(1)
-    held = queue.reserve(0)
+    held = hold(queue)
     world.lapse(held)
     message = queue.pop(0)
     assert message.tries == 1
@@ -288,8 +287,7 @@ def test_batch_waits_for_a_message(client: AnyClient, queue: AnyQueue) -> None:
 def test_returned_message_wakes_a_waiting_consumer(
     client: AnyClient, queue: AnyQueue, other: AnyQueue, way: str
 ) -> None:
-    queue.push(1)
-    held = queue.reserve(0)
+    held = hold(queue)
     target = other if way == "move" else queue
     thread, answers = in_thread(lambda: target.reserve(60))
     await_waiters(client, target)
@@ -361,8 +359,7 @@ def test_pause_reaches_waiting_consumers(world: World, queue: AnyQueue) -> None:
 
 
 def test_pause_does_not_affect_reserved_messages(queue: AnyQueue) -> None:
-    queue.push(1)
-    held = queue.reserve(0)
+    held = hold(queue)
     queue.pause()
     queue.extend(held)
     queue.commit(held)

@@ -52,8 +52,7 @@ class TestTransactions:
     def test_exception_undoes_everything(
         self, client: AnyClient, queue: AnyQueue, other: AnyQueue
     ) -> None:
-        queue.push("held")
-        held = queue.reserve(0)
+        held = hold(queue, "held")
         with pytest.raises(Oops), client.transaction() as session:  # noqa: PT012
             other.push("new", session=session)
             queue.commit(held, session=session)
