@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pyqueue import ConfigurationError, LeaseLost, Reservation
-from tests.contract.world import AnyQueue, World, hold
+from tests.contract.world import AnyQueue, World, expect_error, hold
 
 pytestmark = pytest.mark.needs("move", "dead_letter")
 
@@ -55,10 +55,8 @@ def refused(
 ) -> None:
     """The former holder gets LeaseLost, and nothing has changed."""
     before = world.bytes(former.id)
-    with pytest.raises(LeaseLost) as caught:
+    with expect_error(LeaseLost, lost=[former], unknown=[]):
         settle(queue, other, [former])
-    assert caught.value.lost == [former]
-    assert caught.value.unknown == []
     assert world.bytes(former.id) == before
 
 
@@ -121,9 +119,8 @@ def test_holder_cannot_settle_a_deleted_message(
 ) -> None:
     former = hold(queue, {"a": 1})
     queue.commit(former)
-    with pytest.raises(LeaseLost) as caught:
+    with expect_error(LeaseLost, lost=[former]):
         settle(queue, other, [former])
-    assert caught.value.lost == [former]
     assert queue.counts().total == other.counts().total == 0
 
 
@@ -171,10 +168,8 @@ def test_batch_with_a_lapsed_reservation_that_was_reclaimed(
         with pytest.raises(ConfigurationError, match="shares a document"):
             settle(queue, other, [held[2], former, held[3]])
         return
-    with pytest.raises(LeaseLost) as caught:
+    with expect_error(LeaseLost, lost=[former], unknown=[]):
         settle(queue, other, [held[2], former, held[3]])
-    assert caught.value.lost == [former]
-    assert caught.value.unknown == []
     assert world.bytes(former.id) == before
     assert present.id == former.id
     queue.extend(present)  # the present holder still holds it
@@ -196,9 +191,8 @@ def test_both_reservations_of_one_message_in_one_batch(
     former = hold(queue, {"a": 1})
     world.lapse(former)
     present = queue.reserve(0)
-    with pytest.raises(LeaseLost) as caught:
+    with expect_error(LeaseLost, lost=[former]):
         settle(queue, other, [former, present])
-    assert caught.value.lost == [former]
     message = queue.get(present.id)
     if settle is BATCHES["extend"]:
         assert present.until - timedelta(seconds=300) > message.pushed
@@ -216,10 +210,8 @@ def test_expired_message_finished_elsewhere_is_lost(
     held = queue.reserve_many(3, timeout=0)
     world.lapse(held[1])
     assert queue.pop(0) is not None
-    with pytest.raises(LeaseLost) as caught:
+    with expect_error(LeaseLost, lost=[held[1]], unknown=[]):
         settle(queue, other, held)
-    assert caught.value.lost == [held[1]]
-    assert caught.value.unknown == []
 
 
 @pytest.mark.needs("documents")

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from pyqueue import UNCHANGED, ConfigurationError, DuplicateKey, InvalidMessage, LeaseLost
 from pyqueue.backends import applying
-from tests.contract.world import AnyClient, AnyQueue, World, hold, near
+from tests.contract.world import AnyClient, AnyQueue, World, expect_error, hold, near
 
 pytestmark = pytest.mark.needs("move", "dead_letter")
 
@@ -97,9 +97,8 @@ def test_move_many_reports_lost_reservations(
     world.lapse(held[1], known=False)
     assert queue.reserve(0) is not None
     before = world.bytes(held[1].id)
-    with pytest.raises(LeaseLost) as caught:
+    with expect_error(LeaseLost, lost=[held[1]]):
         queue.move_many([(each, "new") for each in held], to=other)
-    assert caught.value.lost == [held[1]]
     assert world.bytes(held[1].id) == before
     assert {each.id for each in other.peek()} == {held[0].id, held[2].id}
 
@@ -198,9 +197,8 @@ def test_move_with_a_taken_key_keeps_the_reservation(
     other.push("there", key="new")
     held = hold(queue, 1, key="k")
     before = world.bytes(held.id)
-    with pytest.raises(DuplicateKey) as caught:
+    with expect_error(DuplicateKey, keys=["new"]):
         queue.move(held, to=other, key="new")
-    assert caught.value.keys == ["new"]
     assert world.bytes(held.id) == before
     queue.extend(held)
     queue.move(held, to=other, key="free")
@@ -293,9 +291,8 @@ def test_bury_many(client: AnyClient, world: World, queue: AnyQueue) -> None:
     held = queue.reserve_many(5, timeout=0)
     world.lapse(held[4], known=False)
     assert queue.reserve(0) is not None
-    with pytest.raises(LeaseLost) as caught:
+    with expect_error(LeaseLost, lost=[held[4]]):
         queue.bury(*held, error="no")
-    assert caught.value.lost == [held[4]]
     assert client.queue(f"{queue.name}.dead").counts().ready == 4
     assert queue.counts().reserved == 1
 

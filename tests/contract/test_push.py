@@ -10,7 +10,7 @@ import pytest
 from bson import ObjectId
 
 from pyqueue import DuplicateKey, LeaseLost
-from tests.contract.world import AnyClient, AnyQueue, World, hold, near
+from tests.contract.world import AnyClient, AnyQueue, World, expect_error, hold, near
 
 
 def payloads(queue: AnyQueue) -> list[Any]:
@@ -148,9 +148,8 @@ class TestKeys:
     def test_key_error_raises_duplicate_key(self, world: World, queue: AnyQueue) -> None:
         id = queue.push(1, key="k")
         before = world.bytes(id)
-        with pytest.raises(DuplicateKey) as caught:
+        with expect_error(DuplicateKey, keys=["k"]):
             queue.push(2, key="k", on_duplicate="error")
-        assert caught.value.keys == ["k"]
         assert world.bytes(id) == before
         assert queue.counts().total == 1
 
@@ -178,9 +177,8 @@ class TestKeys:
         assert held.tries == 2
         assert queue.push(2, key="k", on_duplicate="replace") == id
         before = world.bytes(id)
-        with pytest.raises(LeaseLost) as caught:
+        with expect_error(LeaseLost, lost=[held]):
             queue.commit(held)
-        assert caught.value.lost == [held]
         assert world.bytes(id) == before
         again = queue.reserve(0)
         assert (again.payload, again.tries, again.error) == (2, 1, None)
@@ -247,9 +245,8 @@ class TestKeys:
 
     def test_batch_error_writes_the_other_messages(self, queue: AnyQueue) -> None:
         queue.push(0, key="b")
-        with pytest.raises(DuplicateKey) as caught:
+        with expect_error(DuplicateKey, keys=["b", "a"]):
             queue.push_many([1, 2, 3, 4], keys=["a", "b", None, "a"], on_duplicate="error")
-        assert caught.value.keys == ["b", "a"]
         assert payloads(queue) == [0, 1, 3]
 
 
@@ -288,13 +285,11 @@ def test_id_of_another_queues_message_is_refused(
     mine = f"{queue.name}/1"
     queue.push(1, id=mine)
     before = world.bytes(mine)
-    with pytest.raises(DuplicateKey) as caught:
+    with expect_error(DuplicateKey, ids=[mine]):
         other.push(2, id=mine)
-    assert caught.value.ids == [mine]
     assert world.bytes(mine) == before
-    with pytest.raises(DuplicateKey) as caught:
+    with expect_error(DuplicateKey, ids=[mine]):
         other.push_many(["a", "b", "c"], ids=[None, mine, f"{queue.name}/2"])
-    assert caught.value.ids == [mine]
     assert payloads(other) == ["a", "c"]
     assert world.bytes(mine) == before
 
@@ -350,9 +345,8 @@ def test_taken_key_keeps_a_new_id_out(queue: AnyQueue) -> None:
     queue.push(1, key="k")
     mine = f"{queue.name}/1"
     assert queue.push(2, key="k", id=mine) is None
-    with pytest.raises(DuplicateKey) as caught:
+    with expect_error(DuplicateKey, keys=["k"]):
         queue.push(2, key="k", id=mine, on_duplicate="error")
-    assert caught.value.keys == ["k"]
     assert queue.get(mine) is None
 
 
@@ -361,7 +355,6 @@ def test_taken_key_keeps_a_new_id_out(queue: AnyQueue) -> None:
 def test_free_key_with_an_id_of_another_queue(queue: AnyQueue, other: AnyQueue, rule: Any) -> None:
     mine = f"{queue.name}/1"
     queue.push(1, id=mine)
-    with pytest.raises(DuplicateKey) as caught:
+    with expect_error(DuplicateKey, ids=[mine]):
         other.push(2, key="k", id=mine, on_duplicate=rule)
-    assert caught.value.ids == [mine]
     assert other.counts().total == 0

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pyqueue import LeaseLost, Reservation
-from tests.contract.world import AnyClient, AnyQueue, World, hold, near
+from tests.contract.world import AnyClient, AnyQueue, World, expect_error, hold, near
 from tests.support.eventually import eventually, waiters
 
 #: Far below the fallback poll of 15 s. A consumer that returns by then was woken, or scanned at the
@@ -388,7 +388,6 @@ def test_reservation_pickles_and_is_settled_by_another_client(
     ]
     elsewhere.commit(copies[0])
     elsewhere.rollback(copies[1], delay=0)
-    with pytest.raises(LeaseLost) as caught:
+    with expect_error(LeaseLost, lost=held):
         queue.commit(*held)
-    assert caught.value.lost == held
     assert queue.counts().ready == 1

@@ -14,7 +14,7 @@ import pytest
 from pyqueue import Backoff, ConfigurationError, Finished, LeaseLost, Reservation, Unavailable
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.requests import Plan
-from tests.contract.world import AnyClient, AnyQueue, World, hold, near
+from tests.contract.world import AnyClient, AnyQueue, World, expect_error, hold, near
 from tests.support.eventually import eventually
 
 # ---- commit
@@ -40,10 +40,8 @@ def test_commit_takes_several_or_none(queue: AnyQueue) -> None:
 def test_commit_twice(queue: AnyQueue) -> None:
     held = hold(queue)
     queue.commit(held)
-    with pytest.raises(LeaseLost) as caught:
+    with expect_error(LeaseLost, lost=[held], unknown=[]):
         queue.commit(held)
-    assert caught.value.lost == [held]
-    assert caught.value.unknown == []
 
 
 def test_lapsed_lease_commits_if_not_reclaimed(world: World, queue: AnyQueue) -> None:
@@ -61,10 +59,8 @@ def test_batch_with_lost_leases_settles_the_rest(world: World, queue: AnyQueue) 
     held = queue.reserve_many(4, timeout=0)
     world.lapse(held[1], known=False)
     again = queue.reserve(0)
-    with pytest.raises(LeaseLost) as caught:
+    with expect_error(LeaseLost, lost=[held[1]], unknown=[]):
         queue.commit(*held)
-    assert caught.value.lost == [held[1]]
-    assert caught.value.unknown == []
     assert queue.counts().total == 1
     queue.commit(again)
 
@@ -89,10 +85,8 @@ def test_batch_with_history_knows_the_lost_ones(client: AnyClient, name: str) ->
     queue.commit(held[1])
     # Instants have milliseconds; two settlements within one millisecond look the same.
     time.sleep(0.002)
-    with pytest.raises(LeaseLost) as caught:
+    with expect_error(LeaseLost, lost=[held[1]], unknown=[]):
         queue.commit(*held)
-    assert caught.value.lost == [held[1]]
-    assert caught.value.unknown == []
     assert queue.counts().history == 3
 
 
@@ -339,9 +333,8 @@ def test_extend_reports_lost_reservations(world: World, queue: AnyQueue) -> None
     world.lapse(held[0], known=False)
     assert queue.reserve(0) is not None
     before, until = world.bytes(held[0].id), held[0].until
-    with pytest.raises(LeaseLost) as caught:
+    with expect_error(LeaseLost, lost=[held[0]]):
         queue.extend(*held, lease=600)
-    assert caught.value.lost == [held[0]]
     assert world.bytes(held[0].id) == before
     assert held[0].until == until
     assert near(held[1].until, 600)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from pyqueue import ConfigurationError, DuplicateKey
-from tests.contract.world import AnyClient, AnyQueue, World, hold
+from pyqueue import ConfigurationError, DuplicateKey, LeaseLost
+from tests.contract.world import AnyClient, AnyQueue, World, expect_error, hold
 from tests.support.eventually import eventually, waiters
 
 sessions = pytest.mark.needs("sessions", "keys", "move", "dead_letter")
@@ -103,14 +103,12 @@ class TestTransactions:
         queue.push("mine", id=mine)
         with client.transaction() as session:
             assert queue.push("x", key="k", session=session) is None
-            with pytest.raises(DuplicateKey) as caught:
+            with expect_error(DuplicateKey, keys=["k"]):
                 queue.push("x", key="k", on_duplicate="error", session=session)
-            assert caught.value.keys == ["k"]
             assert queue.push("x", id=mine, session=session) == mine
             assert queue.push_many(["y", "z"], keys=["k", "l"], session=session)[0] is None
-            with pytest.raises(DuplicateKey) as caught:
+            with expect_error(DuplicateKey, ids=[mine]):
                 other.push("x", id=mine, session=session)
-            assert caught.value.ids == [mine]
             assert queue.push("again", key="l", session=session) is None
             assert queue.push("stored", session=session) is not None
         assert {each.payload for each in queue.peek()} == {"live", "mine", "z", "stored"}
@@ -256,13 +254,10 @@ class TestTransactions:
 
     @pytest.mark.needs("documents")
     def test_lost_lease_raises_inside_the_transaction(self, world: World, queue: AnyQueue) -> None:
-        from pyqueue import LeaseLost
-
         queue.push_many([1, 2])
         held = queue.reserve_many(2, timeout=0)
         world.lapse(held[0], known=False)
         assert queue.reserve(0) is not None
-        with pytest.raises(LeaseLost) as caught, world.client.transaction() as session:
+        with expect_error(LeaseLost, lost=[held[0]]), world.client.transaction() as session:
             queue.commit(*held, session=session)
-        assert caught.value.lost == [held[0]]
         assert queue.counts().reserved == 2  # the transaction was aborted

@@ -14,10 +14,11 @@ from uuid import uuid4
 
 import bson
 import pymongo
+import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from bson.codec_options import CodecOptions
 
-from pyqueue import AsyncClient, Client, Reservation
+from pyqueue import AsyncClient, Client, QueueError, Reservation
 from pyqueue.backends.bucket.kind import Bucket
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.ordered.kind import Ordered
@@ -272,3 +273,11 @@ def hold(queue: AnyQueue, payload: Any = 1, **options: Any) -> Reservation[Any]:
     held = queue.reserve(0)
     assert isinstance(held, Reservation)
     return held
+
+
+@contextmanager
+def expect_error(error: type[QueueError], **attributes: Any) -> Iterator[None]:
+    """Check that the block raises this error, and that its attributes have these values."""
+    with pytest.raises(error) as caught:
+        yield
+    assert {name: getattr(caught.value, name) for name in attributes} == attributes
