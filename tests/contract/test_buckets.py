@@ -10,7 +10,7 @@ import pytest
 from bson import ObjectId
 
 from pyqueue import ConfigurationError, Counts, DuplicateKey, InvalidMessage, LeaseLost, QueueInfo
-from tests.contract.world import AnyClient, AnyQueue, World, expect_error
+from tests.contract.world import AnyClient, AnyQueue, World, expect_error, refuses
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.needs("packs")
@@ -276,7 +276,8 @@ def test_refused_on_a_bucket(world: World, client: AnyClient, queue: AnyQueue) -
     queue.push_many(range(3))
     held = queue.reserve_many(3, timeout=0)
     before = world.stored(queue)
-    calls: list[Callable[[], Any]] = [
+    refuses(
+        None,
         lambda: client.queue(queue.name, history=60),
         lambda: queue.history(),
         lambda: queue.replay(held[0].id),
@@ -285,10 +286,7 @@ def test_refused_on_a_bucket(world: World, client: AnyClient, queue: AnyQueue) -
         lambda: queue.checkpoint(held[0], 1),
         lambda: queue.move(held[0], to="x", update={"$set": {"a": 1}}),
         lambda: queue.push(1, priority=3),
-    ]
-    for call in calls:
-        with pytest.raises(ConfigurationError):
-            call()
+    )
     with pytest.raises(ConfigurationError, match="claim"), queue.claim("g", limit=1):
         pass
     with pytest.raises(InvalidMessage):

@@ -13,7 +13,7 @@ import pytest
 
 from pyqueue import ConfigurationError
 from tests.contract.newest import Newest
-from tests.contract.world import AnyClient, AnyQueue, World, hold
+from tests.contract.world import AnyClient, AnyQueue, World, hold, refuses
 from tests.support.eventually import eventually, waiters
 
 
@@ -31,14 +31,12 @@ class TestNewest:
 
     def test_history_is_declared_and_refused(self, world: World, queue: AnyQueue) -> None:
         assert "history" not in Newest.capabilities
-        calls: list[Callable[[], Any]] = [
+        refuses(
+            r"history.*newest",
             lambda: world.client.queue(queue.name, history=60),
             lambda: queue.history(),
             lambda: queue.replay("x"),
-        ]
-        for call in calls:
-            with pytest.raises(ConfigurationError, match=r"history.*newest"):
-                call()
+        )
         assert world.stored(queue) == []
 
     def test_record_names_the_kind(self, world: World, queue: AnyQueue) -> None:
@@ -61,7 +59,7 @@ def test_unknown_kind_or_version_is_refused(
     held = hold(other)
     before = world.stored(queue, other)
     stranger = world.connect().queue(queue.name)  # this client has not read the record yet
-    calls: list[Any] = [
+    calls: list[Callable[[], Any]] = [
         lambda: stranger.push(1),
         lambda: stranger.push(1, key="k", on_duplicate="replace"),
         lambda: stranger.pop(0),
@@ -76,9 +74,7 @@ def test_unknown_kind_or_version_is_refused(
         calls.append(stranger.redrive)
     if "history" in world.place.offers:
         calls.append(lambda: stranger.replay(there))
-    for call in calls:
-        with pytest.raises(ConfigurationError, match=queue.name):
-            call()
+    refuses(queue.name, *calls)
     source = world.connect().queue(other.name)
     for to in (queue.name, world.connect().queue(queue.name)):
         with pytest.raises(ConfigurationError):
@@ -154,16 +150,14 @@ def test_dead_messages_return_to_a_queue_of_their_kind(
 def test_queue_of_another_kind_is_refused(world: World, client: AnyClient, name: str) -> None:
     client.queue(name, kind="newest").push(1)
     other = world.connect().queue(name, kind="standard")
-    calls: list[Callable[[], Any]] = [
+    before = world.stored(name)
+    refuses(
+        r"of kind 'newest'.*'standard'",
         lambda: other.push(2),
         lambda: other.reserve(0),
         other.purge,
         other.pause,
-    ]
-    before = world.stored(name)
-    for call in calls:
-        with pytest.raises(ConfigurationError, match=r"of kind 'newest'.*'standard'"):
-            call()
+    )
     assert world.stored(name) == before
 
 

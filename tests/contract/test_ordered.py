@@ -11,15 +11,10 @@ import pytest
 from pyqueue import ConfigurationError, LeaseLost
 from pyqueue.backends.ordered.groups import rank
 from pyqueue.documents import stored_group
-from tests.contract.world import AnyClient, AnyQueue, World, hold
+from tests.contract.world import AnyClient, AnyQueue, World, hold, payloads, refuses
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.needs("ordered")
-
-
-def payloads(messages: list[Any]) -> list[Any]:
-    """Return the payloads of messages."""
-    return [each.payload for each in messages]
 
 
 def take(queue: AnyQueue, limit: int = 100) -> list[Any]:
@@ -298,14 +293,8 @@ def test_commit_in_a_transaction_frees_the_group(
 
 
 def test_what_takes_no_turns_is_refused(world: World, queue: AnyQueue) -> None:
-    calls: list[tuple[Callable[[], Any], str]] = [
-        (lambda: queue.pop(0), "pop: .*reserve"),
-        (lambda: queue.pop_many(3, timeout=0), "pop: .*reserve"),
-        (lambda: queue.push(1, priority=3), "priority"),
-    ]
-    for call, words in calls:
-        with pytest.raises(ConfigurationError, match=words):
-            call()
+    refuses("pop: .*reserve", lambda: queue.pop(0), lambda: queue.pop_many(3, timeout=0))
+    refuses("priority", lambda: queue.push(1, priority=3))
     assert world.stored(queue) == []
 
 

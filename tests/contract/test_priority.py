@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,15 +11,10 @@ from pyqueue import ConfigurationError
 from pyqueue.backends import receiving
 from pyqueue.backends.priority import scan
 from pyqueue.backends.priority.levels import LOOKS_PER_AGE_LOOK
-from tests.contract.world import AnyClient, AnyQueue, World, hold
+from tests.contract.world import AnyClient, AnyQueue, World, hold, payloads, refuses
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.needs("priority")
-
-
-def payloads(messages: list[Any]) -> list[Any]:
-    """Return the payloads of messages."""
-    return [each.payload for each in messages]
 
 
 def insert(world: World, queue: AnyQueue, id: str, **fields: Any) -> None:
@@ -249,31 +243,27 @@ def test_invalid_priority_is_refused(world: World, queue: AnyQueue, value: Any) 
     id = queue.push("m")
     held = queue.reserve(0)
     before = world.stored(queue)
-    calls: list[Callable[[], Any]] = [
+    refuses(
+        r"priority: .*0 to 9",
         lambda: queue.push(1, priority=value),
         lambda: queue.push_many([1, 2], priorities=[1, value]),
         lambda: queue.move(held, to=queue, priority=value),
         lambda: queue.reprioritize(id, value),
-    ]
-    for call in calls:
-        with pytest.raises(ConfigurationError, match=r"priority: .*0 to 9"):
-            call()
+    )
     assert world.stored(queue) == before
 
 
 def test_other_kinds_refuse_a_priority(world: World, client: AnyClient, queue: AnyQueue) -> None:
     held = hold(queue)
     plain = client.queue(f"{queue.name}-plain", kind="standard")
-    calls: list[Callable[[], Any]] = [
+    refuses(
+        r"priority: .*of kind 'standard'",
         lambda: plain.push(1, priority=4),
         lambda: plain.push_many([1], priorities=[4]),
         lambda: queue.move(held, to=plain, priority=4),
         lambda: queue.move(held, to=plain.name, priority=4),
         lambda: plain.reprioritize("x", 4),
-    ]
-    for call in calls:
-        with pytest.raises(ConfigurationError, match=r"priority: .*of kind 'standard'"):
-            call()
+    )
     assert world.stored(plain) == []
     queue.commit(held)
     with pytest.raises(ConfigurationError, match="strict"):

@@ -5,7 +5,7 @@ A place is one kind of client over one backend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -18,7 +18,7 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from bson.codec_options import CodecOptions
 
-from pyqueue import AsyncClient, Client, QueueError, Reservation
+from pyqueue import AsyncClient, Client, ConfigurationError, QueueError, Reservation
 from pyqueue.backends.bucket.kind import Bucket
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.ordered.kind import Ordered
@@ -275,9 +275,21 @@ def hold(queue: AnyQueue, payload: Any = 1, **options: Any) -> Reservation[Any]:
     return held
 
 
+def payloads(messages: Iterable[Any]) -> list[Any]:
+    """Return the payloads of messages."""
+    return [each.payload for each in messages]
+
+
 @contextmanager
 def expect_error(error: type[QueueError], **attributes: Any) -> Iterator[None]:
     """Check that the block raises this error, and that its attributes have these values."""
     with pytest.raises(error) as caught:
         yield
     assert {name: getattr(caught.value, name) for name in attributes} == attributes
+
+
+def refuses(match: str | None, *calls: Callable[[], Any]) -> None:
+    """Check that each call raises a ConfigurationError with these words."""
+    for call in calls:
+        with pytest.raises(ConfigurationError, match=match):
+            call()
