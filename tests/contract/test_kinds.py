@@ -6,15 +6,14 @@ No client misreads a queue of another kind.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from pyqueue import ConfigurationError
 from tests.contract.newest import Newest
-from tests.contract.world import AnyClient, AnyQueue, World, hold, refuses
-from tests.support.eventually import eventually, waiters
+from tests.contract.world import AnyClient, AnyQueue, World, hold, refuses, waiting
+from tests.support.eventually import eventually
 
 
 @pytest.mark.needs("newest")
@@ -191,11 +190,9 @@ def test_consumer_without_a_kind_waits_for_a_producer(
     queue, before = client.queue(name), world.stored(name)
     assert queue.reserve(0.02) is None
     assert (queue.counts().total, queue.peek(), world.stored(name)) == (0, [], before)
-    with ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(queue.reserve, 60)
-        eventually(lambda: waiters(client, name) == 1, "it waits")
-        ids = client.queue(name, kind="bucket").push_many([1, 2])
-        held = waiting.result(timeout=30)
+    received = waiting(client, queue, lambda: queue.reserve(60))
+    ids = client.queue(name, kind="bucket").push_many([1, 2])
+    held = received.result(30)
     assert (held.id, held.payload) == (ids[0], 1)
     queue.commit(held)
     assert queue.counts().total == 1

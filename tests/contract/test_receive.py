@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -12,8 +11,8 @@ from typing import Any
 import pytest
 
 from pyqueue import LeaseLost, Reservation
-from tests.contract.world import AnyClient, AnyQueue, World, expect_error, hold, near
-from tests.support.eventually import eventually, waiters
+from tests.contract.world import AnyClient, AnyQueue, World, expect_error, hold, near, waiting
+from tests.support.eventually import eventually
 
 #: Far below the fallback poll of 15 s. A consumer that returns by then was woken, or scanned at the
 #: right time.
@@ -224,39 +223,22 @@ def test_released_message_is_received_at_once(world: World, queue: AnyQueue) -> 
 # ---- waiting
 
 
-def await_waiters(client: AnyClient, queue: AnyQueue, count: int = 1) -> None:
-    """Wait until a queue has this number of waiting consumers."""
-    eventually(lambda: waiters(client, queue.name) == count, f"{count} consumers wait")
-
-
-def in_thread(work: Any) -> tuple[threading.Thread, list[Any]]:
-    answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(work()), daemon=True)
-    thread.start()
-    return thread, answers
-
-
 @pytest.mark.needs("pop")
 @pytest.mark.parametrize("verb", ["pop", "reserve"])
 def test_push_wakes_a_waiting_consumer(client: AnyClient, queue: AnyQueue, verb: str) -> None:
     queue.push(0)
     # Create the record first.
     queue.pop(0)
-    thread, answers = in_thread(lambda: getattr(queue, verb)(60))
-    await_waiters(client, queue)
+    received = waiting(client, queue, lambda: getattr(queue, verb)(60))
     queue.push("here")
-    thread.join(SOON)
-    assert answers[0].payload == "here"
+    assert received.result(SOON).payload == "here"
 
 
 @pytest.mark.needs("pop")
 def test_many_consumers_get_one_message_each(client: AnyClient, queue: AnyQueue) -> None:
-    waiting = [in_thread(lambda: queue.pop(60)) for _ in range(4)]
-    await_waiters(client, queue, 4)
+    received = [waiting(client, queue, lambda: queue.pop(60)) for _ in range(4)]
     queue.push_many(range(4))
-    for thread, _ in waiting:
-        thread.join(SOON)
-    assert sorted(answers[0].payload for _, answers in waiting) == [0, 1, 2, 3]
+    assert sorted(each.result(SOON).payload for each in received) == [0, 1, 2, 3]
 
 
 @pytest.mark.needs("pop")
@@ -276,11 +258,9 @@ def test_batch_waits_for_the_first_message_only(queue: AnyQueue) -> None:
 
 
 def test_batch_waits_for_a_message(client: AnyClient, queue: AnyQueue) -> None:
-    thread, answers = in_thread(lambda: queue.reserve_many(5, timeout=60))
-    await_waiters(client, queue)
+    received = waiting(client, queue, lambda: queue.reserve_many(5, timeout=60))
     queue.push("here")
-    thread.join(SOON)
-    assert [each.payload for each in answers[0]] == ["here"]
+    assert [each.payload for each in received.result(SOON)] == ["here"]
 
 
 @pytest.mark.parametrize("way", ["rollback", "release", "move"])
@@ -289,24 +269,20 @@ def test_returned_message_wakes_a_waiting_consumer(
 ) -> None:
     held = hold(queue)
     target = other if way == "move" else queue
-    thread, answers = in_thread(lambda: target.reserve(60))
-    await_waiters(client, target)
+    received = waiting(client, target, lambda: target.reserve(60))
     options = {"rollback": {"delay": 0}, "move": {"to": other}}.get(way, {})
     getattr(queue, way)(held, **options)
-    thread.join(SOON)
-    assert answers[0].id == held.id
+    assert received.result(SOON).id == held.id
 
 
 @pytest.mark.needs("pop")
 def test_notify_wakes_a_waiting_consumer(world: World, queue: AnyQueue) -> None:
     id = queue.push(1, delay=60)
-    thread, answers = in_thread(lambda: queue.pop(60))
-    await_waiters(world.client, queue)
+    received = waiting(world.client, queue, lambda: queue.pop(60))
     # This stands for a write by the user's own code.
     world.ready(id)
     queue.notify()
-    thread.join(SOON)
-    assert answers[0].payload == 1
+    assert received.result(SOON).payload == 1
 
 
 # ---- pausing
@@ -345,17 +321,15 @@ def test_pause_reaches_waiting_consumers(world: World, queue: AnyQueue) -> None:
     elsewhere = world.connect().queue(queue.name)  # another client stands for another process
     queue.push(0)
     assert queue.pop(0) is not None  # it has read the flag
-    thread, answers = in_thread(lambda: queue.pop(60))
-    await_waiters(world.client, queue)
+    received = waiting(world.client, queue, lambda: queue.pop(60))
     elsewhere.pause()
     assert queue.paused()
     elsewhere.push(1)
-    thread.join(0.3)
-    assert thread.is_alive()
+    with pytest.raises(TimeoutError):
+        received.result(0.3)
     assert queue.counts().ready == 1
     elsewhere.resume()
-    thread.join(SOON)
-    assert answers[0].payload == 1
+    assert received.result(SOON).payload == 1
 
 
 def test_pause_does_not_affect_reserved_messages(queue: AnyQueue) -> None:

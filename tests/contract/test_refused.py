@@ -23,8 +23,7 @@ from pyqueue import (
     QueueError,
     Reservation,
 )
-from tests.contract.world import AnyQueue, World, hold
-from tests.support.eventually import eventually, waiters
+from tests.contract.world import AnyQueue, World, hold, waiting
 
 NAIVE = datetime(2030, 1, 1)  # the refused payload
 FAR = datetime(8000, 1, 1, tzinfo=UTC)
@@ -479,26 +478,13 @@ def test_closed_client(world: World, name: str) -> None:
 
 @pytest.mark.needs("pop")
 def test_close_wakes_waiting_consumers(world: World, name: str) -> None:
-    import threading
-
     client = world.connect()
     queue = client.queue(name)
-    caught: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            queue.pop()
-        except QueueClosed as error:
-            caught.append(error)
-
-    threads = [threading.Thread(target=wait, daemon=True) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: waiters(client, name) == 3, "3 consumers wait")
+    received = [waiting(client, queue, queue.pop) for _ in range(3)]
     client.close()
-    for thread in threads:
-        thread.join(10)
-    assert len(caught) == 3
+    for each in received:
+        with pytest.raises(QueueClosed):
+            each.result(10)
 
 
 def test_ids_have_two_types(queue: AnyQueue) -> None:

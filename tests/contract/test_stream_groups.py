@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,7 +17,7 @@ from pyqueue import (
     StreamReservation,
 )
 from pyqueue.backends.streams import entries
-from tests.contract.world import AnyClient, World, near
+from tests.contract.world import AnyClient, World, in_thread, near
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.needs("fifo")
@@ -254,23 +253,17 @@ def test_append_wakes_a_waiting_consumer(log: Any) -> None:
     group = log.consumer("g", start="last", poll=600)
     group.pause()
     group.resume()
-    received: list[Any] = []
-    thread = threading.Thread(target=lambda: received.append(group.reserve(60)))
-    thread.start()
+    received = in_thread(lambda: group.reserve(60))
     log.append("d")
-    thread.join(60)
-    assert received[0].payload == "d"
+    assert received.result(60).payload == "d"
 
 
 def test_release_wakes_a_waiting_consumer(log: Any) -> None:
     group = log.consumer("g", poll=600)
     held = group.reserve_many(3, timeout=0)
-    received: list[Any] = []
-    thread = threading.Thread(target=lambda: received.append(group.reserve(60)))
-    thread.start()
+    received = in_thread(lambda: group.reserve(60))
     group.release(*held)
-    thread.join(60)
-    assert received[0].payload == "a"
+    assert received.result(60).payload == "a"
 
 
 def test_concurrent_consumers_get_each_message_once(log: Any) -> None:
@@ -283,11 +276,8 @@ def test_concurrent_consumers_get_each_message_once(log: Any) -> None:
             positions.append(held.position)
             group.commit(held)
 
-    threads = [threading.Thread(target=consume) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for each in [in_thread(consume) for _ in range(4)]:
+        each.result()
     assert sorted(positions) == list(range(100))
 
 
@@ -349,20 +339,11 @@ def test_consumer_refuses_foreign_reservations(client: AnyClient, log: Any, name
 def test_closed_client_ends_a_wait(world: World, name: str) -> None:
     client = world.connect()
     group = client.stream(name).consumer("g", poll=600)
-    ended: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            group.reserve(60)
-        except QueueClosed as error:
-            ended.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
+    received = in_thread(lambda: group.reserve(60))
     eventually(lambda: group.counts() == ConsumerCounts(), "the group")
     client.close()
-    thread.join(60)
-    assert ended
+    with pytest.raises(QueueClosed):
+        received.result(60)
 
 
 def test_stream_with_a_rate_starts_no_more(world: World, client: AnyClient, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,7 +10,7 @@ from pydantic import BaseModel
 
 from pyqueue import ConfigurationError, InvalidMessage, InvalidName, StreamMessage
 from pyqueue.backends.streams import retention
-from tests.contract.world import AnyClient, World, near
+from tests.contract.world import AnyClient, World, in_thread, near
 
 pytestmark = pytest.mark.needs("fifo")
 
@@ -175,16 +174,7 @@ def test_delete_queue_deletes_a_stream(client: AnyClient, name: str) -> None:
 
 def test_concurrent_appends_are_contiguous(client: AnyClient, name: str) -> None:
     log = client.stream(name)
-    positions: list[int] = []
-
-    def append() -> None:
-        for number in range(10):
-            positions.append(log.append(number))  # noqa: PERF401
-
-    threads = [threading.Thread(target=append) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    appends = [in_thread(lambda: [log.append(number) for number in range(10)]) for _ in range(4)]
+    positions = [position for each in appends for position in each.result()]
     assert sorted(positions) == list(range(40))
     assert [each.position for each in log.read()] == list(range(40))

@@ -5,14 +5,12 @@ The tests run on real servers. mongomock has no transactions and refuses them.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 
 from pyqueue import ConfigurationError, DuplicateKey, LeaseLost
-from tests.contract.world import AnyClient, AnyQueue, World, expect_error, hold
-from tests.support.eventually import eventually, waiters
+from tests.contract.world import AnyClient, AnyQueue, World, expect_error, hold, waiting
 
 sessions = pytest.mark.needs("sessions", "keys", "move", "dead_letter")
 
@@ -234,10 +232,7 @@ class TestTransactions:
     ) -> None:
         queue.push(0)
         assert queue.pop(0) is not None
-        answers: list[Any] = []
-        thread = threading.Thread(target=lambda: answers.append(queue.pop(60)), daemon=True)
-        thread.start()
-        eventually(lambda: waiters(client, queue.name) == 1, "a consumer waits")
+        received = waiting(client, queue, lambda: queue.pop(60))
 
         def work(session: Any) -> None:
             sent = client.stats["signals"]
@@ -249,8 +244,7 @@ class TestTransactions:
         else:
             with client.transaction() as session:
                 work(session)
-        thread.join(10)  # the fallback poll is at 15 s
-        assert answers[0].payload == "x"
+        assert received.result(10).payload == "x"  # the fallback poll is at 15 s
 
     @pytest.mark.needs("documents")
     def test_lost_lease_raises_inside_the_transaction(self, world: World, queue: AnyQueue) -> None:

@@ -6,9 +6,11 @@ A place is one kind of client over one backend.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from threading import Thread
 from typing import Any, Final
 from uuid import uuid4
 
@@ -28,6 +30,7 @@ from pyqueue.messages import PackedReservation
 from pyqueue.payloads import OPTIONS
 from tests.contract.newest import Newest
 from tests.contract.portal import PortalClient
+from tests.support.eventually import eventually, waiters
 
 STANDARD: Final = Standard()
 #: A Queue and a Client of any place. They may be wrapped async objects, so the tests do not depend
@@ -293,3 +296,25 @@ def refuses(match: str | None, *calls: Callable[[], Any]) -> None:
     for call in calls:
         with pytest.raises(ConfigurationError, match=match):
             call()
+
+
+def in_thread(work: Callable[[], Any]) -> Future[Any]:
+    """Do some work in another thread, which does not outlive the tests."""
+    future: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+
+    Thread(target=run, daemon=True).start()
+    return future
+
+
+def waiting(client: AnyClient, queue: AnyQueue, receive: Callable[[], Any]) -> Future[Any]:
+    """Receive from a queue in another thread. Return once that consumer waits."""
+    before = waiters(client, queue.name)
+    future = in_thread(receive)
+    eventually(lambda: waiters(client, queue.name) == before + 1, "one more consumer waits")
+    return future
