@@ -5,6 +5,7 @@ stats.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -266,61 +267,61 @@ class TestHistory:
 # ---- the namespace
 
 
-def test_queues(world: World, name: str) -> None:
-    client = world.connect(namespace=f"ns_{name}")
-    assert client.queues() == []
-    client.queue("b").push_many([1, 2])
-    client.queue("a").pause()
-    buried = client.queue("b").reserve(0)
-    client.queue("b").bury(buried)
-    held = client.queue("b").reserve(0)
+@pytest.fixture
+def apart(world: World, name: str) -> Iterator[AnyClient]:
+    """Return a client of a namespace that only this test uses."""
+    yield world.connect(namespace=f"ns_{name}")
+    world.raw(f"ns_{name}").drop()
+
+
+def test_queues(world: World, apart: AnyClient) -> None:
+    assert apart.queues() == []
+    apart.queue("b").push_many([1, 2])
+    apart.queue("a").pause()
+    buried = apart.queue("b").reserve(0)
+    apart.queue("b").bury(buried)
+    held = apart.queue("b").reserve(0)
     assert isinstance(held, Reservation)
-    client.queue("never-used")
+    apart.queue("never-used")
     kind = world.place.kind.name
-    assert client.queues() == [
+    assert apart.queues() == [
         QueueInfo("a", Counts(), True, kind),
         QueueInfo("b", Counts(reserved=1), False, kind),
         QueueInfo("b.dead", Counts(ready=1), False),
     ]
-    world.raw(f"ns_{name}").drop()
 
 
-def test_queues_without_a_record_are_listed(world: World, name: str) -> None:
-    client = world.connect(namespace=f"ns_{name}")
-    client.queue("a").push(1)
+def test_queues_without_a_record_are_listed(world: World, apart: AnyClient, name: str) -> None:
+    apart.queue("a").push(1)
     world.raw(f"ns_{name}").delete_one({"_id": "~queue:a"})
-    assert client.queues() == [QueueInfo("a", Counts(ready=1), False)]
-    world.raw(f"ns_{name}").drop()
+    assert apart.queues() == [QueueInfo("a", Counts(ready=1), False)]
 
 
 @pytest.mark.needs("documents")
-def test_queues_stop_counting_at_a_cap(world: World, name: str) -> None:
-    client = world.connect(namespace=f"ns_{name}")
-    queue = client.queue("a")
+def test_queues_stop_counting_at_a_cap(world: World, apart: AnyClient) -> None:
+    queue = apart.queue("a")
     queue.push_many(range(6))
     queue.push(1, delay=60)
     queue.reserve_many(2, timeout=0)
-    client.queue("b").pause()
+    apart.queue("b").pause()
     kind = world.place.kind.name
-    assert client.queues(cap=3) == [
+    assert apart.queues(cap=3) == [
         QueueInfo("a", Counts(ready=3, scheduled=1, reserved=2), False, kind),
         QueueInfo("b", Counts(), True, kind),
     ]
-    assert client.queues(held=False)[0].counts == Counts(ready=4, scheduled=3)
+    assert apart.queues(held=False)[0].counts == Counts(ready=4, scheduled=3)
     with pytest.raises(ConfigurationError, match="cap"):
-        client.queues(cap=0)
-    world.raw(f"ns_{name}").drop()
+        apart.queues(cap=0)
 
 
 def test_more_queues_than_one_command_counts(
-    world: World, name: str, monkeypatch: pytest.MonkeyPatch
+    world: World, apart: AnyClient, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pyqueue.backends.all_queues._QUEUES_PER_COMMAND", 5)
     raw = world.raw(f"ns_{name}")
-    client = world.connect(namespace=f"ns_{name}")
-    client.queue("q000").push(1)
+    apart.queue("q000").push(1)
     raw.insert_many({"q": f"q{n:03}", "when": Began.at, "n": n} for n in range(1, 12))
-    infos = client.queues()
+    infos = apart.queues()
     assert [each.name for each in infos] == [f"q{n:03}" for n in range(12)]
     assert {each.counts for each in infos} == {Counts(ready=1)}
     raw.drop()
@@ -366,29 +367,18 @@ def test_delete_of_an_empty_queue_lasts(
 
 
 @pytest.mark.needs("pop")
-def test_deleted_queue_is_made_again_by_a_push(
-    world: World, client: AnyClient, queue: AnyQueue
+@pytest.mark.parametrize("pause", [True, False], ids=["pause", "push"])
+def test_deleted_queue_is_made_again(
+    world: World, client: AnyClient, queue: AnyQueue, pause: bool
 ) -> None:
     queue.push(1)
     assert queue.pop(0) is not None
     client.delete_queue(queue.name)
-    queue.push(2)
-    assert queue.name in [each.name for each in client.queues()]
-    record = world.document(f"~queue:{queue.name}")
-    assert not {"expires", "processed", "deleted"} & set(record)
-    assert queue.pop(0).payload == 2
-
-
-@pytest.mark.needs("pop")
-def test_deleted_queue_is_made_again_by_a_pause(
-    world: World, client: AnyClient, queue: AnyQueue
-) -> None:
-    queue.push(1)
-    assert queue.pop(0) is not None
-    client.delete_queue(queue.name)
-    queue.pause()
-    assert QueueInfo(queue.name, Counts(), True, world.place.kind.name) in client.queues()
-    assert not {"expires", "processed"} & set(world.document(f"~queue:{queue.name}"))
+    queue.pause() if pause else queue.push(2)
+    counts = Counts(ready=0 if pause else 1)
+    assert QueueInfo(queue.name, counts, pause, world.place.kind.name) in client.queues()
+    assert not {"expires", "processed", "deleted"} & set(world.document(f"~queue:{queue.name}"))
+    assert pause or queue.pop(0).payload == 2
 
 
 def test_delete_with_force_takes_everything(
@@ -448,9 +438,8 @@ def test_queue_names_that_are_allowed(world: World, name: str) -> None:
 
 
 @pytest.mark.needs("pop")
-def test_dropped_collection_is_created_again(world: World, name: str) -> None:
-    client = world.connect(namespace=f"ns_{name}")
-    queue = client.queue("a")
+def test_dropped_collection_is_created_again(world: World, apart: AnyClient, name: str) -> None:
+    queue = apart.queue("a")
     queue.push(1, key="k")
     if world.place.server:  # mongomock does not notice a missing index
         world.raw(f"ns_{name}").drop()
@@ -461,6 +450,5 @@ def test_dropped_collection_is_created_again(world: World, name: str) -> None:
         queue.push(3, key="k")
         assert queue.push(4, key="k") is None
         assert world.raw(f"ns_{name}").find_one({"_id": "~queue:a"}) is not None
-        world.raw(f"ns_{name}").drop()
     else:
         assert queue.pop(0) is not None
