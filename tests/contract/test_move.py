@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -12,7 +11,16 @@ from pydantic import BaseModel
 
 from pyqueue import UNCHANGED, ConfigurationError, DuplicateKey, InvalidMessage, LeaseLost
 from pyqueue.backends import applying
-from tests.contract.world import AnyClient, AnyQueue, World, expect_error, hold, near
+from tests.contract.world import (
+    FINISHES,
+    AnyClient,
+    AnyQueue,
+    World,
+    expect_error,
+    hold,
+    near,
+    refuses,
+)
 
 pytestmark = pytest.mark.needs("move", "dead_letter")
 
@@ -37,17 +45,11 @@ def test_move(queue: AnyQueue, other: AnyQueue, by_name: bool) -> None:
     message = other.get(held.id)
     assert (message.payload, message.headers, message.pushed) == ({"n": 1}, {"a": 1}, held.pushed)
     assert (message.state, message.tries, message.queue) == ("ready", 0, other.name)
-    assert (message.error, message.progress, message.checkpoint, message.dead) == (
-        None,
-        None,
-        None,
-        None,
-    )
+    assert (message.error, message.progress, message.checkpoint, message.dead) == (None,) * 4
     assert [each["q"] for each in message.trail] == [queue.name]
     assert near(message.trail[0]["at"], 0)
     assert near(message.when, 0)
-    received = other.pop(0)
-    assert received.id == held.id
+    assert other.pop(0).id == held.id
 
 
 def test_move_takes_several_or_none(world: World, queue: AnyQueue, other: AnyQueue) -> None:
@@ -103,20 +105,22 @@ def test_move_many_reports_lost_reservations(
     assert {each.id for each in other.peek()} == {held[0].id, held[2].id}
 
 
+PAYLOAD: dict[str, Any] = {"n": 1, "f": 2.0, "list": [1, 2], "deep": {"x": 1}}
+#: An update of that payload, and the result.
 UPDATES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     (
         {"$set": {"n": 2, "deep.x": 3, "new": None}},
-        {"n": 2, "f": 2.0, "list": [1, 2], "deep": {"x": 3}, "new": None},
+        PAYLOAD | {"n": 2, "deep": {"x": 3}, "new": None},
     ),
     ({"$unset": {"n": "", "list": ""}}, {"f": 2.0, "deep": {"x": 1}}),
-    ({"$inc": {"n": 5, "new": 1}}, {"n": 6, "f": 2.0, "list": [1, 2], "deep": {"x": 1}, "new": 1}),
-    ({"$mul": {"f": 4}}, {"n": 1, "f": 8.0, "list": [1, 2], "deep": {"x": 1}}),
-    ({"$min": {"n": 0, "f": 9}}, {"n": 0, "f": 2.0, "list": [1, 2], "deep": {"x": 1}}),
-    ({"$max": {"n": 0, "f": 9.0}}, {"n": 1, "f": 9.0, "list": [1, 2], "deep": {"x": 1}}),
+    ({"$inc": {"n": 5, "new": 1}}, PAYLOAD | {"n": 6, "new": 1}),
+    ({"$mul": {"f": 4}}, PAYLOAD | {"f": 8.0}),
+    ({"$min": {"n": 0, "f": 9}}, PAYLOAD | {"n": 0}),
+    ({"$max": {"n": 0, "f": 9.0}}, PAYLOAD | {"f": 9.0}),
     ({"$rename": {"n": "m"}}, {"m": 1, "f": 2.0, "list": [1, 2], "deep": {"x": 1}}),
-    ({"$push": {"list": 2}}, {"n": 1, "f": 2.0, "list": [1, 2, 2], "deep": {"x": 1}}),
-    ({"$pull": {"list": 1}}, {"n": 1, "f": 2.0, "list": [2], "deep": {"x": 1}}),
-    ({"$addToSet": {"list": 2}}, {"n": 1, "f": 2.0, "list": [1, 2], "deep": {"x": 1}}),
+    ({"$push": {"list": 2}}, PAYLOAD | {"list": [1, 2, 2]}),
+    ({"$pull": {"list": 1}}, PAYLOAD | {"list": [2]}),
+    ({"$addToSet": {"list": 2}}, PAYLOAD),
     (
         {"$set": {"n": 2}, "$push": {"list": 3}, "$unset": {"f": ""}},
         {"n": 2, "list": [1, 2, 3], "deep": {"x": 1}},
@@ -130,15 +134,10 @@ UPDATES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 def test_move_with_an_update(
     world: World, queue: AnyQueue, other: AnyQueue, update: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    held = hold(
-        queue, {"n": 1, "f": 2.0, "list": [1, 2], "deep": {"x": 1}}, key="k", headers={"a": 1}
-    )
+    held = hold(queue, PAYLOAD, key="k", headers={"a": 1})
     if not world.place.server and {"$mul", "$rename"} & {*update}:
         before = world.bytes(held.id)
-        with pytest.raises(
-            ConfigurationError, match="mongomock"
-        ):  # these two fields are missing, and the error says so
-            queue.move(held, to=other, update=update)
+        refuses("mongomock", lambda: queue.move(held, to=other, update=update))
         assert world.bytes(held.id) == before
         return
     queue.move(held, to=other, update=update, headers={"b": 2})
@@ -221,30 +220,21 @@ def test_move_to_a_typed_queue(client: AnyClient, world: World, queue: AnyQueue,
     assert received.payload == Order(n=1)
     typed.move(received, to=queue, payload={"plain": 1})
     assert "type" not in world.document(held.id)
-    with pytest.raises(InvalidMessage) as caught:
+    with pytest.raises(InvalidMessage, match="n"):
         queue.move(hold(queue, "raw"), to=typed, payload={"n": "x"})
-    assert "n" in str(caught.value)
 
 
 def test_trail_has_the_last_twenty_queues(client: AnyClient, name: str) -> None:
     queues = [client.queue(f"{name}-{index}") for index in range(23)]
     id = queues[0].push(1)
     for source, target in pairwise(queues):
-        held = source.reserve(0)
-        source.move(held, to=target)
+        source.move(source.reserve(0), to=target)
     message = queues[-1].get(id)
     assert [each["q"] for each in message.trail] == [each.name for each in queues[2:22]]
     assert [each["at"] for each in message.trail] == sorted(each["at"] for each in message.trail)
 
 
 # ---- bury, redrive
-
-FINISHES: dict[str, Callable[[AnyQueue], object]] = {
-    "commit": lambda queue: queue.commit(queue.reserve(0)),
-    "pop": lambda queue: queue.pop(0),
-    "pop_many": lambda queue: queue.pop_many(1, timeout=0),
-    "remove": lambda queue: queue.remove(queue.peek()[0].id),
-}
 
 
 @pytest.mark.needs("pop")
@@ -273,11 +263,8 @@ def test_bury(client: AnyClient, queue: AnyQueue, error: Any) -> None:
     message = client.queue(f"{queue.name}.dead").get(held.id)
     assert (message.payload, message.headers, message.key) == ({"n": 1}, {"a": 1}, "k")
     assert (message.state, message.tries, message.checkpoint) == ("ready", 0, "page 3")
-    assert (message.dead["from"], message.dead["reason"], message.dead["tries"]) == (
-        queue.name,
-        "buried",
-        1,
-    )
+    found = [message.dead[field] for field in ("from", "reason", "tries")]
+    assert found == [queue.name, "buried", 1]
     assert near(message.dead["at"], 0)
     said = None if error is None else "bad row"
     for each in (message.error, message.dead["error"]):
@@ -372,7 +359,7 @@ def test_redrive_restores_a_key_only_if_it_is_free(client: AnyClient, queue: Any
 
 
 @pytest.mark.needs("history")
-@pytest.mark.parametrize("finish", ["commit", "pop", "pop_many", "remove"])
+@pytest.mark.parametrize("finish", FINISHES)
 def test_redrive_of_a_message_with_a_key_in_the_dead_queue(
     client: AnyClient, queue: AnyQueue, finish: str
 ) -> None:
@@ -413,12 +400,8 @@ def test_redrive_skips_messages_without_a_valid_origin(
     queue.bury(*held.values())
     world.raw().update_one({"_id": held["at fault"].id}, {"$set": {"trail": 5}})
     world.raw().update_one({"_id": held["from nowhere"].id}, {"$set": {"dead.from": "~"}})
-    for payload, place in (
-        ("good", 0.3),
-        ("at fault", 0.2),
-        ("from nowhere", 0.1),
-    ):  # in either order
-        when = datetime.now(UTC) - timedelta(seconds=place)
+    for payload, age in (("good", 0.3), ("at fault", 0.2), ("from nowhere", 0.1)):
+        when = datetime.now(UTC) - timedelta(seconds=age)  # in either order
         world.raw().update_one({"_id": held[payload].id}, {"$set": {"when": when}})
     if "fifo" in world.place.offers:
         world.raw().update_one({"_id": held["good"].id}, {"$set": {"when": datetime.now(UTC)}})

@@ -256,6 +256,15 @@ async def _motor(url: str) -> Any:
     return AsyncIOMotorClient(url)
 
 
+#: Every way in which a message finishes.
+FINISHES: dict[str, Callable[[AnyQueue], object]] = {
+    "commit": lambda queue: queue.commit(queue.reserve(0)),
+    "pop": lambda queue: queue.pop(0),
+    "pop_many": lambda queue: queue.pop_many(1, timeout=0),
+    "remove": lambda queue: queue.remove(queue.peek()[0].id),
+}
+
+
 class Began:
     """The time at which the current test began; a fixture sets it."""
 
