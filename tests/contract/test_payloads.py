@@ -51,65 +51,56 @@ VALUES: dict[str, Any] = {
 }
 
 #: Every operation that writes a payload; each returns the payload that is read back.
-Way = Callable[[World, AnyQueue, AnyQueue, Any], Any]
+Way = Callable[[AnyQueue, AnyQueue, Any], Any]
 
 
-def _pop(world: World, queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
+def _pop(queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
     queue.push(value)
-    message = queue.pop(0)
-    return message.payload
+    return queue.pop(0).payload
 
 
-def _many(world: World, queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
+def _many(queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
     queue.push_many([value, value])
     first, second = queue.pop_many(2, timeout=0)
     assert repr(first.payload) == repr(second.payload)
     return first.payload
 
 
-def _keyed(world: World, queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
+def _keyed(queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
     id = queue.push(value, key="k")
-    message = queue.get(id)
-    assert queue.peek()[0].payload == message.payload
-    return hold_next(queue)
+    assert queue.peek()[0].payload == queue.get(id).payload
+    return queue.reserve(0).payload
 
 
-def _replace(world: World, queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
+def _replace(queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
     queue.push({"old": "value"}, key="k")
-    queue.push(value, key="k", on_duplicate="replace")
-    return hold_next(queue)
+    return _first_replace(queue, other, value)
 
 
-def _first_replace(world: World, queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
-    queue.push(value, key="k", on_duplicate="replace")
-    return hold_next(queue)
+def _first_replace(queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
+    return hold(queue, value, key="k", on_duplicate="replace").payload
 
 
-def _move(world: World, queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
+def _move(queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
     queue.move(hold(queue, {"old": "value"}), to=other, payload=value)
-    return hold_next(other)
+    return other.reserve(0).payload
 
 
-def _unchanged(world: World, queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
+def _unchanged(queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
     queue.move(hold(queue, value), to=other)
-    return hold_next(other)
+    return other.reserve(0).payload
 
 
-def _move_many(world: World, queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
+def _move_many(queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
     queue.push_many([1, 2])
     queue.move_many([(each, value) for each in queue.reserve_many(2, timeout=0)], to=other)
     first, _ = other.reserve_many(2, timeout=0)
     return first.payload
 
 
-def _rolled_back(world: World, queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
+def _rolled_back(queue: AnyQueue, other: AnyQueue, value: Any) -> Any:
     queue.rollback(hold(queue, value), delay=0, error="once")
-    return hold_next(queue)
-
-
-def hold_next(queue: AnyQueue) -> Any:
-    held = queue.reserve(0)
-    return held.payload
+    return queue.reserve(0).payload
 
 
 WAYS: dict[str, Way] = {
@@ -151,7 +142,7 @@ def test_round_trip(
 ) -> None:
     for what in values:
         value = VALUES[what]
-        back = way(world, queue, other, value)
+        back = way(queue, other, value)
         assert back == value, what
         assert type(back) is type(value) or isinstance(value, (bytes, int)), what
         if isinstance(value, bool):
@@ -174,8 +165,7 @@ def test_round_trip_into_the_history(client: AnyClient, name: str) -> None:
         assert type(message.payload) is type(value) or isinstance(value, (bytes, int)), what
         kept = hold(queue, value)
         queue.commit(kept)
-        message = queue.get(kept.id)
-        assert message.payload == value, what
+        assert queue.get(kept.id).payload == value, what
 
 
 @pytest.mark.needs("pop")
@@ -186,27 +176,24 @@ def test_round_trip_through_the_dead_letter_queue(client: AnyClient, name: str) 
         held = hold(queue, value)
         queue.bury(held)
         assert dead.redrive() == 1, what
-        message = queue.pop(0)
-        assert message.payload == value, what
+        assert queue.pop(0).payload == value, what
 
 
 @pytest.mark.needs("pop")
 def test_falsy_payloads_differ_from_no_message(queue: AnyQueue) -> None:
     queue.push_many([None, 0, "", False, [], {}])
-    seen = 0
-    while (message := queue.pop(0)) is not None:
-        assert not message.payload
-        seen += 1
-    assert seen == 6
+    received = [queue.pop(0) for _ in range(7)]
+    assert received.pop() is None
+    assert not any(each.payload for each in received)
 
 
 @pytest.mark.needs("pop")
 def test_datetimes_come_out_as_aware_utc_with_milliseconds(queue: AnyQueue) -> None:
     zone = timezone(timedelta(hours=-5))
     queue.push({"at": datetime(2013, 1, 1, 0, 0, 0, 999_999, tzinfo=zone)})
-    message = queue.pop(0)
-    assert message.payload["at"] == datetime(2013, 1, 1, 5, 0, 0, 999_000, tzinfo=UTC)
-    assert message.payload["at"].tzinfo is UTC
+    at = queue.pop(0).payload["at"]
+    assert at == datetime(2013, 1, 1, 5, 0, 0, 999_000, tzinfo=UTC)
+    assert at.tzinfo is UTC
 
 
 @pytest.mark.needs("pop")
@@ -216,18 +203,16 @@ def test_bson_conversions_are_the_documented_ones(queue: AnyQueue) -> None:
     A tuple comes back as a list; an Int64 and a regex come back unchanged.
     """
     queue.push({"tuple": (1, 2), "int64": Int64(5), "pattern": re.compile("a.b", re.IGNORECASE)})
-    message = queue.pop(0)
-    assert message.payload["tuple"] == [1, 2]
-    assert message.payload["int64"] == 5
-    assert message.payload["pattern"].pattern == "a.b"
+    payload = queue.pop(0).payload
+    assert (payload["tuple"], payload["int64"], payload["pattern"].pattern) == ([1, 2], 5, "a.b")
 
 
 @pytest.mark.needs("pop")
 def test_decimal128_keeps_its_digits(queue: AnyQueue) -> None:
     queue.push(Decimal128("1.2300"))
-    message = queue.pop(0)
-    assert message.payload.to_decimal() == Decimal("1.23")
-    assert str(message.payload) == "1.2300"
+    payload = queue.pop(0).payload
+    assert payload.to_decimal() == Decimal("1.23")
+    assert str(payload) == "1.2300"
 
 
 def test_push_does_not_change_the_object(queue: AnyQueue) -> None:
@@ -250,7 +235,6 @@ def test_largest_message(world: World, queue: AnyQueue) -> None:
         held = queue.reserve(0)
         queue.bury(held, error="z" * 5000)
         assert world.client.queue(f"{queue.name}.dead").redrive() == 1
-        message = queue.pop(0)
-        assert message.payload == large
+        assert queue.pop(0).payload == large
     else:
         assert queue.pop(0) is None
