@@ -64,8 +64,7 @@ def test_message_of_a_pack_is_read_and_removed_alone(queue: AnyQueue) -> None:
     assert queue.get(ids[1]) is None
     assert [each.id for each in queue.peek()] == [ids[0], ids[2]]
     held = queue.reserve(0)
-    found = queue.get(ids[2])
-    assert found.state == "reserved"
+    assert queue.get(ids[2]).state == "reserved"
     assert not queue.remove(ids[2]), "the process holds the pack"
     queue.commit(held)
     assert queue.get(f"{ObjectId()}:0001") is None

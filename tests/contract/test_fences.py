@@ -220,8 +220,7 @@ def test_token_without_the_id_settles_nothing(world: World, queue: AnyQueue) -> 
     held = queue.reserve_many(2, timeout=0)
     assert held[0].token == held[1].token
     queue.commit(held[0])
-    message = queue.get(held[1].id)
-    assert message.state == "reserved"
+    assert queue.get(held[1].id).state == "reserved"
     before = world.bytes(held[1].id)
     with pytest.raises(LeaseLost):
         queue.commit(held[0])

@@ -89,15 +89,13 @@ def test_model_round_trip(world: World, name: str) -> None:
     assert sorted(stored["payload"]["tags"]) == ["a", "b"]
     assert stored["payload"]["by_colour"] == {"red": 3}
     assert stored["payload"]["raw"] == b"\x00\xff"
-    seen = queue.get(id)
-    assert seen.payload == EVERYTHING
+    assert queue.get(id).payload == EVERYTHING
     assert queue.peek()[0].payload == EVERYTHING
     held = queue.reserve(0)
     assert held.payload == EVERYTHING
     assert str(held.payload.price) == "12.30"
     queue.rollback(held, delay=0)
-    message = queue.pop(0)
-    assert message.payload == EVERYTHING
+    assert queue.pop(0).payload == EVERYTHING
 
 
 @pytest.mark.needs("pop")
@@ -214,8 +212,7 @@ class TestInvalidPayloads:
         assert held.payload == {"n": "x"}
         assert held.error is not None
         dead.release(held)
-        message = dead.pop(0)
-        assert message.payload == {"n": "x"}
+        assert dead.pop(0).payload == {"n": "x"}
 
     @pytest.mark.needs("pop")
     def test_redriven_invalid_payload_is_buried_again(self, client: AnyClient, name: str) -> None:

@@ -287,8 +287,7 @@ def test_bury_many(client: AnyClient, world: World, queue: AnyQueue) -> None:
 def test_bury_of_keys_never_clashes(client: AnyClient, queue: AnyQueue) -> None:
     for n in range(3):
         queue.bury(hold(queue, n, key="k"))
-    dead = client.queue(f"{queue.name}.dead")
-    assert [each.key for each in dead.peek()] == ["k"] * 3
+    assert [each.key for each in client.queue(f"{queue.name}.dead").peek()] == ["k"] * 3
 
 
 def test_dead_message_is_not_buried_again(client: AnyClient, world: World, queue: AnyQueue) -> None:
@@ -374,8 +373,7 @@ def test_redrive_of_a_message_with_a_key_in_the_dead_queue(
         if taken:
             queue.push("new", key="k")
         assert dead.redrive() == 1
-        message = queue.get(one.id)
-        assert message.key == (None if taken else "k")
+        assert queue.get(one.id).key == (None if taken else "k")
         assert queue.purge() == 1 + taken
 
 

@@ -83,8 +83,7 @@ def test_commit_wakes_who_waits_for_the_group(world: World, queue: AnyQueue) -> 
     other = world.connect().queue(queue.name)
     assert other.reserve(0) is None  # this defers the second message
     queue.commit(held)
-    received = other.reserve(timedelta(seconds=30))
-    assert received.payload == 2
+    assert other.reserve(timedelta(seconds=30)).payload == 2
 
 
 def test_scheduled_message_does_not_block_its_group(queue: AnyQueue) -> None:

@@ -121,8 +121,7 @@ def test_pushes_of_threads_reach_their_queues(queue: AnyQueue, other: AnyQueue) 
         for number in range(8):
             target = queue if (thread + number) % 2 else other
             payload = [target.name, thread, number]
-            message = target.get(target.push(payload))
-            assert message.payload == payload
+            assert target.get(target.push(payload)).payload == payload
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(push, range(4)))
@@ -251,8 +250,7 @@ def test_push_with_an_id(world: World, queue: AnyQueue, id: Any) -> None:
     before = world.bytes(id)
     assert queue.push(2, id=id) == id
     assert world.bytes(id) == before
-    held = queue.reserve(0)
-    assert held.id == id
+    assert queue.reserve(0).id == id
     before = world.bytes(id)
     assert queue.push(3, id=id) == id
     assert world.bytes(id) == before
@@ -317,8 +315,7 @@ def test_id_is_new_after_its_document_is_gone(queue: AnyQueue) -> None:
     queue.push(1, id=mine)
     assert queue.pop(0) is not None
     assert queue.push(2, id=mine) == mine
-    message = queue.pop(0)
-    assert message.payload == 2
+    assert queue.pop(0).payload == 2
 
 
 @pytest.mark.needs("keys")

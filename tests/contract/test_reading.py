@@ -232,8 +232,7 @@ class TestHistory:
         assert queue.pop(0) is not None
         queue.push("new", key="k")
         assert queue.replay(id) == 1
-        message = queue.get(id)
-        assert message.key is None
+        assert queue.get(id).key is None
         assert queue.counts().ready == 2
 
     def test_history_lacks_moved_and_buried_messages(
@@ -414,8 +413,7 @@ def test_namespaces_do_not_see_each_other(world: World, queue: AnyQueue) -> None
     queue.push("here", key="k", id=f"{queue.name}/1")
     assert elsewhere.pop(0) is None
     assert elsewhere.push("there", key="k", id=f"{queue.name}/1") is not None
-    message = queue.pop(0)
-    assert message.payload == "here"
+    assert queue.pop(0).payload == "here"
     world.raw(f"ns_{queue.name}").drop()
 
 

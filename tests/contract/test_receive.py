@@ -73,8 +73,7 @@ def test_reservation_has_the_stored_fields(queue: AnyQueue) -> None:
 def test_owner_comes_from_the_client(world: World, name: str) -> None:
     queue = world.connect(owner="night shift").queue(name)
     id = queue.push(1)
-    held = queue.reserve(0)
-    assert held.owner == "night shift"
+    assert queue.reserve(0).owner == "night shift"
     assert world.document(id)["owner"] == "night shift"
 
 
@@ -110,8 +109,7 @@ def test_expired_lease_is_received_again(queue: AnyQueue) -> None:
 def test_pop_takes_a_message_with_an_expired_lease(world: World, queue: AnyQueue) -> None:
     held = hold(queue)
     world.lapse(held)
-    message = queue.pop(0)
-    assert message.tries == 1
+    assert queue.pop(0).tries == 1
     assert queue.counts().total == 0
 
 
@@ -198,8 +196,7 @@ def test_waiting_messages_never_block_ready_ones(world: World, queue: AnyQueue) 
     queue.push_many(["a", "b"])
     assert sorted(each.payload for each in queue.reserve_many(5, timeout=0)) == ["a", "b"]
     queue.push("c")
-    message = queue.pop(0)
-    assert message.payload == "c"
+    assert queue.pop(0).payload == "c"
 
 
 @pytest.mark.needs("pop")
@@ -245,8 +242,7 @@ def test_many_consumers_get_one_message_each(client: AnyClient, queue: AnyQueue)
 def test_waiting_consumer_gets_a_scheduled_message_at_its_time(queue: AnyQueue) -> None:
     start = time.monotonic()
     queue.push("later", delay=0.2)
-    message = queue.pop(60)
-    assert message.payload == "later"
+    assert queue.pop(60).payload == "later"
     assert 0.19 <= time.monotonic() - start < SOON
 
 

@@ -213,8 +213,7 @@ class TestLastTry:
         world.raw().update_one({"_id": held.id}, {"$set": {"tries": 1000}})
         held.tries = 1000
         queue.rollback(held, delay=0)
-        again = queue.reserve(0)
-        assert again.tries == 1001
+        assert queue.reserve(0).tries == 1001
 
     def test_rollback_of_first_and_last_tries_in_a_batch(
         self, client: AnyClient, name: str
@@ -385,16 +384,14 @@ def test_next_try_gets_the_checkpoint(queue: AnyQueue, state: Any) -> None:
     queue.checkpoint(held, "early")
     queue.checkpoint(held, state)
     queue.rollback(held, delay=0)
-    again = queue.reserve(0)
-    assert again.checkpoint == state
+    assert queue.reserve(0).checkpoint == state
 
 
 def test_next_try_gets_the_checkpoint_after_a_crash(world: World, queue: AnyQueue) -> None:
     held = hold(queue)
     queue.checkpoint(held, {"page": 3})
     world.lapse(held)
-    again = queue.reserve(0)
-    assert again.checkpoint == {"page": 3}
+    assert queue.reserve(0).checkpoint == {"page": 3}
 
 
 # ---- reserved

@@ -117,8 +117,7 @@ class TestTransactions:
         with client.transaction() as session:
             assert queue.push("new", key="k", on_duplicate="replace", session=session) == live
             assert queue.push("first", key="l", on_duplicate="replace", session=session) is not None
-            message = queue.get(live)
-            assert message.payload == "old"
+            assert queue.get(live).payload == "old"
         assert {each.payload for each in queue.peek()} == {"new", "first"}
 
     def test_run_transaction(self, client: AnyClient, queue: AnyQueue, other: AnyQueue) -> None:
