@@ -13,6 +13,7 @@ from bson import ObjectId
 from pydantic import BaseModel
 
 from pyqueue import (
+    AsyncClient,
     Backoff,
     Client,
     ConfigurationError,
@@ -21,11 +22,10 @@ from pyqueue import (
     LeaseLost,
     QueueClosed,
     QueueError,
-    Reservation,
 )
 from tests.contract.world import AnyQueue, World, hold, waiting
 
-NAIVE = datetime(2030, 1, 1)  # the refused payload
+NAIVE = datetime(2030, 1, 1)  # no zone, so refused
 FAR = datetime(8000, 1, 1, tzinfo=UTC)
 SOON = datetime.now(UTC) + timedelta(hours=1)
 LARGE = "x" * (16 * 1024 * 1024)
@@ -60,75 +60,55 @@ BAD_DURATIONS: dict[str, Any] = {
     "more than 100 years": 1e12,
 }
 
-Push = tuple[dict[str, Any], type[QueueError], str]
-
-BAD_PUSHES: dict[str, Push] = {
-    **{
-        f"delay {what}": ({"delay": value}, ConfigurationError, "delay")
-        for what, value in BAD_DURATIONS.items()
-    },
-    "naive at": ({"at": NAIVE}, ConfigurationError, "at:.*time zone"),
-    "at in the year 8000": ({"at": FAR}, ConfigurationError, "at:.*8000"),
-    "at in the year 9999": (
-        {"at": datetime.max.replace(tzinfo=UTC)},
-        ConfigurationError,
-        "at:.*8000",
-    ),
-    "at of another type": ({"at": 5}, ConfigurationError, "at:.*datetime"),
-    "delay with at": ({"delay": 1, "at": SOON}, ConfigurationError, "delay, at"),
-    "unknown on_duplicate": (
-        {"key": "k", "on_duplicate": "merge"},
-        ConfigurationError,
-        "on_duplicate.*'replace'",
-    ),
-    "unhashable on_duplicate": ({"on_duplicate": ["ignore"]}, ConfigurationError, "on_duplicate"),
-    "empty key": ({"key": ""}, ConfigurationError, "key.*1-512"),
-    "long key": ({"key": "k" * 513}, ConfigurationError, "key.*1-512"),
-    "key with NUL": ({"key": "a\0"}, ConfigurationError, "key"),
-    "key that is no str": ({"key": 5}, ConfigurationError, "key"),
-    "headers that are none": ({"headers": ["a"]}, ConfigurationError, "headers"),
-    "header with a dot": ({"headers": {"a.b": 1}}, ConfigurationError, "headers.*dots"),
-    "header with a dollar": ({"headers": {"$a": 1}}, ConfigurationError, "headers.*\\$"),
-    "header that is no str": ({"headers": {1: 1}}, ConfigurationError, "headers"),
-    "header without a name": ({"headers": {"": 1}}, ConfigurationError, "headers"),
-    "header of another type": ({"headers": {"a": [1]}}, ConfigurationError, "headers.*a"),
-    "65 headers": (
-        {"headers": {f"h{number}": 1 for number in range(65)}},
-        ConfigurationError,
-        "headers: 65 .*64",
-    ),
+#: Options of a push, and words of the error.
+BAD_PUSHES: dict[str, tuple[dict[str, Any], str]] = {
+    **{f"delay {case}": ({"delay": value}, "delay") for case, value in BAD_DURATIONS.items()},
+    "naive at": ({"at": NAIVE}, "at:.*time zone"),
+    "at in the year 8000": ({"at": FAR}, "at:.*8000"),
+    "at in the year 9999": ({"at": datetime.max.replace(tzinfo=UTC)}, "at:.*8000"),
+    "at of another type": ({"at": 5}, "at:.*datetime"),
+    "delay with at": ({"delay": 1, "at": SOON}, "delay, at"),
+    "unknown on_duplicate": ({"key": "k", "on_duplicate": "merge"}, "on_duplicate.*'replace'"),
+    "unhashable on_duplicate": ({"on_duplicate": ["ignore"]}, "on_duplicate"),
+    "empty key": ({"key": ""}, "key.*1-512"),
+    "long key": ({"key": "k" * 513}, "key.*1-512"),
+    "key with NUL": ({"key": "a\0"}, "key"),
+    "key that is no str": ({"key": 5}, "key"),
+    "headers that are none": ({"headers": ["a"]}, "headers"),
+    "header with a dot": ({"headers": {"a.b": 1}}, "headers.*dots"),
+    "header with a dollar": ({"headers": {"$a": 1}}, "headers.*\\$"),
+    "header that is no str": ({"headers": {1: 1}}, "headers"),
+    "header without a name": ({"headers": {"": 1}}, "headers"),
+    "header of another type": ({"headers": {"a": [1]}}, "headers.*a"),
+    "65 headers": ({"headers": {f"h{number}": 1 for number in range(65)}}, "headers: 65 .*64"),
     "headers of more than 8 KB": (
         {"headers": {"a": "x" * 4096, "b": "\N{EURO SIGN}" * 1366}},
-        ConfigurationError,
         "headers: 8196 bytes.*8192",
     ),
-    "header of None": ({"headers": {"a": None}}, ConfigurationError, "headers.*a"),
-    "header over 64 bits": ({"headers": {"a": 1 << 63}}, ConfigurationError, "headers.*a"),
-    "empty id": ({"id": ""}, ConfigurationError, "id.*1-512"),
-    "long id": ({"id": "x" * 513}, ConfigurationError, "id.*1-512"),
-    "id like a record's": ({"id": "~x"}, ConfigurationError, "id.*~"),
-    "id of another type": ({"id": 5}, ConfigurationError, "id"),
+    "header of None": ({"headers": {"a": None}}, "headers.*a"),
+    "header over 64 bits": ({"headers": {"a": 1 << 63}}, "headers.*a"),
+    "empty id": ({"id": ""}, "id.*1-512"),
+    "long id": ({"id": "x" * 513}, "id.*1-512"),
+    "id like a record's": ({"id": "~x"}, "id.*~"),
+    "id of another type": ({"id": 5}, "id"),
 }
 
 
-def refused(call: Callable[[], Any], kind: type[QueueError], words: str) -> None:
-    """Check that a call raises exactly this class, as a ValueError that names the argument."""
-    with pytest.raises(QueueError, match=words) as caught:
-        call()
-    assert type(caught.value) is kind
-    assert isinstance(caught.value, ValueError)
+def refused(kind: type[QueueError], words: str, *calls: Callable[[], Any]) -> None:
+    """Check that each call raises exactly this class, as a ValueError that names the argument."""
+    for call in calls:
+        with pytest.raises(QueueError, match=words) as caught:
+            call()
+        assert type(caught.value) is kind
+        assert isinstance(caught.value, ValueError)
 
 
 @pytest.mark.parametrize("payload", BAD_PAYLOADS.values(), ids=BAD_PAYLOADS.keys())
 class TestPayloads:
     def test_push(self, world: World, queue: AnyQueue, payload: Any) -> None:
-        for options in (
-            {},
-            {"key": "k"},
-            {"key": "k", "on_duplicate": "replace"},
-            {"id": queue.name},
-        ):
-            refused(partial(queue.push, payload, **options), InvalidMessage, "payload")
+        replace = {"key": "k", "on_duplicate": "replace"}
+        for options in ({}, {"key": "k"}, replace, {"id": queue.name}):
+            refused(InvalidMessage, "payload", partial(queue.push, payload, **options))
         assert world.stored(queue) == []
 
     def test_batch_with_one_bad_item_writes_nothing(
@@ -136,12 +116,12 @@ class TestPayloads:
     ) -> None:
         queue.push("before")
         before = world.stored(queue)
-        refused(lambda: queue.push_many([1, 2, payload, 3]), InvalidMessage, "payload")
-        refused(lambda: queue.push_many([1, payload], keys=["a", "b"]), InvalidMessage, "payload")
         refused(
-            lambda: queue.push_many([1, payload], keys=["a", "b"], on_duplicate="replace"),
             InvalidMessage,
             "payload",
+            lambda: queue.push_many([1, 2, payload, 3]),
+            lambda: queue.push_many([1, payload], keys=["a", "b"]),
+            lambda: queue.push_many([1, payload], keys=["a", "b"], on_duplicate="replace"),
         )
         assert world.stored(queue) == before
 
@@ -149,42 +129,36 @@ class TestPayloads:
         queue.push_many([1, 2])
         held = queue.reserve_many(2, timeout=0)
         before = world.stored(queue, other)
-        refused(lambda: queue.commit(*held, payload=payload), InvalidMessage, "payload")
-        refused(lambda: queue.move(*held, to=other, payload=payload), InvalidMessage, "payload")
         refused(
-            lambda: queue.move_many([(held[0], 1), (held[1], payload)], to=other),
             InvalidMessage,
             "payload",
+            lambda: queue.commit(*held, payload=payload),
+            lambda: queue.move(*held, to=other, payload=payload),
+            lambda: queue.move_many([(held[0], 1), (held[1], payload)], to=other),
         )
-        refused(
-            lambda: queue.move(*held, to=other, update={"$set": {"a": payload}}),
-            InvalidMessage,
-            "payload|update",
-        )
-        refused(
-            lambda: queue.checkpoint(held[0], payload), InvalidMessage, "payload|state|checkpoint"
-        )
+        update = partial(queue.move, *held, to=other, update={"$set": {"a": payload}})
+        refused(InvalidMessage, "payload|update", update)
+        words = "payload|state|checkpoint"
+        refused(InvalidMessage, words, lambda: queue.checkpoint(held[0], payload))
         assert world.stored(queue, other) == before
         queue.commit(*held)
 
 
-@pytest.mark.parametrize(("options", "kind", "words"), BAD_PUSHES.values(), ids=BAD_PUSHES.keys())
-def test_bad_pushes(
-    world: World, queue: AnyQueue, options: dict[str, Any], kind: type[QueueError], words: str
-) -> None:
-    refused(lambda: queue.push(1, **options), kind, words)
+@pytest.mark.parametrize(("options", "words"), BAD_PUSHES.values(), ids=BAD_PUSHES.keys())
+def test_bad_pushes(world: World, queue: AnyQueue, options: dict[str, Any], words: str) -> None:
     many = {{"key": "keys", "id": "ids"}.get(name, name): value for name, value in options.items()}
     for name in ("keys", "ids"):
         if name in many:
             many[name] = [None, many[name]]
-    refused(lambda: queue.push_many([1, 2], **many), kind, words)
+    push_many = partial(queue.push_many, [1, 2], **many)
+    refused(ConfigurationError, words, lambda: queue.push(1, **options), push_many)
     assert world.stored(queue) == []
 
 
 @pytest.mark.parametrize("name", ["keys", "ids"])
 def test_lists_of_different_lengths(world: World, queue: AnyQueue, name: str) -> None:
     for given in ([], ["a"], ["a", "b", "c"], "ab", 5):
-        refused(partial(queue.push_many, [1, 2], **{name: given}), ConfigurationError, name)
+        refused(ConfigurationError, name, partial(queue.push_many, [1, 2], **{name: given}))
     assert world.stored(queue) == []
 
 
@@ -197,7 +171,8 @@ def test_lists_of_different_lengths(world: World, queue: AnyQueue, name: str) ->
     ids=lambda bad: repr(bad)[:12],
 )
 def test_bad_names(world: World, queue: AnyQueue, bad: Any) -> None:
-    refused(lambda: world.client.queue(bad), InvalidName, "name")
+    refused(InvalidName, "name", lambda: world.client.queue(bad))
+    refused(InvalidName, "name", lambda: world.client.queue(queue.name, dead_letter="a b"))
     held = hold(queue)
     before = world.bytes(held.id)
     with pytest.raises((InvalidName, ConfigurationError)):
@@ -206,48 +181,32 @@ def test_bad_names(world: World, queue: AnyQueue, bad: Any) -> None:
     queue.commit(held)
 
 
-BAD_OPTIONS: dict[str, tuple[dict[str, Any], type[QueueError]]] = {
+#: Options of a queue. The first word of a case stands in the error.
+BAD_OPTIONS: dict[str, dict[str, Any]] = {
     **{
-        f"{name} {what}": ({name: value}, ConfigurationError)
+        f"{name} {case}": {name: value}
         for name in ("lease", "history", "poll")
-        for what, value in (BAD_DURATIONS | {"zero": 0}).items()
+        for case, value in (BAD_DURATIONS | {"zero": 0}).items()
     },
-    "max_tries zero": ({"max_tries": 0}, ConfigurationError),
-    "max_tries float": ({"max_tries": 1.5}, ConfigurationError),
-    "max_tries bool": ({"max_tries": True}, ConfigurationError),
-    "dead_letter": ({"dead_letter": "a b"}, InvalidName),
-    "backoff": ({"backoff": 5}, ConfigurationError),
-    "model": ({"model": object()}, ConfigurationError),
+    "max_tries zero": {"max_tries": 0},
+    "max_tries float": {"max_tries": 1.5},
+    "max_tries bool": {"max_tries": True},
+    "backoff": {"backoff": 5},
+    "base negative": {"backoff": Backoff(base=-1)},
+    "base NaN": {"backoff": Backoff(base=math.nan)},
+    "base str": {"backoff": Backoff(base="1")},  # type: ignore[arg-type]
+    "factor negative": {"backoff": Backoff(factor=-1)},
+    "maximum negative": {"backoff": Backoff(maximum=-1)},
+    "jitter negative": {"backoff": Backoff(jitter=-0.1)},
+    "jitter over 1": {"backoff": Backoff(jitter=2)},
+    "model": {"model": object()},
 }
 
 
-@pytest.mark.parametrize(("options", "kind"), BAD_OPTIONS.values(), ids=BAD_OPTIONS.keys())
-def test_bad_options(
-    world: World, name: str, options: dict[str, Any], kind: type[QueueError]
-) -> None:
-    words = "name" if kind is InvalidName else next(iter(options))
-    refused(lambda: world.client.queue(name, **options), kind, words)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"base": -1},
-        {"factor": -1},
-        {"maximum": -1},
-        {"jitter": -0.1},
-        {"jitter": 2},
-        {"base": math.nan},
-        {"base": "1"},
-    ],
-    ids=repr,
-)
-def test_bad_backoffs(world: World, name: str, values: dict[str, Any]) -> None:
-    refused(
-        lambda: world.client.queue(name, backoff=Backoff(**values)),
-        ConfigurationError,
-        next(iter(values)),
-    )
+@pytest.mark.parametrize("case", BAD_OPTIONS)
+def test_bad_options(world: World, name: str, case: str) -> None:
+    words = case.partition(" ")[0]
+    refused(ConfigurationError, words, lambda: world.client.queue(name, **BAD_OPTIONS[case]))
 
 
 # ---- receiving
@@ -256,128 +215,110 @@ def test_bad_backoffs(world: World, name: str, values: dict[str, Any]) -> None:
 @pytest.mark.needs("pop")
 @pytest.mark.parametrize("value", BAD_DURATIONS.values(), ids=BAD_DURATIONS.keys())
 def test_bad_timeouts_and_leases(world: World, queue: AnyQueue, value: Any) -> None:
-    refused(lambda: queue.pop(value), ConfigurationError, "timeout")
-    refused(lambda: queue.reserve(value), ConfigurationError, "timeout")
-    refused(lambda: queue.pop_many(1, timeout=value), ConfigurationError, "timeout")
-    refused(lambda: queue.reserve_many(1, timeout=value), ConfigurationError, "timeout")
-    refused(lambda: queue.reserve(0, lease=value), ConfigurationError, "lease")
-    refused(lambda: queue.reserve(0, lease=0), ConfigurationError, "lease")
+    refused(
+        ConfigurationError,
+        "timeout",
+        lambda: queue.pop(value),
+        lambda: queue.reserve(value),
+        lambda: queue.pop_many(1, timeout=value),
+        lambda: queue.reserve_many(1, timeout=value),
+    )
+    for lease in (value, 0):
+        refused(ConfigurationError, "lease", partial(queue.reserve, 0, lease=lease))
     assert world.stored(queue) == []
 
 
 @pytest.mark.needs("pop")
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "1", True, None], ids=repr)
 def test_bad_limits(world: World, queue: AnyQueue, limit: Any) -> None:
-    refused(lambda: queue.pop_many(limit, timeout=0), ConfigurationError, "limit")
-    refused(lambda: queue.reserve_many(limit, timeout=0), ConfigurationError, "limit")
-    refused(lambda: queue.peek(limit), ConfigurationError, "limit")
+    refused(ConfigurationError, "limit", lambda: queue.pop_many(limit, timeout=0))
+    refused(ConfigurationError, "limit", lambda: queue.reserve_many(limit, timeout=0))
+    refused(ConfigurationError, "limit", lambda: queue.peek(limit))
     if limit is not None:
-        refused(lambda: queue.redrive(limit), ConfigurationError, "limit")
+        refused(ConfigurationError, "limit", lambda: queue.redrive(limit))
     assert world.stored(queue) == []
 
 
 @pytest.mark.needs("history")
 def test_bad_history(world: World, queue: AnyQueue) -> None:
-    refused(lambda: queue.history(0), ConfigurationError, "limit")
-    refused(lambda: queue.history(since=NAIVE), ConfigurationError, "since")
-    refused(lambda: queue.history(since=FAR), ConfigurationError, "since")
-    refused(lambda: queue.replay("~x"), ConfigurationError, "id")
+    refused(ConfigurationError, "limit", lambda: queue.history(0))
+    refused(ConfigurationError, "since", lambda: queue.history(since=NAIVE))
+    refused(ConfigurationError, "since", lambda: queue.history(since=FAR))
+    refused(ConfigurationError, "id", lambda: queue.replay("~x"))
     assert world.stored(queue) == []
 
 
 @pytest.mark.parametrize("id", ["", "~queue:x", 5, None], ids=repr)
 def test_bad_ids(queue: AnyQueue, id: Any) -> None:
-    refused(lambda: queue.get(id), ConfigurationError, "id")
-    refused(lambda: queue.remove(id), ConfigurationError, "id")
+    refused(ConfigurationError, "id", lambda: queue.get(id), lambda: queue.remove(id))
 
 
 # ---- settling
 
-Settle = Callable[[AnyQueue, Reservation[Any]], Any]
-
-
-def _rollback(value: Any, queue: AnyQueue, held: Reservation[Any]) -> None:
-    queue.rollback(held, delay=value)
-
-
-def _move(value: Any, queue: AnyQueue, held: Reservation[Any]) -> None:
-    queue.move(held, to="x", delay=value)
-
-
-def _extend(value: Any, queue: AnyQueue, held: Reservation[Any]) -> None:
-    queue.extend(held, lease=value)
-
-
-BAD_SETTLES: dict[str, tuple[Settle, str]] = {
+#: Options of a move, and words of the error.
+BAD_MOVES: dict[str, tuple[dict[str, Any], str]] = {
+    **{f"delay {case}": ({"delay": value}, "delay") for case, value in BAD_DURATIONS.items()},
+    "key": ({"key": ""}, "key"),
+    "65 headers": ({"headers": {f"h{n}": n for n in range(65)}}, "headers.*64"),
+    "headers": ({"headers": {"a.b": 1}}, "headers"),
+    "to nothing": ({"to": None}, "to"),
+    "update operator": ({"update": {"$where": {"a": 1}}}, "update"),
+    "update plain": ({"update": {"a": 1}}, "update"),
+    "update no fields": ({"update": {"$set": 1}}, "update"),
+    "update rename to nothing": ({"update": {"$rename": {"a": ""}}}, "update"),
+    "update empty name": ({"update": {"$set": {"": 1}}}, "update"),
+    "update and payload": ({"payload": 1, "update": {"$set": {"a": 1}}}, "payload, update"),
+}
+#: The name of a method, its options, and words of the error.
+BAD_SETTLES: dict[str, tuple[str, dict[str, Any], str]] = {
     **{
-        f"rollback delay {what}": (partial(_rollback, value), "delay")
-        for what, value in BAD_DURATIONS.items()
+        f"{method} {name} {case}": (method, {name: value}, name)
+        for method, name in (("rollback", "delay"), ("extend", "lease"))
+        for case, value in BAD_DURATIONS.items()
     },
     **{
-        f"move delay {what}": (partial(_move, value), "delay")
-        for what, value in BAD_DURATIONS.items()
+        f"move {case}": ("move", {"to": "x", **options}, words)
+        for case, (options, words) in BAD_MOVES.items()
     },
-    **{
-        f"extend {what}": (partial(_extend, value), "lease")
-        for what, value in BAD_DURATIONS.items()
-    },
-    "rollback error": (lambda queue, held: queue.rollback(held, error=5), "error"),
-    "bury error": (lambda queue, held: queue.bury(held, error=5), "error"),
-    "progress over 1": (lambda queue, held: queue.progress(held, 1.1), "fraction"),
-    "progress NaN": (lambda queue, held: queue.progress(held, math.nan), "fraction"),
-    "progress negative": (lambda queue, held: queue.progress(held, -0.1), "fraction"),
-    "progress note": (lambda queue, held: queue.progress(held, 0.5, 5), "note"),
-    "move key": (lambda queue, held: queue.move(held, to="x", key=""), "key"),
-    "move 65 headers": (
-        lambda queue, held: queue.move(held, to="x", headers={f"h{n}": n for n in range(65)}),
-        "headers.*64",
-    ),
-    "move headers": (lambda queue, held: queue.move(held, to="x", headers={"a.b": 1}), "headers"),
-    "move to nothing": (lambda queue, held: queue.move(held, to=None), "to"),
-    "move update operator": (
-        lambda queue, held: queue.move(held, to="x", update={"$where": {"a": 1}}),
-        "update",
-    ),
-    "move update plain": (lambda queue, held: queue.move(held, to="x", update={"a": 1}), "update"),
-    "move update no fields": (
-        lambda queue, held: queue.move(held, to="x", update={"$set": 1}),
-        "update",
-    ),
-    "move update rename to nothing": (
-        lambda queue, held: queue.move(held, to="x", update={"$rename": {"a": ""}}),
-        "update",
-    ),
-    "progress long note": (lambda queue, held: queue.progress(held, 0.5, "x" * 2049), "note"),
-    "move update empty name": (
-        lambda queue, held: queue.move(held, to="x", update={"$set": {"": 1}}),
-        "update",
-    ),
-    "move update and payload": (
-        lambda queue, held: queue.move(held, to="x", payload=1, update={"$set": {"a": 1}}),
-        "payload, update",
-    ),
-    "not a reservation": (lambda queue, held: queue.commit(held.id), "reservations"),
-    "a message": (lambda queue, held: queue.commit(queue.get(held.id)), "reservations"),
+    "rollback error": ("rollback", {"error": 5}, "error"),
+    "bury error": ("bury", {"error": 5}, "error"),
+    "progress over 1": ("progress", {"fraction": 1.1}, "fraction"),
+    "progress NaN": ("progress", {"fraction": math.nan}, "fraction"),
+    "progress negative": ("progress", {"fraction": -0.1}, "fraction"),
+    "progress note": ("progress", {"fraction": 0.5, "note": 5}, "note"),
+    "progress long note": ("progress", {"fraction": 0.5, "note": "x" * 2049}, "note"),
 }
 
 
 @pytest.mark.needs("move", "dead_letter")
-@pytest.mark.parametrize(("settle", "words"), BAD_SETTLES.values(), ids=BAD_SETTLES.keys())
-def test_bad_settles(world: World, queue: AnyQueue, settle: Settle, words: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "options", "words"), BAD_SETTLES.values(), ids=BAD_SETTLES.keys()
+)
+def test_bad_settles(
+    world: World, queue: AnyQueue, method: str, options: dict[str, Any], words: str
+) -> None:
     held = hold(queue, {"a": 1})
     until, before = held.until, world.stored(queue, "x")
-    refused(lambda: settle(queue, held), ConfigurationError, words)
+    refused(ConfigurationError, words, lambda: getattr(queue, method)(held, **options))
     assert world.stored(queue, "x") == before
     assert held.until == until
     queue.commit(held)
 
 
+def test_settling_of_no_reservation(world: World, queue: AnyQueue) -> None:
+    held = hold(queue)
+    before = world.stored(queue)
+    for wrong in (held.id, queue.get(held.id)):
+        refused(ConfigurationError, "reservations", partial(queue.commit, wrong))
+    assert world.stored(queue) == before
+
+
 def test_reservation_of_another_queue(world: World, queue: AnyQueue, other: AnyQueue) -> None:
     held = hold(queue)
     before = world.bytes(held.id)
-    for settle in (other.commit, other.rollback, other.extend, other.release, other.bury):
-        refused(partial(settle, held), ConfigurationError, queue.name)
-    refused(lambda: other.move(held, to=queue), ConfigurationError, queue.name)
+    settles = (other.commit, other.rollback, other.extend, other.release, other.bury)
+    refused(ConfigurationError, queue.name, *(partial(settle, held) for settle in settles))
+    refused(ConfigurationError, queue.name, lambda: other.move(held, to=queue))
     assert world.bytes(held.id) == before
 
 
@@ -386,9 +327,11 @@ def test_queue_of_another_namespace(world: World, queue: AnyQueue) -> None:
     elsewhere = world.connect(namespace="elsewhere").queue(queue.name)
     held = hold(queue)
     before = world.bytes(held.id)
-    refused(lambda: queue.move(held, to=elsewhere), ConfigurationError, "to:.*namespace")
     refused(
-        lambda: queue.move_many([(held, 1)], to=elsewhere), ConfigurationError, "to:.*namespace"
+        ConfigurationError,
+        "to:.*namespace",
+        lambda: queue.move(held, to=elsewhere),
+        lambda: queue.move_many([(held, 1)], to=elsewhere),
     )
     assert world.bytes(held.id) == before
     assert list(world.raw("elsewhere").find({})) == []
@@ -399,7 +342,7 @@ def test_key_for_several_messages(world: World, queue: AnyQueue, other: AnyQueue
     queue.push_many([1, 2])
     held = queue.reserve_many(2, timeout=0)
     before = world.stored(queue, other)
-    refused(lambda: queue.move(*held, to=other, key="k"), ConfigurationError, "key")
+    refused(ConfigurationError, "key", lambda: queue.move(*held, to=other, key="k"))
     assert world.stored(queue, other) == before
 
 
@@ -410,12 +353,10 @@ def test_payload_of_the_wrong_model(world: World, queue: AnyQueue, other: AnyQue
     held = queue.reserve_many(2, timeout=0)
     before = world.stored(queue, other)
     refused(
-        lambda: queue.move(*held, to=typed, payload={"n": "x"}), InvalidMessage, "payload.*Order"
-    )
-    refused(
-        lambda: queue.move_many([(held[0], {"n": 1}), (held[1], {})], to=typed),
         InvalidMessage,
         "payload.*Order",
+        lambda: queue.move(*held, to=typed, payload={"n": "x"}),
+        lambda: queue.move_many([(held[0], {"n": 1}), (held[1], {})], to=typed),
     )
     assert world.stored(queue, other) == before
 
@@ -427,7 +368,7 @@ def test_payload_of_the_wrong_model(world: World, queue: AnyQueue, other: AnyQue
     "namespace", ["", "a b", "system.x", "$a", "x" * 101, 5], ids=lambda name: repr(name)[:12]
 )
 def test_bad_namespaces(world: World, namespace: Any) -> None:
-    refused(lambda: world.connect(namespace=namespace), InvalidName, "namespace")
+    refused(InvalidName, "namespace", lambda: world.connect(namespace=namespace))
 
 
 @pytest.mark.parametrize(
@@ -442,15 +383,12 @@ def test_bad_namespaces(world: World, namespace: Any) -> None:
     ids=repr,
 )
 def test_bad_client_options(world: World, options: dict[str, Any]) -> None:
-    refused(lambda: world.connect(**options), ConfigurationError, next(iter(options)))
+    refused(ConfigurationError, next(iter(options)), lambda: world.connect(**options))
 
 
 @pytest.mark.parametrize("target", ["", "memory", "redis://x", "embedded:", 5, None, {}], ids=repr)
 def test_bad_targets(target: Any) -> None:
-    from pyqueue import AsyncClient
-
-    refused(lambda: Client(target), ConfigurationError, "target")
-    refused(lambda: AsyncClient(target), ConfigurationError, "target")
+    refused(ConfigurationError, "target", lambda: Client(target), lambda: AsyncClient(target))
 
 
 def test_closed_client(world: World, name: str) -> None:
