@@ -25,9 +25,11 @@ from tests.support.samples import sample
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers", "needs(*what): run the contract test only where all of these are offered"
-    )
+    for line in (
+        "needs(*features): run the contract test only where all of these are offered",
+        'differs_by(part): only the "client" or only the "kind" can change the result of the test',
+    ):
+        config.addinivalue_line("markers", line)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -36,11 +38,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         places = [place for place in PLACES if needs <= place.offers]
         assert places, f"no place offers {needs}"
         file = metafunc.module.__name__.rpartition(".")[2]
+        mark = metafunc.definition.get_closest_marker("differs_by")
+        differs_by = None if mark is None else mark.args[0]
+        runs = {place: place.runs(file, differs_by) for place in places}
         if "not slow" in metafunc.config.getoption("markexpr"):
             # To collect thousands of cases and deselect them takes seconds, in each worker.
-            places = [place for place in places if place.runs(file)] or places
+            places = [place for place in places if runs[place]] or places
         values = [
-            pytest.param(place, id=place.name, marks=() if place.runs(file) else pytest.mark.slow)
+            pytest.param(place, id=place.name, marks=() if runs[place] else pytest.mark.slow)
             for place in places
         ]
         metafunc.parametrize("world", values, indirect=True, scope="session")

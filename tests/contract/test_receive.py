@@ -14,6 +14,8 @@ from pyqueue import LeaseLost, Reservation
 from tests.contract.world import AnyClient, AnyQueue, World, expect_error, hold, near, waiting
 from tests.support.eventually import eventually
 
+by_client = pytest.mark.differs_by("client")
+
 #: Far below the fallback poll of 15 s. A consumer that returns by then was woken, or scanned at the
 #: right time.
 SOON = 10.0
@@ -38,6 +40,7 @@ def test_receive_of_an_empty_queue_returns_none(queue: AnyQueue) -> None:
     assert queue.reserve_many(5, timeout=0) == []
 
 
+@by_client
 @pytest.mark.needs("pop")
 @pytest.mark.parametrize("timeout", [0.05, timedelta(milliseconds=50)], ids=repr)
 def test_receive_waits_for_the_timeout(queue: AnyQueue, timeout: Any) -> None:
@@ -220,6 +223,7 @@ def test_released_message_is_received_at_once(world: World, queue: AnyQueue) -> 
 # ---- waiting
 
 
+@by_client
 @pytest.mark.needs("pop")
 @pytest.mark.parametrize("verb", ["pop", "reserve"])
 def test_push_wakes_a_waiting_consumer(client: AnyClient, queue: AnyQueue, verb: str) -> None:
@@ -231,6 +235,7 @@ def test_push_wakes_a_waiting_consumer(client: AnyClient, queue: AnyQueue, verb:
     assert received.result(SOON).payload == "here"
 
 
+@by_client
 @pytest.mark.needs("pop")
 def test_many_consumers_get_one_message_each(client: AnyClient, queue: AnyQueue) -> None:
     received = [waiting(client, queue, lambda: queue.pop(60)) for _ in range(4)]
@@ -238,6 +243,7 @@ def test_many_consumers_get_one_message_each(client: AnyClient, queue: AnyQueue)
     assert sorted(each.result(SOON).payload for each in received) == [0, 1, 2, 3]
 
 
+@by_client
 @pytest.mark.needs("pop")
 def test_waiting_consumer_gets_a_scheduled_message_at_its_time(queue: AnyQueue) -> None:
     start = time.monotonic()
@@ -246,6 +252,7 @@ def test_waiting_consumer_gets_a_scheduled_message_at_its_time(queue: AnyQueue) 
     assert 0.19 <= time.monotonic() - start < SOON
 
 
+@by_client
 @pytest.mark.needs("pop")
 def test_batch_waits_for_the_first_message_only(queue: AnyQueue) -> None:
     queue.push("now", delay=0.05)
@@ -253,12 +260,14 @@ def test_batch_waits_for_the_first_message_only(queue: AnyQueue) -> None:
     assert [each.payload for each in queue.pop_many(5, timeout=60)] == ["now"]
 
 
+@by_client
 def test_batch_waits_for_a_message(client: AnyClient, queue: AnyQueue) -> None:
     received = waiting(client, queue, lambda: queue.reserve_many(5, timeout=60))
     queue.push("here")
     assert [each.payload for each in received.result(SOON)] == ["here"]
 
 
+@by_client
 @pytest.mark.parametrize("way", ["rollback", "release", "move"])
 def test_returned_message_wakes_a_waiting_consumer(
     client: AnyClient, queue: AnyQueue, other: AnyQueue, way: str
@@ -271,6 +280,7 @@ def test_returned_message_wakes_a_waiting_consumer(
     assert received.result(SOON).id == held.id
 
 
+@by_client
 @pytest.mark.needs("pop")
 def test_notify_wakes_a_waiting_consumer(world: World, queue: AnyQueue) -> None:
     id = queue.push(1, delay=60)
@@ -295,6 +305,7 @@ def test_record_has_a_date(
     assert near(world.document(f"~queue:{queue.name}")["when"], 0)
 
 
+@by_client
 @pytest.mark.needs("pop")
 def test_paused_queue_looks_empty(queue: AnyQueue) -> None:
     queue.push_many([1, 2, 3])
@@ -312,6 +323,7 @@ def test_paused_queue_looks_empty(queue: AnyQueue) -> None:
     eventually(lambda: len(queue.peek()) == 4, "all are there")
 
 
+@by_client
 @pytest.mark.needs("pop")
 def test_pause_reaches_waiting_consumers(world: World, queue: AnyQueue) -> None:
     elsewhere = world.connect().queue(queue.name)  # another client stands for another process

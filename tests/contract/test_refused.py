@@ -25,6 +25,10 @@ from pyqueue import (
 )
 from tests.contract.world import AnyQueue, World, hold, waiting
 
+#: A refusal reaches no driver.
+pytestmark = pytest.mark.differs_by("kind")
+by_client = pytest.mark.differs_by("client")
+
 NAIVE = datetime(2030, 1, 1)  # no zone, so refused
 FAR = datetime(8000, 1, 1, tzinfo=UTC)
 SOON = datetime.now(UTC) + timedelta(hours=1)
@@ -364,6 +368,7 @@ def test_payload_of_the_wrong_model(world: World, queue: AnyQueue, other: AnyQue
 # ---- clients
 
 
+@by_client
 @pytest.mark.parametrize(
     "namespace", ["", "a b", "system.x", "$a", "x" * 101, 5], ids=lambda name: repr(name)[:12]
 )
@@ -371,6 +376,7 @@ def test_bad_namespaces(world: World, namespace: Any) -> None:
     refused(InvalidName, "namespace", lambda: world.connect(namespace=namespace))
 
 
+@by_client
 @pytest.mark.parametrize(
     "options",
     [
@@ -391,6 +397,7 @@ def test_bad_targets(target: Any) -> None:
     refused(ConfigurationError, "target", lambda: Client(target), lambda: AsyncClient(target))
 
 
+@by_client
 def test_closed_client(world: World, name: str) -> None:
     client = world.connect()
     queue = client.queue(name)
@@ -414,6 +421,7 @@ def test_closed_client(world: World, name: str) -> None:
         elsewhere.commit(held)
 
 
+@by_client
 @pytest.mark.needs("pop")
 def test_close_wakes_waiting_consumers(world: World, name: str) -> None:
     client = world.connect()
@@ -425,6 +433,7 @@ def test_close_wakes_waiting_consumers(world: World, name: str) -> None:
             each.result(10)
 
 
+@by_client
 def test_ids_have_two_types(queue: AnyQueue) -> None:
     for id in (ObjectId(), "x" * 512, "a~b", "ü"):
         assert queue.get(id) is None

@@ -17,6 +17,9 @@ from pyqueue.requests import Plan
 from tests.contract.world import AnyClient, AnyQueue, World, expect_error, hold, near
 from tests.support.eventually import eventually
 
+by_client = pytest.mark.differs_by("client")
+
+
 # ---- commit
 
 
@@ -427,6 +430,7 @@ def test_reserved_rolls_back_and_raises_the_exception(queue: AnyQueue) -> None:
     assert (message.state, message.tries) == ("scheduled", 1)  # the backoff of the queue
 
 
+@by_client
 def test_reserved_returns_none_after_the_timeout(queue: AnyQueue) -> None:
     with queue.reserved(0) as held:
         assert held is None
@@ -434,6 +438,7 @@ def test_reserved_returns_none_after_the_timeout(queue: AnyQueue) -> None:
         assert held is None
 
 
+@by_client
 @pytest.mark.parametrize("raises", [False, True], ids=["ends", "raises"])
 @pytest.mark.parametrize("way", ["commit", "rollback", "release", "move", "bury"])
 def test_reserved_leaves_a_message_settled_inside(
@@ -457,6 +462,7 @@ def test_reserved_leaves_a_message_settled_inside(
         assert world.bytes(id) == before
 
 
+@by_client
 def test_reserved_renews_a_short_lease(world: World, queue: AnyQueue) -> None:
     queue.push("slow")
     with queue.reserved(0, lease=1.5) as held:
@@ -469,6 +475,7 @@ def test_reserved_renews_a_short_lease(world: World, queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
+@by_client
 @pytest.mark.parametrize("error", [LeaseLost, Oops])
 def test_reserved_raises_a_lost_lease(world: World, queue: AnyQueue, error: Any) -> None:
     """It does not hide the exception of the block."""
@@ -484,6 +491,7 @@ def test_reserved_raises_a_lost_lease(world: World, queue: AnyQueue, error: Any)
     assert queue.counts().total == 0
 
 
+@by_client
 @pytest.mark.parametrize(
     ("error", "words"), [(LeaseLost, "while the block ran"), (Oops, "why it failed")]
 )
@@ -507,6 +515,7 @@ def test_reserved_tells_at_once_that_a_lease_was_lost(
     assert world.document(id)["token"] == "another's"
 
 
+@by_client
 def test_reserved_refuses_what_cannot_be_called(queue: AnyQueue) -> None:
     async def never_awaited(held: Any) -> None:
         pass
@@ -518,6 +527,7 @@ def test_reserved_refuses_what_cannot_be_called(queue: AnyQueue) -> None:
     assert queue.counts().ready == 1
 
 
+@by_client
 def test_reserved_logs_a_failed_rollback(
     queue: AnyQueue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -533,6 +543,7 @@ def test_reserved_logs_a_failed_rollback(
     assert "was not rolled back and is left to its lease: the server went away" in caplog.text
 
 
+@by_client
 def test_renewals_of_a_queue_share_commands(client: AnyClient, queue: AnyQueue) -> None:
     queue.push_many(range(30))
     with ExitStack() as blocks:

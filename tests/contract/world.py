@@ -71,14 +71,23 @@ class Place:
         more |= {self.kind.name}
         return self.kind.capabilities | more
 
-    def runs(self, file: str) -> bool:
-        """Return whether ``make test`` runs a test file here; ``make test-slow`` runs the rest."""
+    def runs(self, file: str, differs_by: str | None = None) -> bool:
+        """Return whether ``make test`` runs a test here; ``make test-slow`` runs the rest.
+
+        Args:
+            file: The test's file.
+            differs_by: "client" or "kind", if only this part of a place can change the result.
+        """
+        if self.driver == "memory":
+            return True
+        if differs_by == "kind":
+            return False
         if self.kind.name == "newest":  # it stands for the changes another kind may make
-            return self.driver == "memory" or (self.driver == "pymongo" and file == "test_kinds")
+            return self.driver == "pymongo" and file == "test_kinds"
         if self.kind.name != "standard":
-            if self.driver == "asyncmongo":
-                return file in ASYNC_KIND_FILES
-            return self.driver == "memory" or (self.driver == "pymongo" and file in KIND_FILES)
+            if differs_by == "client":
+                return False
+            return file in (KIND_FILES if self.driver == "pymongo" else ASYNC_KIND_FILES)
         if self.driver == "motor":
             return file in MOTOR_FILES
         return self.driver != "async-memory" or file in ASYNC_MEMORY_FILES
@@ -113,11 +122,9 @@ KIND_FILES: Final = {
     "test_move",
     "test_transactions",
 }
-#: Those that it runs on an async client of a server, for a kind with an index and plans of claims
-#: that the standard kind has not.
-ASYNC_KIND_FILES: Final = {
-    *("test_ordered", "test_priority", "test_buckets", "test_receive", "test_settle")
-}
+#: The test files that ``make test`` runs on an async client of a server for a kind with its own
+#: index and its own claims. The other files run there for the standard kind.
+ASYNC_KIND_FILES: Final = {"test_ordered", "test_priority", "test_buckets"}
 
 PLACES: Final = [
     *(Place(driver) for driver in ("memory", "async-memory", "pymongo", "asyncmongo", "motor")),
