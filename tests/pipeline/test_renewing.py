@@ -1,6 +1,6 @@
 """Renewing costs the same for each message, however many are in flight.
 
-A message that comes or goes neither wakes the renewer nor makes it look at every other message.
+A message that comes or goes neither wakes the renewer nor makes it visit every other message.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 import pymongo
@@ -17,31 +16,12 @@ import pytest
 
 from pyqueue import LeaseLost, Reservation, Unavailable
 from pyqueue.runtime.renewal import AsyncRenewer, Entry, Renewer, Schedule
+from tests.plans import runner
 from tests.support.eventually import async_eventually, eventually
 
 
 def reservation(lease: float = 60) -> Reservation[Any]:
-    now = datetime.now(UTC)
-    return Reservation(
-        "id",
-        "q",
-        None,
-        {},
-        None,
-        now,
-        now,
-        1,
-        None,
-        None,
-        None,
-        [],
-        "reserved",
-        None,
-        "t",
-        now,
-        "o",
-        lease,
-    )
+    return runner.reservation("id", lease=lease)
 
 
 def test_schedule_wakes_only_for_what_is_due_earlier() -> None:
