@@ -1,41 +1,17 @@
-"""Which messages share a call of a handler of batches, and what its answer means. No I/O."""
+"""The messages that share a call of a handler of batches, and its answers. No I/O."""
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import pytest
 
-from pyqueue import BatchFailed, Client, ConfigurationError, Delivery, Drop, Reservation, To, Worker
+from pyqueue import BatchFailed, Client, ConfigurationError, Delivery, Drop, To, Worker
 from pyqueue.pipeline.calls import answers_of, grouped
 from pyqueue.pipeline.graph import Stage
-
-
-def message(id: str, tries: int) -> Reservation[Any]:
-    now = datetime.now(UTC)
-    return Reservation(
-        id=id,
-        queue="q",
-        payload=None,
-        headers={},
-        key=None,
-        when=now,
-        pushed=now,
-        tries=tries,
-        error=None,
-        progress=None,
-        checkpoint=None,
-        trail=[],
-        state="reserved",
-        dead=None,
-        token="t",
-        until=now,
-        owner="o",
-        lease=60,
-    )
+from tests.plans.runner import reservation
 
 
 def rows(payloads: list[Any]) -> Any:
@@ -69,15 +45,15 @@ def test_tries_say_how_many_share_a_call(
     offline: Client, batch: int, max_tries: int | None, tries: int, size: int
 ) -> None:
     """So a message that fails each call of it takes no other one to the dead-letter queue."""
-    messages = [message(str(number), tries) for number in range(2 * size + 1)]
+    messages = [reservation(str(number), tries=tries) for number in range(2 * size + 1)]
     calls = grouped(stage(offline, batch=batch), max_tries, messages)
     assert [len(each) for each in calls] == [size, size, 1]
     assert [each for call in calls for each in call] == messages
 
 
 def test_messages_tried_before_do_not_split_new_ones(offline: Client) -> None:
-    new = [message(f"new {number}", 1) for number in range(20)]
-    again = [message(f"again {number}", 2) for number in range(4)]
+    new = [reservation(f"new {number}", tries=1) for number in range(20)]
+    again = [reservation(f"again {number}", tries=2) for number in range(4)]
     mixed = [*new[:5], *again, *new[5:]]
     calls = grouped(stage(offline, batch=20), 20, mixed)
     assert calls == [new, again[:2], again[2:]]
@@ -85,13 +61,13 @@ def test_messages_tried_before_do_not_split_new_ones(offline: Client) -> None:
 
 def test_calls_are_in_the_order_of_their_first_messages(offline: Client) -> None:
     tries = [1, 1, 2, 1, 2, 1]
-    messages = [message(str(place), each) for place, each in enumerate(tries)]
+    messages = [reservation(str(place), tries=each) for place, each in enumerate(tries)]
     calls = grouped(stage(offline, batch=3), 20, messages)
     assert [[each.id for each in call] for call in calls] == [["0", "1", "3"], ["2"], ["4"], ["5"]]
 
 
 def test_stage_without_batch_has_calls_of_one(offline: Client) -> None:
-    messages = [message(str(number), 1) for number in range(3)]
+    messages = [reservation(str(number), tries=1) for number in range(3)]
     assert grouped(stage(offline), 20, messages) == [[each] for each in messages]
 
 
@@ -142,11 +118,8 @@ def test_answer_of_another_length_is_refused(
 
 def test_batch_failed_takes_exceptions_by_index() -> None:
     copy = pickle.loads(pickle.dumps(BatchFailed({4: A}, [1])))
-    assert (str(copy), list(copy.errors), copy.results) == (
-        "1 messages of a batch failed",
-        [4],
-        [1],
-    )
+    assert str(copy) == "1 messages of a batch failed"
+    assert (list(copy.errors), copy.results) == ([4], [1])
     for wrong in ([A], {"3": A}, {3: "bad"}, None):
         with pytest.raises(ConfigurationError, match=r"errors: give a dict of exceptions by index"):
             BatchFailed(wrong)  # type: ignore[arg-type]
