@@ -94,6 +94,6 @@ def gate(request: pytest.FixtureRequest) -> Iterator[Gate]:
 
 @pytest.fixture
 def offline() -> Iterator[Client]:
-    """A client that is never opened, for tests of what needs no I/O."""
+    """A client that is never opened, for tests without I/O."""
     with closing(Client("memory:")) as client:
         yield client

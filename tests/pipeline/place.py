@@ -1,4 +1,4 @@
-"""What the tests of pipelines share: where a pipeline runs, a run in the background, handlers."""
+"""The places where tests run pipelines, runs in the background, and handlers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ LONG_LEASE = timedelta(hours=1)
 
 
 class Place:
-    """A store and a kind of client. A blocking client of the test looks behind the run.
+    """A store and a kind of client. The test reads the store by a blocking client.
 
     Args:
-        target: the target of both clients.
-        blocking: whether the pipeline runs on a blocking client.
-        server: whether the store is a server.
-        awaited: whether handlers of this place are async functions.
+        target: The target of both clients.
+        blocking: Whether the pipeline runs on a blocking client.
+        server: Whether the store is a server.
+        awaited: Whether handlers of this place are async functions.
     """
 
     def __init__(self, target: Any, *, blocking: bool, server: bool, awaited: bool) -> None:
@@ -85,20 +85,22 @@ class Place:
         return asyncio.run(work())
 
     def run_stage(
-        self,
-        function: Any,
-        *,
-        kind: str = "choice",
-        to: Any = ("a", "b"),
-        **options: Any,
+        self, function: Any, *, stage: str = "choice", to: Any = ("a", "b"), **options: Any
     ) -> dict[str, int]:
-        """Have one stage empty the queue "in". Return its counters, without those that are 0."""
+        """Have one stage empty the queue "in". Return its counters that are not 0."""
 
         def build(client: Any) -> Pipeline:
-            stage: Pipeline = getattr(client.pipeline(), kind)("in", function, to=to, **options)
-            return stage
+            built: Pipeline = getattr(client.pipeline(), stage)("in", function, to=to, **options)
+            return built
 
         return counted(self.run(build, until_empty=True), "in")
+
+    def run_worker(self, handler: Any, queue: str = "in", **options: Any) -> dict[str, int]:
+        """Have a worker empty a queue. Return its counters that are not 0."""
+        report = self.run(
+            lambda client: Worker(client).on(queue, handler, **options), until_empty=True
+        )
+        return counted(report, queue)
 
     def start(self, build: Build, **options: Any) -> Running:
         """Build it and run it in the background."""
@@ -199,17 +201,17 @@ class Gate:
 
 
 def listed(delivery: Any) -> list[Delivery[Any]]:
-    """Return what a handler takes beside payloads, as a list."""
+    """Return the delivery or the deliveries of a handler as a list."""
     return delivery if isinstance(delivery, list) else [delivery]
 
 
 def lost(delivery: Any) -> bool:
-    """Return whether a handler has lost all that it held."""
+    """Return whether a handler has lost every message that it held."""
     return all(each.lost for each in listed(delivery))
 
 
 def counted(report: Report, queue: str) -> dict[str, int]:
-    """Return the counters of a stage, without those that are 0. They must add up."""
+    """Return the counters of a stage that are not 0. They must add up."""
     for stage in report.stages.values():
         ends = ("out", "dropped", "retried", "dead", "lost")
         assert stage["in"] == sum(stage[name] for name in ends), report

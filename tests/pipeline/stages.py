@@ -1,4 +1,4 @@
-"""What the recipes of the tests name, and programs that tests signal and kill."""
+"""Functions that the recipes of the tests name, and programs that tests signal and kill."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def store_batches(client: Client, killed: bool) -> Worker:
 
 
 def pipeline(client: Any, *, lease: float = 1.5) -> Any:
-    """Build stages with a choice and a fan-out: parse and route numbers, split the even ones."""
+    """Build stages with a choice and a fan-out: parse and route numbers, split the even numbers."""
 
     async def parse(text: str) -> int:
         return int(text)

@@ -1,4 +1,4 @@
-"""What becomes of a message, by its answer: the table of docs/how-to/pipelines.md."""
+"""The effect of an answer on its message: the table of docs/how-to/pipelines.md."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def answer(name: str, tries: int) -> Any:
 
 
 def answer_batch(names: list[str], deliveries: Any) -> list[Any]:
-    """Answer a batch: what is returned stands in a list, the rest in BatchFailed."""
+    """Answer a batch: returned values stand in a list, exceptions in BatchFailed."""
     answers, errors = [], {}
     for place, (name, each) in enumerate(zip(names, deliveries, strict=True)):
         try:

@@ -1,4 +1,4 @@
-"""Handlers that take batches: what they get, what their answers do, and how a run ends."""
+"""Handlers that take batches: their arguments, their answers, and the end of a run."""
 
 from __future__ import annotations
 
@@ -31,12 +31,14 @@ from tests.pipeline.place import LONG_LEASE, Gate, Place, Running, counted
 from tests.support.eventually import async_eventually, eventually
 
 NOW = Backoff(base=0)
+#: A stage that tries a failed message again at once.
+LINK: dict[str, Any] = {"stage": "link", "to": "a", "backoff": NOW}
 #: A window that outlives any test.
 FOREVER: dict[str, Any] = {"window": 3600, "lease": LONG_LEASE}
 
 
 class Calls:
-    """A handler of batches that keeps what it was called with, and answers by a function."""
+    """A handler of batches that keeps the arguments of its calls and answers by a function."""
 
     def __init__(self, place: Place, answer: Callable[..., Any] = lambda rows, tries: None) -> None:
         self.batches: list[list[Any]] = []
@@ -76,13 +78,13 @@ def watch(monkeypatch: pytest.MonkeyPatch, *names: str) -> list[tuple[str, int]]
     return calls
 
 
-# ---- what a handler gets
+# ---- the batches of a handler
 
 
 def test_batches_are_lists_in_order(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, settled = Calls(place), watch(monkeypatch)
     place.queue("in").push_many(range(7))
-    counters = place.run_stage(calls.handler, kind="sink", to=(), batch=3, concurrency=1)
+    counters = place.run_stage(calls.handler, stage="sink", to=(), batch=3, concurrency=1)
     assert counters == {"in": 7, "out": 7}
     assert calls.batches == [[0, 1, 2], [3, 4, 5], [6]]
     assert settled == [("commit", 3), ("commit", 3), ("commit", 1)]
@@ -114,7 +116,7 @@ def test_batch_of_a_single_try_is_warned_of(
     memory.queue("in").push_many(range(9))
     sizes: list[int] = []
     store = lambda rows: sizes.append(len(rows))  # noqa: E731
-    counters = memory.run_stage(store, kind="sink", to=(), batch=batch, max_tries=max_tries)
+    counters = memory.run_stage(store, stage="sink", to=(), batch=batch, max_tries=max_tries)
     assert counters == {"in": 9, "out": 9}
     assert sizes == ([9] if max_tries == 2 else [1] * 9)
     texts = [each.getMessage() for each in caplog.records]
@@ -140,7 +142,7 @@ def test_one_delivery_stores_progress_of_one_message(place: Place) -> None:
 
     place.queue("in").push_many(["a", "b"])
     handler = awaited if place.awaited else plain
-    counters = place.run_stage(handler, kind="sink", to=(), batch=2, backoff=NOW)
+    counters = place.run_stage(handler, stage="sink", to=(), batch=2, backoff=NOW)
     assert counters == {"in": 4, "retried": 2, "out": 2}
     assert found == {"a": None, "b": "half"}
 
@@ -149,11 +151,8 @@ def test_one_delivery_stores_progress_of_one_message(place: Place) -> None:
 def test_batches_come_from_each_kind_of_queue(server: Place, kind: str) -> None:
     server.queue("in", kind=kind).push_many(range(230))
     calls = Calls(server)
-    report = server.run(
-        lambda client: Worker(client).on("in", calls.handler, batch=500, kind=kind),
-        until_empty=True,
-    )
-    assert counted(report, "in") == {"in": 230, "out": 230}
+    counters = server.run_worker(calls.handler, batch=500, kind=kind)
+    assert counters == {"in": 230, "out": 230}
     assert calls.sizes == [230], "a call takes several claims"
 
 
@@ -184,7 +183,7 @@ def test_concurrency_counts_batches(server: Place, gate: Gate) -> None:
     assert counted(running.finish(), "in") == {"in": 20, "out": 20}
 
 
-# ---- what its answers do
+# ---- the effect of its answers
 
 
 def test_link_moves_each_message_with_its_payload(
@@ -193,7 +192,7 @@ def test_link_moves_each_message_with_its_payload(
     settled = watch(monkeypatch)
     ids = place.queue("in").push_many(range(6))
     calls = Calls(place, lambda rows, tries: [row * 10 for row in rows])
-    assert place.run_stage(calls.handler, kind="link", to="a", batch=6) == {"in": 6, "out": 6}
+    assert place.run_stage(calls.handler, stage="link", to="a", batch=6) == {"in": 6, "out": 6}
     moved = {each.id: each.payload for each in place.queue("a").peek()}
     assert moved == {id: 10 * number for number, id in enumerate(ids)}
     assert settled == [("move_many", 6)]
@@ -238,14 +237,7 @@ def test_values_in_the_list_apply_to_one_message(
 def test_answer_of_another_length_rolls_all_back(place: Place) -> None:
     calls = Calls(place, lambda rows, tries: rows[1:] if tries == 1 else rows)
     place.queue("in").push_many(range(16))
-    options: dict[str, Any] = {
-        "kind": "link",
-        "to": "a",
-        "batch": 16,
-        "concurrency": 1,
-        "backoff": NOW,
-    }
-    counters = place.run_stage(calls.handler, **options)
+    counters = place.run_stage(calls.handler, batch=16, concurrency=1, **LINK)
     assert counters == {"in": 32, "retried": 16, "out": 16}
     assert calls.sizes == [16, *[2] * 8]
     assert len(calls.errors) == 16
@@ -266,14 +258,7 @@ def test_message_that_fails_its_batch_is_buried_alone(place: Place, error: Excep
     """All are rolled back. They come again in calls that are smaller, and alone in the end."""
     place.queue("in").push_many(range(32))
     calls = Calls(place, fail_on(20, error))
-    options: dict[str, Any] = {
-        "kind": "link",
-        "to": "a",
-        "batch": 32,
-        "concurrency": 1,
-        "backoff": NOW,
-    }
-    counters = place.run_stage(calls.handler, max_tries=3, **options)
+    counters = place.run_stage(calls.handler, batch=32, concurrency=1, max_tries=3, **LINK)
     assert counters == {"in": 32 + 32 + 4, "retried": 32 + 4, "dead": 1, "out": 31}
     assert sorted(calls.sizes) == [1, 1, 1, 1, *[4] * 8, 32]
     assert place.payloads("in.dead") == [20]
@@ -289,8 +274,7 @@ def test_batch_failed_rolls_back_only_some(place: Place, monkeypatch: pytest.Mon
         return rows
 
     place.queue("in").push_many(range(6))
-    options: dict[str, Any] = {"kind": "link", "to": "a", "batch": 6, "backoff": NOW}
-    counters = place.run_stage(Calls(place, answer).handler, **options)
+    counters = place.run_stage(Calls(place, answer).handler, batch=6, **LINK)
     assert counters == {"in": 7, "out": 5, "dead": 1, "retried": 1}
     assert sorted(place.payloads("a")) == [0, 1, 20, 40, 50]
     assert place.payloads("in.dead") == [3]
@@ -304,7 +288,7 @@ def test_batch_failed_of_a_sink_commits_the_rest(memory: Place) -> None:
 
     memory.queue("in").push_many(range(3))
     calls = Calls(memory, answer)
-    counters = memory.run_stage(calls.handler, kind="sink", to=(), batch=3, backoff=NOW)
+    counters = memory.run_stage(calls.handler, stage="sink", to=(), batch=3, backoff=NOW)
     assert counters == {"in": 4, "out": 3, "retried": 1}
     assert calls.batches == [[0, 1, 2], [0]]
 
@@ -317,7 +301,7 @@ def test_batch_failed_of_a_link_needs_results(memory: Place) -> None:
 
     memory.queue("in").push_many(range(3))
     calls = Calls(memory, answer)
-    counters = memory.run_stage(calls.handler, kind="link", to="a", batch=3, backoff=NOW)
+    counters = memory.run_stage(calls.handler, batch=3, **LINK)
     assert counters == {"in": 6, "out": 3, "retried": 3}
     assert "raised BatchFailed with results=None" in calls.errors[0]
 
@@ -325,7 +309,7 @@ def test_batch_failed_of_a_link_needs_results(memory: Place) -> None:
 def test_payload_that_cannot_move_is_buried_alone(place: Place) -> None:
     place.queue("in").push_many(range(5))
     calls = Calls(place, lambda rows, tries: [object() if row == 2 else row for row in rows])
-    counters = place.run_stage(calls.handler, kind="link", to="a", batch=5)
+    counters = place.run_stage(calls.handler, stage="link", to="a", batch=5)
     assert counters == {"in": 5, "out": 4, "dead": 1}
     assert sorted(place.payloads("a")) == [0, 1, 3, 4]
     assert place.payloads("in.dead") == [2]
@@ -367,7 +351,7 @@ def test_lost_lease_costs_the_batch_one_message(place: Place) -> None:
         return rows
 
     place.queue("in").push_many(range(4))
-    counters = place.run_stage(place.handler(steal), kind="link", to="a", batch=4)
+    counters = place.run_stage(place.handler(steal), stage="link", to="a", batch=4)
     assert counters == {"in": 5, "out": 4, "lost": 1}
     assert seen == [[0, 1, 2, 3], [1]]
     assert sorted(place.payloads("a")) == [0, 1, 2, 3]
@@ -377,11 +361,9 @@ def started(place: Place, gate: Gate, number: int, **options: Any) -> Running:
     """Start a worker, and wait until its handler has a batch of this many messages."""
     place.queue("in").push_many(range(number))
     run = options.pop("run", {})
+    options["batch"] = number
     running = place.start(
-        lambda client: Worker(client, concurrency=1).on(
-            "in", gate.handler, batch=number, **options
-        ),
-        **run,
+        lambda client: Worker(client, concurrency=1).on("in", gate.handler, **options), **run
     )
     eventually(lambda: gate.begun, "a handler that has begun")
     assert gate.begun == [list(range(number))]
@@ -389,7 +371,7 @@ def started(place: Place, gate: Gate, number: int, **options: Any) -> Running:
 
 
 def test_batch_goes_on_when_it_lost_some(server: Place, gate: Gate, awaited: bool) -> None:
-    """Each Delivery says what was lost. The handler is cancelled when all is lost."""
+    """Each Delivery tells if it was lost. The handler is cancelled when all are lost."""
     running = started(server, gate, 3, lease=0.9)
     server.take_over(gate.deliveries[1])
     eventually(lambda: gate.deliveries[1].lost)
@@ -432,7 +414,7 @@ def test_settling_repeats_only_what_is_unknown(
 
     monkeypatch.setattr(AsyncQueue, "commit", commit)
     server.queue("in").push_many(range(3))
-    counters = server.run_stage(lambda rows: None, kind="sink", to=(), batch=3)
+    counters = server.run_stage(lambda rows: None, stage="sink", to=(), batch=3)
     assert counters == {"in": 3, "out": 3}
     assert calls == [[0, 1, 2], [2]]
 
@@ -447,19 +429,19 @@ def test_time_limit_ends_the_whole_batch(server: Place, gate: Gate) -> None:
 # ---- the window
 
 
-def watch_looks(monkeypatch: pytest.MonkeyPatch, *fail: int) -> list[int]:
-    """Return a list that grows by how many messages each look asks for. Some of them fail."""
+def watch_receives(monkeypatch: pytest.MonkeyPatch, *fail: int) -> list[int]:
+    """Return a list that grows by the limit of each receive. Some of them fail."""
     real = RunningStage.reserve
-    looks: list[int] = []
+    limits: list[int] = []
 
     async def reserve(self: Any, limit: int, timeout: float | None = None) -> Any:
-        looks.append(limit)
-        if len(looks) in fail:
+        limits.append(limit)
+        if len(limits) in fail:
             raise Unavailable("no answer")
         return await real(self, limit, timeout)
 
     monkeypatch.setattr(RunningStage, "reserve", reserve)
-    return looks
+    return limits
 
 
 def start_batch(place: Place, calls: Calls, **options: Any) -> Running:
@@ -503,10 +485,10 @@ def test_window_is_half_of_the_lease_at_most(server: Place) -> None:
 
 
 def test_stop_gives_back_a_batch_that_fills(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    settled, calls, looks = watch(monkeypatch), Calls(place), watch_looks(monkeypatch)
+    settled, calls, limits = watch(monkeypatch), Calls(place), watch_receives(monkeypatch)
     running = start_batch(place, calls, batch=5, **FOREVER)
     place.queue("in").push_many([1, 2])
-    eventually(lambda: looks[-1:] == [3])
+    eventually(lambda: limits[-1:] == [3])
     assert counted(running.finish(), "in") == {"released": 2}
     assert (settled, calls.batches) == ([("release", 2)], [])
     assert [(each.payload, each.tries) for each in place.queue("in").peek()] == [(1, 0), (2, 0)]
@@ -520,9 +502,9 @@ def test_cancelled_run_gives_back_a_batch_that_fills(
             queue = client.queue("in")
             await queue.push_many(["a", "b"])
             worker = Worker(client).on("in", print, batch=5, **FOREVER)
-            looks = watch_looks(monkeypatch)
+            limits = watch_receives(monkeypatch)
             run = asyncio.ensure_future(worker.run(handle_signals=False))
-            await async_eventually(lambda: looks == [5, 3])
+            await async_eventually(lambda: limits == [5, 3])
             run.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await run
@@ -537,8 +519,7 @@ def test_cancelled_run_gives_back_a_batch_that_fills(
 def test_until_empty_does_not_wait_for_the_window(place: Place) -> None:
     calls = Calls(place)
     place.queue("in").push_many([1, 2])
-    options: dict[str, Any] = {"kind": "sink", "to": (), "batch": 5, **FOREVER}
-    assert place.run_stage(calls.handler, **options) == {"in": 2, "out": 2}
+    assert place.run_worker(calls.handler, batch=5, **FOREVER) == {"in": 2, "out": 2}
     assert calls.batches == [[1, 2]]
 
 
@@ -565,13 +546,13 @@ def test_until_empty_fills_while_handlers_work(server: Place) -> None:
 def test_batch_is_handled_although_the_server_went_silent(
     server: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a batch has is handled when it cannot look for more."""
-    calls, looks = Calls(server), watch_looks(monkeypatch, 2)
+    """A batch that cannot ask for more messages is handled."""
+    calls, limits = Calls(server), watch_receives(monkeypatch, 2)
     server.queue("in").push(1)
     running = start_batch(server, calls, batch=5, **FOREVER)
     running.counted("in", "out")
     running.finish()
-    assert (calls.batches, looks[:2]) == ([[1]], [5, 4])
+    assert (calls.batches, limits[:2]) == ([[1]], [5, 4])
 
 
 # ---- stopping

@@ -7,17 +7,8 @@ from typing import Any
 
 import pytest
 
-from pyqueue import (
-    Backoff,
-    ConfigurationError,
-    Delivery,
-    Drop,
-    Many,
-    Reject,
-    To,
-    Worker,
-)
-from tests.pipeline.place import Place, counted
+from pyqueue import Backoff, ConfigurationError, Delivery, Drop, Many, Reject, To
+from tests.pipeline.place import Place
 
 
 def test_stages_settle_messages_of_a_pack_alone(place: Place) -> None:
@@ -35,13 +26,8 @@ def test_stages_settle_messages_of_a_pack_alone(place: Place) -> None:
             return Many([To("out", 100), To("out", 101)])
         return Drop() if number % 2 else To("out")
 
-    def build(client: Any) -> Any:
-        quick = Backoff(base=0.01)
-        return client.pipeline().choice(
-            "in", route, to=["out"], kind="bucket", pack=50, backoff=quick, concurrency=8
-        )
-
-    place.run(build, until_empty=True)
+    options: dict[str, Any] = {"kind": "bucket", "pack": 50, "backoff": Backoff(base=0.01)}
+    place.run_stage(route, to=["out"], concurrency=8, **options)
     out = Counter(each.payload for each in place.queue("out").pop_many(99, timeout=0))
     assert out == Counter([*range(0, 40, 2), 100, 101])
     (dead,) = place.queue("in.dead").pop_many(9, timeout=0)
@@ -56,10 +42,7 @@ def test_batch_handlers_take_a_pack_at_once(place: Place) -> None:
     def store(numbers: list[int]) -> None:
         sizes.append(len(numbers))
 
-    def build(client: Any) -> Any:
-        return client.pipeline().sink("in", store, kind="bucket", pack=20, batch=20)
-
-    place.run(build, until_empty=True)
+    place.run_worker(store, kind="bucket", pack=20, batch=20)
     assert sizes == [20]
     assert place.queue("in", kind="bucket").counts().total == 0
 
@@ -75,24 +58,22 @@ def test_progress_in_a_pack_costs_no_try(place: Place, caplog: pytest.LogCapture
         delivery.progress(0.5)
         with pytest.raises(ConfigurationError, match="fraction: 2 is not allowed"):
             delivery.progress(2)
-        return look(number, delivery)
+        return show(number, delivery)
 
     async def awaited(number: int, delivery: Delivery[int]) -> Drop:
         await delivery.progress(0.5)
         with pytest.raises(ConfigurationError, match="fraction: 2 is not allowed"):
             await delivery.progress(2)
-        return look(number, delivery)
+        return show(number, delivery)
 
-    def look(number: int, delivery: Delivery[int]) -> Drop:
+    def show(number: int, delivery: Delivery[int]) -> Drop:
         stored = bucket.get(delivery.message.id)
         shown.append((number, stored and stored.progress and stored.progress["fraction"]))
         return Drop()
 
     handler = awaited if place.awaited else work
-    report = place.run(
-        lambda client: Worker(client).on("in", handler, kind="bucket", pack=20), until_empty=True
-    )
-    assert counted(report, "in") == {"in": 4, "dropped": 4}
+    counters = place.run_worker(handler, kind="bucket", pack=20)
+    assert counters == {"in": 4, "dropped": 4}
     assert sorted(shown, key=str) == [(0, None), (1, None), (2, None), (3, 0.5)]
     texts = [each.getMessage() for each in caplog.records]
     assert len([text for text in texts if "'in': progress is not stored" in text]) == 1
@@ -104,12 +85,7 @@ def test_batch_of_a_pack_becomes_many(place: Place) -> None:
     def split(numbers: list[int]) -> list[Any]:
         return [Many([To("a", n), To("b", -n)]) for n in numbers]
 
-    def build(client: Any) -> Any:
-        return client.pipeline().choice(
-            "in", split, to=["a", "b"], kind="bucket", pack=20, batch=20
-        )
-
-    place.run(build, until_empty=True)
+    place.run_stage(split, kind="bucket", pack=20, batch=20)
     assert sorted(place.payloads("a")) == list(range(20))
     assert sorted(place.payloads("b")) == sorted(-n for n in range(20))
     assert place.queue("in", kind="bucket").counts().total == 0

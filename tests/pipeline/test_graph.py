@@ -1,4 +1,4 @@
-"""What is refused before anything runs, and how a graph is drawn."""
+"""The mistakes that are refused before a run, and drawings of a graph."""
 
 from __future__ import annotations
 

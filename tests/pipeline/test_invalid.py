@@ -117,7 +117,7 @@ def test_stage_stops_if_most_answers_are_wrong(place: Place, answer: Any, batch:
 
     ids = place.queue("in").push_many(range(40))
     with pytest.raises(ConfigurationError) as caught:
-        place.run_stage(place.handler(handle), kind="link", to="a", batch=batch)
+        place.run_stage(place.handler(handle), stage="link", to="a", batch=batch)
     left, dead = place.queue("in").peek(40), place.queue("in.dead").peek(40)
     # The server's part of an answer is known only when the message moves.
     assert len(dead) == 10 if answer is None else 10 <= len(dead) < 40 - 10
@@ -131,7 +131,7 @@ def test_stage_stops_if_most_answers_are_wrong(place: Place, answer: Any, batch:
 
 def test_stage_that_buries_wrong_answers_goes_on(memory: Place) -> None:
     memory.queue("in").push_many(range(40))
-    counters = memory.run_stage(lambda x: None, kind="link", to="a", on_invalid="bury")
+    counters = memory.run_stage(lambda x: None, stage="link", to="a", on_invalid="bury")
     assert counters == {"in": 40, "dead": 40}
 
 

@@ -9,14 +9,14 @@ import pytest
 from bson import ObjectId
 from pydantic import BaseModel
 
-from pyqueue import Delivery, Drop, LeaseLost, Many, To, Unavailable, Worker
+from pyqueue import Delivery, Drop, LeaseLost, Many, To, Unavailable
 from pyqueue.backends import recovering
 from pyqueue.backends.settling import Output, fan_out
 from pyqueue.queue_base import backend_of
 from pyqueue.requests import Insert, Update, UpdateEach
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.runtime.drivers import AsyncDriver, Driver
-from tests.pipeline.place import Place, counted
+from tests.pipeline.place import Place
 
 
 def test_many_outputs_of_one_message(place: Place) -> None:
@@ -43,7 +43,7 @@ def test_many_without_outputs_commits(place: Place) -> None:
 
 
 class Part(BaseModel):
-    """What the next stage takes."""
+    """A payload of the next stage."""
 
     number: int
 
@@ -95,11 +95,11 @@ def lose_answers(
     """Have some of the writes at majority of a fan-out fail.
 
     Args:
-        monkeypatch: as of pytest.
-        owner: the class of the driver.
-        numbers: which ones. 0 writes the outputs, 1 decides, 2 shows them.
-        done: whether the server carries them out.
-        error: what they raise; None: the outcome is unknown.
+        monkeypatch: The fixture.
+        owner: The class of the driver.
+        numbers: The numbers of these writes. 0 writes the outputs, 1 decides, 2 publishes them.
+        done: Whether the server carries them out.
+        error: The error that they raise; None: the outcome is unknown.
 
     Returns:
         A list that grows by the number of each such write.
@@ -177,7 +177,7 @@ def test_many_leaves_nothing_behind(place: Place, history: float | None) -> None
 
 
 def die_after_the_decision(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave a message as a process does that dies before it shows the outputs."""
+    """Leave a message as a process does that dies before it publishes the outputs."""
     queue = place.queue("in")
     queue.push("x")
     held = queue.reserve(0)
@@ -237,11 +237,8 @@ def test_many_second_arrival_writes_new_outputs(memory: Place) -> None:
     back.replay(back.history()[0].id)
 
     def go_round(client: Any) -> Any:
-        return (
-            client.pipeline()
-            .link("in", lambda x: x, to="elsewhere")
-            .link("elsewhere", lambda x: x, to="again")
-        )
+        pipeline = client.pipeline().link("in", lambda x: x, to="elsewhere")
+        return pipeline.link("elsewhere", lambda x: x, to="again")
 
     memory.run(go_round, until_empty=True)
     reservation = memory.queue("again").reserve(1)
@@ -260,10 +257,7 @@ def test_many_ids_differ_by_place_and_target(memory: Place) -> None:
 
 def test_many_from_a_sink_goes_to_what_it_lists(memory: Place) -> None:
     memory.queue("in").push(1)
-    memory.run(
-        lambda client: Worker(client).on("in", lambda x: Many([To("a"), To("a", 2)]), to=["a"]),
-        until_empty=True,
-    )
+    memory.run_worker(lambda x: Many([To("a"), To("a", 2)]), to=["a"])
     assert memory.payloads("a") == [1, 2]
 
 
@@ -273,5 +267,4 @@ def test_handler_that_raises_lease_lost_has_lost_it(memory: Place) -> None:
         raise LeaseLost("as a call of the queue said")
 
     memory.queue("in").push("x")
-    report = memory.run(lambda client: Worker(client).on("in", lose, max_tries=2), until_empty=True)
-    assert counted(report, "in") == {"in": 2, "lost": 2}
+    assert memory.run_worker(lose, max_tries=2) == {"in": 2, "lost": 2}

@@ -44,13 +44,9 @@ def test_message_passes_through_all_kinds_of_stages(place: Place) -> None:
 
         @pipeline.choice("parsed", to=["late", "on-time"])
         async def route(delay: int) -> Any:
-            return (
-                Drop()
-                if delay < 0
-                else To("late", {"delay": delay})
-                if delay > 15
-                else To("on-time")
-            )
+            if delay < 0:
+                return Drop()
+            return To("late", {"delay": delay}) if delay > 15 else To("on-time")
 
         @pipeline.sink("late")
         def store(flight: dict[str, int], delivery: Delivery[Any]) -> str:
@@ -130,7 +126,7 @@ def test_worker_names_the_kinds_of_its_queues(place: Place) -> None:
 @pytest.mark.parametrize("payload", [To("a", None), 0, "", [], {"a": 1}, 2.5])
 def test_link_takes_any_value_as_payload(memory: Place, payload: Any) -> None:
     memory.queue("in").push("x")
-    assert memory.run_stage(lambda _: payload, kind="link", to="a") == {"in": 1, "out": 1}
+    assert memory.run_stage(lambda _: payload, stage="link", to="a") == {"in": 1, "out": 1}
     assert memory.payloads("a") == [None if isinstance(payload, To) else payload]
 
 
@@ -138,7 +134,7 @@ def test_link_takes_any_value_as_payload(memory: Place, payload: Any) -> None:
 def test_to_and_drop_are_answers_of_every_kind(memory: Place, kind: str, to: Any) -> None:
     memory.queue("in").push_many(["go", "keep", "drop"])
     answers = {"go": To("a", 1), "keep": To("a"), "drop": Drop()}
-    assert memory.run_stage(answers.get, kind=kind, to=to) == {"in": 3, "out": 2, "dropped": 1}
+    assert memory.run_stage(answers.get, stage=kind, to=to) == {"in": 3, "out": 2, "dropped": 1}
     assert sorted(map(str, memory.payloads("a"))) == ["1", "keep"]
 
 
@@ -183,13 +179,10 @@ def test_exception_retries_and_the_last_try_buries(place: Place) -> None:
         raise OSError(f"try {delivery.message.tries}")
 
     place.queue("in").push("x")
-    assert place.run_stage(place.handler(fail), max_tries=3, backoff=NOW) == {
-        "in": 3,
-        "retried": 2,
-        "dead": 1,
-    }
-    assert dead(place)["error"]["type"] == "OSError"
-    assert dead(place)["error"]["message"] == "try 3"
+    counters = place.run_stage(place.handler(fail), max_tries=3, backoff=NOW)
+    assert counters == {"in": 3, "retried": 2, "dead": 1}
+    error = dead(place)["error"]
+    assert (error["type"], error["message"]) == ("OSError", "try 3")
     assert dead(place)["reason"] == "tries"
 
 
@@ -257,11 +250,8 @@ def test_dead_message_is_retried_instead_of_buried(place: Place) -> None:
         if len(tries) < 3:
             raise Reject("not yet")
 
-    report = place.run(
-        lambda client: Worker(client).on("in.dead", repair, backoff=NOW, max_tries=1),
-        until_empty=True,
-    )
-    assert counted(report, "in.dead") == {"in": 3, "retried": 2, "out": 1}
+    counters = place.run_worker(repair, "in.dead", backoff=NOW, max_tries=1)
+    assert counters == {"in": 3, "retried": 2, "out": 1}
     assert tries == [1, 2, 3]
 
 
@@ -381,7 +371,7 @@ def test_wrong_setup_leaves_the_message_to_its_lease(
         fail_first(monkeypatch, AsyncQueue, name, ConfigurationError("not permitted"), times=99)
     server.queue("in").push("x")
     with pytest.raises(ConfigurationError, match="not permitted"):
-        server.run_stage(lambda x: None, kind="sink")
+        server.run_stage(lambda x: None, stage="sink")
     assert server.queue("in").counts().reserved == 1
 
 
@@ -409,9 +399,7 @@ def test_answer_whose_repr_fails_is_buried(memory: Place) -> None:
     memory.queue("in").push("x")
     handler = memory.handler(lambda payload, delivery: Shy())
     assert memory.run_stage(handler) == {"in": 1, "dead": 1}
-    (buried,) = memory.queue("in.dead").peek()
-    assert buried.error is not None
-    assert "returned a value of type Shy" in buried.error["message"]
+    assert "returned a value of type Shy" in dead(memory)["error"]["message"]
 
 
 # ---- models

@@ -70,11 +70,9 @@ def test_until_empty_waits_for_retried_and_scheduled(place: Place) -> None:
 
     place.queue("in").push("again")
     place.queue("in").push("later", delay=0.3)
-    report = place.run(
-        lambda client: Worker(client).on("in", work, backoff=Backoff(base=0.1)), until_empty=True
-    )
+    counters = place.run_worker(work, backoff=Backoff(base=0.1))
     assert sorted(tries) == ["again", "again", "again", "later"]
-    assert counted(report, "in") == {"in": 4, "retried": 2, "out": 2}
+    assert counters == {"in": 4, "retried": 2, "out": 2}
 
 
 def test_until_empty_waits_for_another_holder(server: Place) -> None:
@@ -82,7 +80,7 @@ def test_until_empty_waits_for_another_holder(server: Place) -> None:
     server.queue("in").push("x")
     assert server.queue("in").reserve(5, lease=0.3)
     seen: list[Any] = []
-    server.run(lambda client: Worker(client).on("in", seen.append), until_empty=True)
+    server.run_worker(seen.append)
     assert seen == ["x"]
 
 
@@ -91,8 +89,7 @@ def test_until_empty_goes_on_while_the_server_is_silent(
 ) -> None:
     failed = fail_first(monkeypatch, AsyncQueue, "next_when", NO_ANSWER, times=2)
     place.queue("in").push("x", delay=0.2)
-    report = place.run(lambda client: Worker(client).on("in", ignore), until_empty=True)
-    assert counted(report, "in") == {"in": 1, "out": 1}
+    assert place.run_worker(ignore) == {"in": 1, "out": 1}
     assert len(failed) == 2
 
 
@@ -102,7 +99,7 @@ def test_refused_check_for_the_end_ends_the_run(
     refused = ConfigurationError("the database user may not read this")
     fail_first(monkeypatch, AsyncQueue, "next_when", refused)
     with pytest.raises(ConfigurationError, match="may not read"):
-        memory.run(lambda client: Worker(client).on("in", ignore), until_empty=True)
+        memory.run_worker(ignore)
 
 
 def test_cycle_runs_when_allowed(place: Place) -> None:
@@ -123,7 +120,7 @@ def test_cycle_runs_when_allowed(place: Place) -> None:
 
 
 def test_concurrency_limits_handlers_at_work(server: Place, awaited: bool) -> None:
-    """Each handler waits until its stage, or for "a" the worker, has had as many as allowed."""
+    """Each handler waits until its stage, or for "a" the worker, has reached its limit."""
     at_work: Counter[str] = Counter()
     most: Counter[str] = Counter()
     lock = threading.Lock()
@@ -301,8 +298,7 @@ def test_receiving_is_retried_while_the_server_is_silent(
 ) -> None:
     failed = fail_first(monkeypatch, RunningStage, "reserve", NO_ANSWER, times=2)
     server.queue("in").push("x")
-    report = server.run(lambda client: Worker(client).on("in", ignore), until_empty=True)
-    assert counted(report, "in") == {"in": 1, "out": 1}
+    assert server.run_worker(ignore) == {"in": 1, "out": 1}
     assert len(failed) == 2
 
 
