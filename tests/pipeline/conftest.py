@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -15,21 +16,36 @@ from pyqueue.memory import memory_database
 from tests.pipeline.place import Gate, Place
 from tests.support.samples import sample
 
-#: Every pair of store, client and handler: whether there is a server, a blocking client, and
-#: whether handlers are awaited. ``make test-slow`` runs the last one.
+#: The places: whether there is a server, a blocking client, and whether handlers are awaited.
+#: ``make test-slow`` runs the last place.
 PLACES = {
     "memory-blocking-def": (False, True, False),
     "mongod-blocking-async_def": (True, True, True),
     "mongod-async-async_def": (True, False, True),
     "memory-async-def": (False, False, False),
 }
+#: How many cases of each test ``make test`` runs on a server.
+FEW = {"mongod-blocking-async_def": 2, "mongod-async-async_def": 1}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest reads the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sample the cases of async clients, as for all tests."""
-    server = PLACES["mongod-async-async_def"]
-    sample(items, None, lambda params: params.get("place") == server)
+    """Keep a few cases of each test on a server. In memory, all of them run.
+
+    Of a test that takes each kind of handler on each kind of client, keep the two pairs that the
+    fixture ``server`` does not give by itself.
+    """
+    for item in items:
+        params = getattr(getattr(item, "callspec", None), "params", {})
+        blocking = params.get("server", params.get("memory"))
+        if blocking is not None and params.get("awaited", blocking) is not blocking:
+            item.add_marker(pytest.mark.slow)
+    for name, few in FEW.items():
+        sample(items, few, partial(_is_in, PLACES[name]))
+
+
+def _is_in(place: tuple[bool, bool, bool], params: Mapping[str, object]) -> bool:
+    return params.get("place") == place
 
 
 @pytest.fixture(scope="module")
