@@ -23,13 +23,6 @@ by_client = pytest.mark.differs_by("client")
 # ---- commit
 
 
-def test_commit(queue: AnyQueue) -> None:
-    held = hold(queue)
-    queue.commit(held)
-    assert queue.get(held.id) is None
-    assert queue.counts().total == 0
-
-
 def test_commit_takes_several_or_none(queue: AnyQueue) -> None:
     queue.push_many(range(20))
     held = [*queue.reserve_many(10, timeout=0), *queue.reserve_many(10, timeout=0)]
@@ -40,9 +33,11 @@ def test_commit_takes_several_or_none(queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
-def test_commit_twice(queue: AnyQueue) -> None:
+def test_commit_is_final(queue: AnyQueue) -> None:
     held = hold(queue)
     queue.commit(held)
+    assert queue.get(held.id) is None
+    assert queue.counts().total == 0
     with expect_error(LeaseLost, lost=[held], unknown=[]):
         queue.commit(held)
 
@@ -125,12 +120,6 @@ def test_rollback_waits_for_the_backoff_of_the_try(world: World, name: str) -> N
         held = again
 
 
-def test_rollback_with_the_default_backoff(queue: AnyQueue) -> None:
-    held = hold(queue)
-    queue.rollback(held)
-    assert near(queue.next_when(), 1)
-
-
 @pytest.mark.parametrize("delay", [0, timedelta(0)], ids=repr)
 def test_rollback_without_delay(queue: AnyQueue, delay: Any) -> None:
     held = hold(queue)
@@ -140,11 +129,14 @@ def test_rollback_without_delay(queue: AnyQueue, delay: Any) -> None:
     assert again.token != held.token
 
 
-def test_rollback_with_a_delay(queue: AnyQueue) -> None:
+@pytest.mark.parametrize(("delay", "seconds"), [(timedelta(minutes=5), 300), (None, 1)])
+def test_rollback_with_a_delay(queue: AnyQueue, delay: timedelta | None, seconds: float) -> None:
+    """The default is the backoff of the queue."""
     held = hold(queue)
-    queue.rollback(held, delay=timedelta(minutes=5))
+    queue.rollback(held, delay=delay)
     message = queue.get(held.id)
-    assert near(message.when, 300)
+    assert near(message.when, seconds)
+    assert near(queue.next_when(), seconds)
     assert message.state == "scheduled"
 
 
