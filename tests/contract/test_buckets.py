@@ -39,7 +39,7 @@ def test_messages_of_a_push_share_packs(world: World, queue: AnyQueue) -> None:
     assert queue.next_when() is None
 
 
-def test_counts_add_up_the_packs(world: World, client: AnyClient, queue: AnyQueue) -> None:
+def test_counts_add_up_the_packs(client: AnyClient, queue: AnyQueue) -> None:
     queue.push_many(range(10))
     queue.push("later", delay=60)
     assert queue.counts() == Counts(ready=10, scheduled=1)
@@ -101,7 +101,7 @@ def test_settled_once_and_fenced_by_place(queue: AnyQueue) -> None:
     assert queue.counts() == Counts()
 
 
-def test_former_holder_changes_nothing(world: World, client: AnyClient, queue: AnyQueue) -> None:
+def test_former_holder_changes_nothing(world: World, queue: AnyQueue) -> None:
     queue.push_many(range(5))
     held = queue.reserve_many(5, timeout=0)
     queue.commit(held[0])
@@ -383,7 +383,7 @@ def test_packed_messages_leave_in_transactions(
 
 
 @pytest.mark.needs("sessions")
-def test_packs_take_part_in_transactions(world: World, client: AnyClient, queue: AnyQueue) -> None:
+def test_packs_take_part_in_transactions(client: AnyClient, queue: AnyQueue) -> None:
     queue.push_many(["x", "y", "z"])
     held = queue.reserve_many(3, timeout=0)
 

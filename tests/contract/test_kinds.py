@@ -82,7 +82,7 @@ def test_unknown_kind_or_version_is_refused(
 
 
 def test_move_by_name_into_another_kind_is_refused(
-    world: World, client: AnyClient, queue: AnyQueue, name: str
+    world: World, queue: AnyQueue, name: str
 ) -> None:
     """This client knows only the name of the target, not how a message enters that kind."""
     world.raw().insert_one(

@@ -132,7 +132,7 @@ ENDS: dict[str, Callable[[AnyQueue, Any, AnyQueue], None]] = {
 
 @pytest.mark.parametrize("end", ENDS)
 def test_group_goes_on_once_its_message_has_left(
-    world: World, queue: AnyQueue, other: AnyQueue, end: str
+    queue: AnyQueue, other: AnyQueue, end: str
 ) -> None:
     queue.push_many(["first", "second", "third"], groups=["a"] * 3, keys=["k", None, None])
     held = queue.reserve(0)
@@ -195,7 +195,7 @@ def test_remove_and_purge_let_the_group_go_on(queue: AnyQueue) -> None:
     assert take(queue) == []
 
 
-def test_batch_of_many_groups_is_settled_at_once(world: World, queue: AnyQueue) -> None:
+def test_batch_of_many_groups_is_settled_at_once(queue: AnyQueue) -> None:
     names = [f"g{number % 50}" for number in range(150)]
     queue.push_many(range(150), groups=names)
     done = []
@@ -264,7 +264,7 @@ def test_move_keeps_the_group_and_the_order(world: World, queue: AnyQueue, other
     assert len(take(queue)) == 1
 
 
-def test_move_to_another_kind_and_back(world: World, client: AnyClient, queue: AnyQueue) -> None:
+def test_move_to_another_kind_and_back(client: AnyClient, queue: AnyQueue) -> None:
     queue.push_many([1, 2], groups=["a", "a"])
     plain = client.queue(f"{queue.name}-plain", kind="standard")
     for _ in range(2):
@@ -276,9 +276,7 @@ def test_move_to_another_kind_and_back(world: World, client: AnyClient, queue: A
 
 
 @pytest.mark.needs("sessions")
-def test_commit_in_a_transaction_frees_the_group(
-    client: AnyClient, world: World, queue: AnyQueue
-) -> None:
+def test_commit_in_a_transaction_frees_the_group(client: AnyClient, queue: AnyQueue) -> None:
     queue.push_many([1, 2], groups=["a", "a"])
     held = queue.reserve(0)
     assert take(queue) == []
