@@ -22,7 +22,7 @@ LEAVES: dict[str, Callable[[AnyQueue], object]] = {
 }
 
 
-def payloads(queue: AnyQueue) -> list[Any]:
+def all_payloads(queue: AnyQueue) -> list[Any]:
     return sorted(each.payload for each in queue.peek(1000))
 
 
@@ -126,7 +126,7 @@ def test_pushes_of_threads_reach_their_queues(queue: AnyQueue, other: AnyQueue) 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(push, range(4)))
     for each in (queue, other):
-        assert {name for name, _, _ in payloads(each)} == {each.name}
+        assert {name for name, _, _ in all_payloads(each)} == {each.name}
         assert each.counts().total == 16
 
 
@@ -223,7 +223,7 @@ class TestKeys:
         queue.push(0, key="b")
         ids = queue.push_many([1, 2, 3, 4, 5], keys=["a", "b", None, "a", None])
         assert [id is None for id in ids] == [False, True, False, True, False]
-        assert payloads(queue) == [0, 1, 3, 5]
+        assert all_payloads(queue) == [0, 1, 3, 5]
 
     def test_batch_replace(self, queue: AnyQueue) -> None:
         live = queue.push(0, key="b", headers={"x": 1})
@@ -231,13 +231,13 @@ class TestKeys:
         assert ids[1] == live
         assert ids[0] == ids[3]
         assert len(set(ids)) == 3
-        assert payloads(queue) == [2, 3, 4]
+        assert all_payloads(queue) == [2, 3, 4]
 
     def test_batch_error_writes_the_other_messages(self, queue: AnyQueue) -> None:
         queue.push(0, key="b")
         with expect_error(DuplicateKey, keys=["b", "a"]):
             queue.push_many([1, 2, 3, 4], keys=["a", "b", None, "a"], on_duplicate="error")
-        assert payloads(queue) == [0, 1, 3]
+        assert all_payloads(queue) == [0, 1, 3]
 
 
 # ---- ids
@@ -265,7 +265,7 @@ def test_push_many_of_a_stored_id_is_one_message(queue: AnyQueue) -> None:
     assert again[2] == one
     twice = queue.push_many(["x", "y"], ids=[f"{queue.name}/3"] * 2)
     assert twice == [f"{queue.name}/3"] * 2
-    assert payloads(queue) in (["a", "b", "d", "x"], ["a", "b", "d", "y"])
+    assert all_payloads(queue) in (["a", "b", "d", "x"], ["a", "b", "d", "y"])
 
 
 def test_id_of_another_queues_message_is_refused(
@@ -279,7 +279,7 @@ def test_id_of_another_queues_message_is_refused(
     assert world.bytes(mine) == before
     with expect_error(DuplicateKey, ids=[mine]):
         other.push_many(["a", "b", "c"], ids=[None, mine, f"{queue.name}/2"])
-    assert payloads(other) == ["a", "c"]
+    assert all_payloads(other) == ["a", "c"]
     assert world.bytes(mine) == before
 
 
