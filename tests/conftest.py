@@ -1,6 +1,6 @@
 """Fixtures that all tests share: one real mongod for a run, and an empty database for each test.
 
-Without a server, tests are skipped at home and fail under ``CI=true``: there, none may be left out.
+Without a server, tests are skipped at home and fail under ``CI=true``, where every test must run.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def mongod(request: pytest.FixtureRequest) -> Mongod:
 
 @pytest.fixture(scope="session")
 def mongo(mongod: Mongod) -> Iterator[Mongo]:
-    """A raw pymongo client of that server, to look behind the queues."""
+    """A raw pymongo client of that server, to read the stored documents."""
     with Mongo(mongod.url, tz_aware=True) as client:
         yield client
 

@@ -2,7 +2,7 @@
 
 The suite is written once, against the blocking API, and runs in every place of ``world.PLACES``.
 A test that needs a feature marks it: ``@pytest.mark.needs("history")``. The test is then generated
-only for the places that offer the feature. Separate tests cover the answers of the other places
+only for the places that offer the feature. Separate tests cover the refusals of the other places
 (test_kinds.py, test_transactions.py). So nothing is ever skipped.
 
 ``make test`` runs a selection: see ``Place.runs`` and ``Place.few``. The rest is marked ``slow``.
@@ -42,7 +42,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         differs_by = None if mark is None else mark.args[0]
         runs = {place: place.runs(file, differs_by) for place in places}
         if "not slow" in metafunc.config.getoption("markexpr"):
-            # To collect thousands of cases and deselect them takes seconds, in each worker.
+            # Collecting thousands of cases only to deselect them takes seconds in each worker.
             places = [place for place in places if runs[place]] or places
         values = [
             pytest.param(place, id=place.name, marks=() if runs[place] else pytest.mark.slow)
@@ -53,7 +53,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest reads the markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep a few cases of each test, in most places."""
+    """Keep a few cases of each test in most places."""
     for place in PLACES:
         if place.few is not None:
             sample(items, place.few, partial(_is_in, place))

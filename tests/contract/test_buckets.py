@@ -1,4 +1,4 @@
-"""Buckets: messages in packs look like any other messages to callers."""
+"""Buckets: callers see messages of packs like any other messages."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_parts_of_a_pack_go_their_ways(client: AnyClient, queue: AnyQueue, name:
 def test_pack_moves_to_another_bucket(
     world: World, client: AnyClient, queue: AnyQueue, name: str
 ) -> None:
-    """All of it by one update, and parts of it in documents that they share. The ids stay."""
+    """A whole pack moves by one update, parts of it in shared documents. The ids stay."""
     other = client.queue(f"{name}-x", kind="bucket", pack=5)
     ids = queue.push_many([{"n": number} for number in range(10)], headers={"h": 1})
     held = queue.reserve_many(10, timeout=0)
@@ -180,7 +180,7 @@ def test_pack_moves_to_another_bucket(
 def test_packed_messages_move_into_ordered_groups(
     client: AnyClient, queue: AnyQueue, name: str
 ) -> None:
-    """They come one at a time, in the order of the calls, behind the group's own messages."""
+    """They follow the messages of the group, in the order of the moves."""
     ordered = client.queue(f"{name}-o", kind="ordered")
     ordered.push("first", group="g")
     queue.push_many(range(5))
@@ -244,7 +244,7 @@ def test_pop_takes_messages_of_a_pack(queue: AnyQueue) -> None:
 
 
 def test_push_repeated_with_ids_of_a_pack_is_one_push(queue: AnyQueue) -> None:
-    """Whether its pack is stored or not."""
+    """It does not matter whether the pack is stored."""
     ids = queue.push_many(range(3))
     unknown = [f"{ObjectId()}:{place:04}" for place in range(3)]
     assert queue.push_many(range(3), ids=ids) == ids
@@ -313,7 +313,7 @@ def test_waiting_consumer_gets_a_pack(queue: AnyQueue) -> None:
 
 
 def test_rest_of_a_pack_goes_to_another_process(world: World, queue: AnyQueue) -> None:
-    """A process that holds nothing of a pack any more keeps it no longer than a second."""
+    """A process gives a pack back within a second after it has settled its messages of it."""
     queue.push_many(range(5))
     held = queue.reserve(0)
     queue.commit(held)
@@ -347,7 +347,7 @@ def test_push_is_repeated_in_a_transaction(client: AnyClient, queue: AnyQueue) -
 def test_packed_messages_leave_in_transactions(
     world: World, client: AnyClient, queue: AnyQueue, name: str
 ) -> None:
-    """All of it happens when the transaction commits, and nothing if it is aborted."""
+    """The moves happen when the transaction commits, and none of them if it aborts."""
     others = [client.queue(f"{name}-{kind}", kind=kind) for kind in ("standard", "bucket")]
     for each in others:
         each.push(1)

@@ -37,7 +37,7 @@ def test_messages_up_to_the_limit_are_held(client: AnyClient, queue: AnyQueue) -
 
 @pytest.mark.needs("group")
 def test_groups_obey_the_limit(client: AnyClient, queue: AnyQueue) -> None:
-    """One message of a group at a time, in order, and no more than the limit of all groups."""
+    """Each group has one message reserved at a time, and all groups together obey the limit."""
     queue = limited(client, queue, Limit(concurrency=2))
     queue.push_many(["a1", "a2", "b1", "c1"], groups=["a", "a", "b", "c"])
     held = queue.reserve_many(10, timeout=0)

@@ -71,7 +71,7 @@ def test_memory_and_async_clients_run_plans_in_one_thread(url: str, count: int) 
 def test_async_driver_waits_for_several_plans_at_once(
     url: str, fails: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If one fails, no further one begins."""
+    """After one has failed, no other plan begins."""
 
     sent: list[object] = []
 

@@ -1,4 +1,4 @@
-"""A former holder changes not one byte, whatever it calls and wherever the message went."""
+"""A former holder cannot change a single byte, by any call and in any state of the message."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_former_holder_cannot_settle_after_a_round_trip(
     queue.move(second, to=other)
     third = other.reserve(0)
     other.move(third, to=queue)
-    refused(world, queue, other, settle, former)  # it is ready in the first queue again
+    refused(world, queue, other, settle, former)  # ready in the first queue again
     refused(world, queue, other, settle, second)
     present = queue.reserve(0)
     assert present.id == former.id

@@ -11,7 +11,7 @@ from tests.contract.world import AnyClient, AnyQueue
 
 pytestmark = pytest.mark.needs("per")
 
-#: Nothing more starts while a test runs.
+#: After its burst, no message starts while a test runs.
 SLOW = Limit(rate=1, period=3600, burst=2, per="headers.customer")
 
 
@@ -41,7 +41,7 @@ def test_pops_count_as_starts(client: AnyClient, queue: AnyQueue) -> None:
 
 
 def test_next_of_a_key_starts_when_it_may(client: AnyClient, queue: AnyQueue) -> None:
-    """Without any other event."""
+    """No other event is needed."""
     limited(client, queue, Limit(rate=20, per="headers.customer"))
     left = 5
     while left:

@@ -171,7 +171,7 @@ def test_kind_that_this_release_lacks_is_refused(client: AnyClient, name: str, k
 
 @pytest.mark.needs("standard")
 def test_producer_without_a_kind_comes_first(world: World, client: AnyClient, name: str) -> None:
-    """Whatever kind the first consumer names, it receives all, and the producer takes it."""
+    """The first consumer names the kind and receives all messages. The producer follows."""
     for kind in ("standard", "priority", "ordered", "bucket"):
         producer, consumer = client.queue(f"{name}-{kind}"), world.connect()
         pushed = [producer.push(1, key="k"), *producer.push_many([2, 3])]
@@ -186,7 +186,7 @@ def test_producer_without_a_kind_comes_first(world: World, client: AnyClient, na
 def test_consumer_without_a_kind_waits_for_a_producer(
     world: World, client: AnyClient, name: str
 ) -> None:
-    """A mistyped name leaves no record. The first push wakes the consumer, in its kind."""
+    """A mistyped name leaves no record. The first push names the kind and wakes the consumer."""
     queue, before = client.queue(name), world.stored(name)
     assert queue.reserve(0.02) is None
     assert (queue.counts().total, queue.peek(), world.stored(name)) == (0, [], before)

@@ -23,7 +23,7 @@ class Order(BaseModel):
 @pytest.mark.needs("pop")
 @pytest.mark.parametrize("by_name", [True, False], ids=["name", "Queue"])
 def test_move(queue: AnyQueue, other: AnyQueue, by_name: bool) -> None:
-    assert other.pop(0) is None  # a first receive creates the record, which fixes the kind
+    assert other.pop(0) is None  # the first receive creates the record, which names the kind
     held = hold(queue, {"n": 1}, headers={"a": 1})
     queue.progress(held, 0.5)
     queue.checkpoint(held, "there")
@@ -142,7 +142,7 @@ def test_move_with_an_update(
 def test_update_that_does_not_fit_the_payload(
     world: World, queue: AnyQueue, other: AnyQueue
 ) -> None:
-    held = hold(queue, {"hint": "text"})  # a word that the server's errors use, too
+    held = hold(queue, {"hint": "text"})  # the server's errors use this word too
     before = world.bytes(held.id)
     if world.place.server:
         with pytest.raises(InvalidMessage):

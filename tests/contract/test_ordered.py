@@ -51,7 +51,7 @@ def test_messages_without_a_group_do_not_wait(queue: AnyQueue) -> None:
 
 
 def test_pushes_of_one_process_keep_their_order(queue: AnyQueue) -> None:
-    """Their ids would sort the other way, and many come in one millisecond."""
+    """Their ids sort the other way, and many messages share a millisecond."""
     for number in range(20):
         queue.push(number, group="a", id=f"{queue.name}-{99 - number}")
     queue.push_many(range(20, 30), groups=["a"] * 10)
@@ -68,7 +68,7 @@ def test_another_client_respects_the_locks(world: World, queue: AnyQueue) -> Non
 
 
 def test_look_that_expects_no_lock_meets_one(world: World, queue: AnyQueue) -> None:
-    """The unique index refuses its claim. It takes the free messages."""
+    """The unique index refuses its claim. It then takes the free messages."""
     queue.push_many([1, 2], groups=["a", "b"])
     assert sorted(all_of(queue)) == [1, 2]
     queue.push_many([3, 4, 5, 6], groups=["a", "a", "b", "c"])
@@ -87,7 +87,7 @@ def test_commit_wakes_who_waits_for_the_group(world: World, queue: AnyQueue) -> 
 
 
 def test_scheduled_message_does_not_block_its_group(queue: AnyQueue) -> None:
-    """It has its place where its time is."""
+    """Its time decides its place in the group."""
     queue.push("later", group="a", delay=2)
     queue.push("now", group="a")
     assert all_of(queue) == ["now"]
@@ -98,7 +98,7 @@ def test_scheduled_message_does_not_block_its_group(queue: AnyQueue) -> None:
 def test_messages_of_an_earlier_release_keep_their_places(
     world: World, client: AnyClient, name: str, on_failure: Any
 ) -> None:
-    """It numbered the messages of a millisecond by ``seq`` alone. Some are scheduled ahead."""
+    """That release numbered messages of a millisecond by ``seq`` alone. Some are scheduled."""
     queue = client.queue(name, on_failure=on_failure)
     queue.push("made")
     assert all_of(queue) == ["made"]
@@ -344,7 +344,7 @@ def test_shape_is_agreed_upon(world: World, client: AnyClient, name: str) -> Non
 
 
 def test_documents_of_other_programs_are_received(world: World, queue: AnyQueue) -> None:
-    """Without a sequence number or a time of entry, and with a group that is no text."""
+    """They lack a sequence number and a time of entry, or their group is not a str."""
     queue.push("ours", group="a")
     when = world.document(queue.peek(1)[0].id)["when"]
     put = {"q": queue.name, "when": when, "tries": 0}

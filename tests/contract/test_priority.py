@@ -98,7 +98,7 @@ def test_lower_priorities_are_reached_unless_it_is_strict(
 def test_messages_without_a_listed_priority_are_found(
     world: World, client: AnyClient, name: str, strict: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside messages that have one, and in a queue that was empty."""
+    """They are found in an empty queue and beside messages with a priority."""
     monkeypatch.setattr(scan, "WALK", 2)
     queue = client.queue(name, strict=strict)
     for round in ("first", "second"):
@@ -217,7 +217,7 @@ def test_reprioritize_moves_a_message_within_the_queue(world: World, queue: AnyQ
     held = queue.reserve(0)
     assert held.payload == "other"
     assert world.connect().queue(queue.name).reprioritize(id, 9)
-    assert queue.reprioritize(held.id, 0)  # held: for its next try
+    assert queue.reprioritize(held.id, 0)  # reserved, so it counts for the next try
     queue.rollback(held, delay=0)
     eventually(lambda: queue.peek(1)[0].id == id, "it goes first")
     later = queue.push("later", delay=60)
@@ -283,9 +283,9 @@ def test_reshape_changes_what_all_users_agree_on(
         other.queue(name, strict=True).push(2)
     client.reshape(name, strict=True)
     other.queue(name, strict=True).push(2)
-    queue.push(3)  # it agreed before, and follows
+    queue.push(3)  # it agreed before and follows
     assert queue.counts().ready == 3
-    world.connect().queue(name, strict=False).push(4)  # its code was not changed yet
+    world.connect().queue(name, strict=False).push(4)  # an older program
     assert world.document(f"~queue:{name}")["shape"] == {"strict": True}
 
 

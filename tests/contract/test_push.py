@@ -1,4 +1,4 @@
-"""push and push_many: the documents they store, and when they store nothing."""
+"""push and push_many: the documents that they store, and the pushes that store none."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_push_many_keeps_the_order_of_ids(queue: AnyQueue) -> None:
 
 
 def test_pushes_of_threads_reach_their_queues(queue: AnyQueue, other: AnyQueue) -> None:
-    """Concurrent pushes may share a command, whatever queue they are for."""
+    """Concurrent pushes to several queues may share a command."""
 
     def push(thread: int) -> None:
         for number in range(8):

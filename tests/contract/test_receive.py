@@ -16,8 +16,8 @@ from tests.support.eventually import eventually
 
 by_client = pytest.mark.differs_by("client")
 
-#: Far below the fallback poll of 15 s. A consumer that returns by then was woken, or scanned at the
-#: right time.
+#: Seconds, far below the fallback poll of 15 s. A consumer that returns earlier was woken, or
+#: scanned at the right time.
 SOON = 10.0
 
 
@@ -196,7 +196,7 @@ def test_waiting_messages_never_block_ready_ones(world: World, queue: AnyQueue) 
 
 @pytest.mark.needs("pop")
 def test_released_message_is_received_at_once(world: World, queue: AnyQueue) -> None:
-    """The old position is far below the scan start of a client that saw nothing there."""
+    """The old position is far below the lower bound of a client that found nothing there."""
     old = timedelta(seconds=3)
     for n in range(2):
         id = queue.push(n)

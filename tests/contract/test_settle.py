@@ -81,7 +81,7 @@ def test_batch_with_history_knows_the_lost_ones(client: AnyClient, name: str) ->
     queue.push_many(range(3))
     held = queue.reserve_many(3, timeout=0)
     queue.commit(held[1])
-    # Instants have milliseconds; two settlements within one millisecond look the same.
+    # Two settlements within one millisecond cannot be told apart.
     time.sleep(0.002)
     with expect_error(LeaseLost, lost=[held[1]], unknown=[]):
         queue.commit(*held)
@@ -284,7 +284,7 @@ def test_extend(queue: AnyQueue) -> None:
     queue.extend(held, lease=600)
     assert near(held.until, 600)
     assert near(queue.next_when(), 600)
-    assert held.until <= queue.next_when()  # the holder relies on no more than is stored
+    assert held.until <= queue.next_when()  # the holder's end is not later than the stored one
     queue.extend(held)
     assert near(held.until, 600)  # as long as the last lease
     queue.extend(held, lease=timedelta(seconds=5))
@@ -340,7 +340,7 @@ def test_release(world: World, queue: AnyQueue) -> None:
 
 @pytest.mark.needs("documents")
 def test_release_of_a_message_without_due(world: World, queue: AnyQueue) -> None:
-    """Another program wrote it. Its ``when`` is the end of the lease now, and no place."""
+    """Another program wrote it. Its ``when`` is the end of the lease and not its place."""
     id = queue.push(1)
     world.raw().update_one({"_id": id}, {"$unset": {"due": ""}})
     held = queue.reserve(0)

@@ -127,7 +127,7 @@ def test_reshape_changes_the_retention(
     log.append(3)
     assert len(log.read()) == 4
     client.reshape(name, retention=timedelta(hours=1))
-    log.append(4)  # it agreed before, and follows
+    log.append(4)  # it agreed before and follows
     assert [each.payload for each in log.read()] == [3, 4]
     with pytest.raises(ConfigurationError, match=r"retention=3600.0, and retention=7200.0"):
         world.connect().stream(name, retention=7200).append(5)

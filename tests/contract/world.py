@@ -110,8 +110,8 @@ MOTOR_FILES: Final = {"test_push", "test_receive", "test_settle", "test_transact
 #: The test files that ``make test`` runs on an async client in memory. In the other files it runs
 #: the same plans as the blocking one.
 ASYNC_MEMORY_FILES: Final = {"test_push", "test_receive"}
-#: The test files that ``make test`` runs on a server for the second kind. A kind changes plans and
-#: not drivers, so the other files run in memory.
+#: The test files that ``make test`` runs on a server for the other kinds. A kind changes plans and
+#: not drivers, so the rest runs in memory.
 KIND_FILES: Final = {
     "test_kinds",
     "test_ordered",

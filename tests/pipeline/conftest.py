@@ -92,13 +92,13 @@ def memory(request: pytest.FixtureRequest) -> Iterator[Place]:
 
 @pytest.fixture(params=[False, True], ids=["def", "async_def"])
 def awaited(request: pytest.FixtureRequest) -> bool:
-    """Each kind of handler, for a test in which it must meet each kind of client."""
+    """Each kind of handler, for a test that combines it with each kind of client."""
     return bool(request.param)
 
 
 @pytest.fixture
 def gate(request: pytest.FixtureRequest) -> Iterator[Gate]:
-    """A handler that waits. It is of the kind of ``awaited``, or else of the test's place."""
+    """A handler that waits: of the kind of ``awaited``, or without it of the test's place."""
     if "awaited" in request.fixturenames:
         gate = Gate(request.getfixturevalue("awaited"))
     else:

@@ -103,7 +103,7 @@ class Place:
         return counted(report, queue)
 
     def start(self, build: Build, **options: Any) -> Running:
-        """Build it and run it in the background."""
+        """Build a pipeline or worker and run it in the background."""
         return Running(self, build, options)
 
     def payloads(self, name: str) -> list[Any]:

@@ -32,7 +32,7 @@ def table() -> dict[str, list[str]]:
 
 
 def answer(name: str, tries: int) -> Any:
-    """Answer as the name of a message says: the row, and whether an exception is raised."""
+    """Answer by the name of a message: the row, and whether to raise an exception."""
     row, _, how = name.partition(": ")
     found = Drop() if tries > 1 else ANSWERS[row]
     if how == "raised" and found is ANSWERS[row]:

@@ -255,7 +255,7 @@ def fail_on(bad: Any, error: BaseException) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("error", [OSError("bad"), Reject("bad"), RetryLater(0, "bad")])
 def test_message_that_fails_its_batch_is_buried_alone(place: Place, error: Exception) -> None:
-    """All are rolled back. They come again in calls that are smaller, and alone in the end."""
+    """All are rolled back. They come again in smaller calls, and at last one by one."""
     place.queue("in").push_many(range(32))
     calls = Calls(place, fail_on(20, error))
     counters = place.run_stage(calls.handler, batch=32, concurrency=1, max_tries=3, **LINK)
@@ -316,7 +316,7 @@ def test_payload_that_cannot_move_is_buried_alone(place: Place) -> None:
 
 
 def test_messages_settled_by_the_handler_are_left_alone(server: Place) -> None:
-    """It settles two itself and fails then. Only the third is tried again, and is not rejected."""
+    """It settles two and then fails. Only the third is tried again; it is not rejected."""
 
     def build(client: Any) -> Worker:
         def blocking(rows: list[Any], deliveries: list[Delivery[Any]]) -> None:

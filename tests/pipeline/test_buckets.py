@@ -48,7 +48,7 @@ def test_batch_handlers_take_a_pack_at_once(place: Place) -> None:
 
 
 def test_progress_in_a_pack_costs_no_try(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    """Messages of a pack store none. A message with a key has a document for itself."""
+    """Messages of a pack store no progress. A message with a key has its own document."""
     bucket = place.queue("in", kind="bucket", pack=20)
     bucket.push_many(range(3))
     bucket.push(3, key="k")

@@ -44,7 +44,7 @@ def stage(offline: Client, kind: str = "sink", **options: Any) -> Stage:
 def test_tries_say_how_many_share_a_call(
     offline: Client, batch: int, max_tries: int | None, tries: int, size: int
 ) -> None:
-    """So a message that fails each call of it takes no other one to the dead-letter queue."""
+    """So a message that fails each of its calls buries no other message."""
     messages = [reservation(str(number), tries=tries) for number in range(2 * size + 1)]
     calls = grouped(stage(offline, batch=batch), max_tries, messages)
     assert [len(each) for each in calls] == [size, size, 1]

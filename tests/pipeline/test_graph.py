@@ -76,7 +76,7 @@ def test_link_without_target_is_refused(offline: Client) -> None:
 
 
 def test_stage_misspelt_option_is_refused(offline: Client) -> None:
-    """Type checkers refuse it too: mypy reports a "type: ignore" that is not needed."""
+    """Type checkers refuse it too: mypy reports an unneeded "type: ignore"."""
     pipeline = offline.pipeline()
     with pytest.raises(TypeError, match="max_trys"):
         pipeline.link("a", same, to="b", max_trys=3)  # type: ignore[call-overload]

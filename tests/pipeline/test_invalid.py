@@ -1,4 +1,4 @@
-"""Messages that do not fit the model of a stage: a warning, a count, a stop if they are many."""
+"""Messages that do not fit the model of a stage: warnings, counts, and a stop at too many."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_consumer_warns_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     for seconds in range(600):
         now = NOW + timedelta(seconds=seconds)
         misfits.add("in", "Order", "in.dead", seconds, "several\nlines", now)
-    # 1, 2, 4 and so on up to 512; and after each minute without one of them.
+    # 1, 2, 4 up to 512, and after each minute without a warning.
     assert 15 < len(warnings(caplog)) < 22
     assert all(text.endswith("several lines") for text in warnings(caplog))
 
@@ -110,7 +110,7 @@ def test_stage_that_buries_goes_on(place: Place) -> None:
 @pytest.mark.parametrize("batch", [None, 40])
 @pytest.mark.parametrize("answer", [None, object()], ids=["no return", "not BSON"])
 def test_stage_stops_if_most_answers_are_wrong(place: Place, answer: Any, batch: Any) -> None:
-    """Some messages go to the dead-letter queue. The rest stays, and no try of it counts."""
+    """Some messages go to the dead-letter queue. The rest stays, without a counted try."""
 
     def handle(payload: Any, delivery: Any) -> Any:
         return answer if batch is None else [answer] * len(payload)
@@ -165,7 +165,7 @@ def test_misfits_stop_if_most_of_the_first_are_invalid(
 
 
 def test_stage_keeps_the_valid_ones_of_the_last_fetch(memory: Place) -> None:
-    """The claim that meets the tenth misfit has valid messages too: they are handled."""
+    """The claim with the tenth misfit has valid messages too, which are handled."""
     memory.queue("in").push_many([*[BAD] * 12, GOOD, GOOD])
     handled: list[Order] = []
 

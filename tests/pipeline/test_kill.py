@@ -53,7 +53,7 @@ def test_signal_lets_the_handler_end(url: str, client: Client, number: signal.Si
 
 
 def test_second_signal_gives_everything_back(url: str, client: Client) -> None:
-    """The handler's thread never ends, and the process ends nevertheless."""
+    """The process ends although the handler's thread never does."""
     queue = client.queue("in")
     queue.push_many([1, 2])
     with process("deaf", url) as worker:
@@ -95,7 +95,7 @@ def test_killed_with_a_batch_in_flight(url: str, client: Client) -> None:
 
 
 def moved_on(client: Client, before: int) -> bool:
-    """Return whether more items than before are through, or none is left to begin with."""
+    """Return whether more items than before are done, or no item is left."""
     return client.queue("odd").counts().total > before or client.queue("raw").next_when() is None
 
 

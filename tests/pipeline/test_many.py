@@ -136,7 +136,7 @@ def lose_answers(
 def test_many_with_a_lost_answer_makes_its_outputs_once(
     place: Place, monkeypatch: pytest.MonkeyPatch, number: int, done: bool
 ) -> None:
-    """Whichever write it is, the settlement is repeated while the lease lasts."""
+    """The settlement is repeated after each write, while the lease lasts."""
     place.queue("in", history=60).push("x")
     owner = Driver if place.blocking else AsyncDriver
     seen = lose_answers(monkeypatch, owner, range(number, number + 1), done=done)
@@ -160,7 +160,7 @@ def test_many_lost_lease_makes_no_outputs(place: Place) -> None:
 
 
 def hidden(place: Place) -> list[Any]:
-    """The documents of no queue."""
+    """The documents that belong to no queue."""
     return list(place.collection().find({"q": {"$regex": "^~handover"}}))
 
 

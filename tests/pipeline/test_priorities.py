@@ -39,7 +39,7 @@ def test_stages_pass_priorities_on(place: Place) -> None:
 
 
 def test_outputs_take_priorities(place: Place) -> None:
-    """Also into a queue that no stage reads: its record has the kind."""
+    """A queue that no stage reads takes them too: its record has the kind."""
     out = place.queue("out", kind="priority")
     out.push("seed", priority=5)
     place.queue("in").push_many(["x", "y"])
@@ -55,7 +55,7 @@ def test_outputs_take_priorities(place: Place) -> None:
 
 
 def test_outputs_of_many_inherit_the_priority(place: Place) -> None:
-    """As a single output keeps it. A queue without priorities takes none."""
+    """A single output keeps it too. A queue without priorities takes none."""
     urgent, plain = place.queue("urgent", kind="priority"), place.queue("plain")
     urgent.push("seed", priority=5)
     place.queue("in", kind="priority").push("x", priority=8)

@@ -104,7 +104,7 @@ def test_worker_commits(place: Place) -> None:
 
 
 def test_worker_names_the_kinds_of_its_queues(place: Place) -> None:
-    """Its queues show in a list from the start. An output stays open."""
+    """A list of queues has them from the start. An output stays open."""
     place.queue("bucket", kind="bucket").push_many([1, 2])
     place.queue("open").push(1)
     seen: list[Any] = []
@@ -205,7 +205,7 @@ def test_stage_survives_any_exception(
 
 
 class Flight(BaseModel):
-    """As the next stage takes it."""
+    """A payload of the next stage."""
 
     number: int
 
@@ -283,7 +283,7 @@ REFUSED = {
 @pytest.mark.parametrize("batch", [None, 5])
 @pytest.mark.parametrize("case", REFUSED)
 def test_option_that_the_target_lacks_buries(memory: Place, case: str, batch: Any) -> None:
-    """Also if the target becomes a stream during the run."""
+    """The target may become a stream during the run."""
     answer, reason = REFUSED[case]
 
     def handle(payload: Any, delivery: Any) -> Any:
@@ -342,7 +342,7 @@ def test_wrong_setup_stops_the_stage_and_costs_no_try(
 def test_wrong_setup_lets_other_handlers_end(
     server: Place, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if it is noticed several times."""
+    """Several messages meet the wrong setup."""
     failed = fail_first(
         monkeypatch, AsyncQueue, "bury", ConfigurationError("not permitted"), times=99
     )

@@ -1,4 +1,4 @@
-"""How a run goes: messages in flight, leases, stopping, ending."""
+"""Runs: messages in flight, leases, stopping and ending."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_concurrency_limits_handlers_at_work(server: Place, awaited: bool) -> No
 
 
 def full_worker(server: Place, gate: Gate) -> Running:
-    """Start a worker of one place, which "a" takes while "b" has asked for it."""
+    """Start a worker with one place, which "a" takes while "b" waits for it."""
     server.queue("a").push("first")
     running = server.start(
         lambda client: (
@@ -237,7 +237,7 @@ def test_paused_stage_holds_only_itself(place: Place) -> None:
 
 
 def test_lease_is_renewed_while_the_handler_works(server: Place, awaited: bool, gate: Gate) -> None:
-    """One place only: a second fetcher would claim the message if this machine slept."""
+    """With a second place, the worker would claim the message if this machine slept."""
     server.queue("in").push("x")
     running = busy(server, gate, places=1, lease=0.9)
     begun = server.queue("in").next_when()
@@ -319,7 +319,7 @@ def test_time_limit_cancels_the_handler(server: Place, awaited: bool, gate: Gate
 
 
 def test_answer_of_an_abandoned_handler_is_ignored(server: Place) -> None:
-    """The first try ends late, during the run, which a gate keeps open until then."""
+    """The first try ends late. A gate keeps the run open until then."""
     late = threading.Event()
 
     def slow(payload: Any, delivery: Delivery[Any]) -> str:
