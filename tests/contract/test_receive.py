@@ -34,7 +34,7 @@ def test_pop_takes_the_message_out(queue: AnyQueue) -> None:
 
 @by_client
 @pytest.mark.needs("pop")
-@pytest.mark.parametrize("timeout", [0, 0.05, timedelta(milliseconds=50)], ids=repr)
+@pytest.mark.parametrize("timeout", [0.05, 0, timedelta(milliseconds=50)], ids=repr)
 def test_receive_waits_for_the_timeout(queue: AnyQueue, timeout: Any) -> None:
     for receive in (
         lambda: queue.pop(timeout) is None,
