@@ -9,6 +9,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any
 
 import pymongo
@@ -80,8 +81,8 @@ def test_schedule_cost_does_not_grow_with_its_size() -> None:
 
 
 def test_renewer_thread_sleeps_while_messages_pass() -> None:
-    renewer, calls = Renewer(), Counting()
-    try:
+    calls = Counting()
+    with closing(Renewer()) as renewer:
         for _ in range(100):
             held = reservation()
             renewer.add(held, calls)
@@ -90,8 +91,6 @@ def test_renewer_thread_sleeps_while_messages_pass() -> None:
         renewer.add(short, calls)  # due before the renewer wakes
         eventually(lambda: calls.times >= 2)
         assert renewer.discard(short) == "renewed"
-    finally:
-        renewer.close()
     assert calls.threads == {"pyqueue-renewer"}
 
 
@@ -127,14 +126,12 @@ def test_renewer_thread_survives_any_exception(
     failure: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Each exception is logged, and the lease is renewed again."""
-    renewer, calls = Renewer(), Counting(failure)
-    try:
+    calls = Counting(failure)
+    with closing(Renewer()) as renewer:
         held = reservation(0.05)
         renewer.add(held, calls)
         eventually(lambda: calls.times >= 3, "it is renewed again")
         assert renewer.discard(held) == "renewed"
-    finally:
-        renewer.close()
     assert f"could not renew the lease of id, trying again: {failure}" in caplog.text
 
 
@@ -160,27 +157,22 @@ def test_renewer_survives_a_failing_callback(caplog: pytest.LogCaptureFixture) -
     def fail() -> None:
         raise SystemExit("from the callback")
 
-    renewer, calls = Renewer(), Counting()
-    try:
+    calls = Counting()
+    with closing(Renewer()) as renewer:
         lost, held = reservation(0.05), reservation(0.05)
         renewer.add(lost, Counting(LeaseLost("taken")), fail)
         renewer.add(held, calls)
         eventually(lambda: calls.times >= 3)
         eventually(lambda: "callback for the lost lease of id failed" in caplog.text)
         assert renewer.discard(lost) == "lost"
-    finally:
-        renewer.close()
 
 
 def test_renewer_logs_one_line_for_many_failures(caplog: pytest.LogCaptureFixture) -> None:
-    renewer = Renewer()
     failing = [Counting(*[Unavailable("down")] * 5) for _ in range(20)]
-    try:
+    with closing(Renewer()) as renewer:
         for calls in failing:
             renewer.add(reservation(0.05), calls)
         eventually(lambda: all(calls.times >= 5 for calls in failing))
-    finally:
-        renewer.close()
     assert caplog.text.count("could not renew") < 20
 
 
