@@ -178,7 +178,7 @@ class Verdicts:
                     f"{tally.seen} answers are wrong, and their messages went to {dead_letter!r}; "
                     f"the last one, {message.id}: {error_text(error)}. Correct the handler, and "
                     f'send the messages back by "pyqueue redrive {dead_letter}"; or give the stage '
-                    'on_invalid="bury", so that it buries such messages and goes on'
+                    'on_invalid="bury", so that it buries such messages and continues'
                 )
             )
         return self.bury(message, error)

@@ -449,7 +449,7 @@ class TestSchedule:
         schedule.add(entry)
         assert schedule.discard(entry.reservation) == "renewed"
         assert schedule.discard(entry.reservation) is None
-        assert not schedule.renewed(entry, LeaseLost("settled meanwhile"))
+        assert not schedule.renewed(entry, LeaseLost("settled by another process"))
         assert schedule.take() == []
 
     def test_settlement_in_progress_is_not_a_lost_lease(self, hands: Hands) -> None:

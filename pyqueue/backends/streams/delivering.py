@@ -259,7 +259,7 @@ def _skip(state: GroupState, token: str, positions: Sequence[int], first: int) -
             number += gap
     log.warning(
         "stream %r: group %r is behind the retention of the stream: %d messages were deleted "
-        "before it had finished them, and it goes on at position %d",
+        "before it had finished them, and it continues at position %d",
         state.stream,
         state.name,
         number,
