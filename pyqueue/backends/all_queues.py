@@ -49,10 +49,10 @@ def names() -> Plan[list[str]]:
 
 
 def queues(cap: int | None, held: bool) -> Plan[list[QueueInfo]]:
-    """Return the queues with their counts, in each state up to ``cap``; None: all.
+    """Return the queues with their counts, up to ``cap`` in each state; None: count all.
 
-    If ``held`` is true, reserved messages are counted apart from scheduled messages, which reads
-    every such message.
+    If ``held`` is true, reserved messages are counted apart from scheduled messages, which must
+    read each of them.
     """
     if cap is not None:
         arguments.count("cap", cap)
@@ -94,12 +94,12 @@ def _in_log(stream: str) -> Plan[Counts]:
 def delete_queue(queue: str, force: bool) -> Plan[int]:
     """Delete a queue. Return how many messages were deleted, including the history.
 
-    The record goes first, so that a process that still uses the queue makes it again. Without
-    ``force``, no live message is ever deleted, even if it arrives during the deletion.
+    The record is deleted first, so that a process that still uses the queue creates it again.
+    Without ``force``, no live message is ever deleted, even if it arrives during the deletion.
 
     Raises:
         ConfigurationError: the queue has live messages, and ``force`` is False.
-        Unavailable: the server did not answer. The text has the number of deleted messages.
+        Unavailable: the server did not answer. The error text has the number of deleted messages.
     """
     arguments.queue_name(queue)
     kind = yield from namespace.kind_of(queue)
@@ -117,7 +117,7 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
     try:
         if not force:
             try:
-                yield from _refuse_live(queue, packs)  # arrived before the record went
+                yield from _refuse_live(queue, packs)  # messages that arrived before the deletion
             except ConfigurationError:
                 yield from namespace.revive_record(queue, {})
                 raise
@@ -132,7 +132,7 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
                     break
             if not force or not passed_over:
                 break
-        if force:  # foreign documents, whose ``when`` is no date
+        if force:  # foreign documents, whose ``when`` is not a date
             rest = {"q": queue, **transitions.messages_only(queue), **_NOT_LISTING}
             deleted += yield from Delete(rest, many=True)
         levels = {"_id": {"$in": transitions.level_record_ids(queue)}}
@@ -154,7 +154,7 @@ def _delete_page(
 
     Returns:
         How many messages were deleted, how many documents were skipped, and where the next page
-        starts; None: this was the last page.
+        starts, or None after the last page.
     """
     upto = {"$lte": NEVER} if force else {"$gte": BAND}
     match = transitions.scan_range(queue, upto, start, transitions.messages_only(queue))

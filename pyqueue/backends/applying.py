@@ -58,7 +58,7 @@ class Settlement(NamedTuple):
     held: Reservation[Any]
     #: Makes the update at the instant of settling.
     build: Callable[[datetime], SettlementUpdate]
-    #: Settlements of equal groups have equal updates and share a command; None: a command alone.
+    #: Settlements with equal groups have equal updates and share a command; None: no sharing.
     group: Hashable = None
     #: The kind of the queue, if the claim ends; None: the message stays held.
     kind: Kind | None = None
@@ -149,7 +149,8 @@ def _settle_one(queue: str, settlement: Settlement) -> Plan[SettlementResult]:
     results: list[SettlementResult] = ["done"]
     part = _Part(queue, None, [settlement], [0], [outcome.update], results=results, again=True)
     try:
-        # This waits for the majority even if it matches nothing, and so for the shared command.
+        # This waits for the majority even if it matches nothing, so it waits for the shared
+        # command.
         yield from _apply_part(part)
     except Unavailable as error:
         return error
@@ -173,7 +174,7 @@ def _resolve_repeated(held: Reservation[Any], update: SettlementUpdate) -> Plan[
 def _apply_for_callers(
     queue: str, settlements: Sequence[Settlement]
 ) -> Plan[list[SettlementResult | _Interrupted]]:
-    """Apply the settlements of several callers, who can each try again."""
+    """Apply the settlements of several callers, each of whom can try again."""
     whole = yield from _apply(queue, settlements, None, again=len(settlements) > 1)
     return [
         _Interrupted(update)
@@ -191,7 +192,7 @@ def apply(
     A reservation that has lapsed by our clock is settled alone, so that its result is exact.
 
     Returns:
-        One result for each.
+        One result per settlement.
     """
     return (yield from _apply(queue, settlements, session)).results
 
@@ -265,7 +266,7 @@ def _divide(whole: _Part, now: datetime, updates: list[SettlementUpdate]) -> lis
         first = settlements[places[0]]
         update = first.build(now)
         if update is not None and "token" in update.get("$unset", ()):
-            # It tells this settlement from any other, whatever happens to the message afterwards.
+            # This tells the settlement from any other, whatever happens to the message afterwards.
             update["$set"]["left"] = transitions.new_token()
         for place in places:
             updates[place] = update
@@ -286,7 +287,7 @@ def _chunks(places: list[int]) -> list[list[int]]:
 
 
 def _apply_part(part: _Part) -> Plan[None]:
-    """Apply settlements by one command."""
+    """Apply settlements with one command."""
     places, updates, results = part.places, part.updates, part.results
     update = updates[places[0]]
     many = len(places) > 1
@@ -357,7 +358,7 @@ def _resolve_partial(part: _Part, missing: int) -> Plan[None]:
             elif not applied:
                 part.results[place] = "lost"
                 missing -= 1
-    if missing:  # else all that is unclear was settled by this command
+    if missing:  # otherwise this command settled all unclear messages
         _report(part, unclear, "lost" if missing == len(unclear) else "unknown")
 
 
@@ -371,7 +372,8 @@ def _was_applied(
 ) -> bool | None:
     """Return whether this update was applied, as far as the stored document shows it.
 
-    None: the message is gone, or has left its queue again since, by this update or another one.
+    The result is None if the message is gone, or has since left its queue again, by this update or
+    another one.
     """
     if update is None:
         return None if document is None else False
@@ -388,7 +390,7 @@ def _was_applied(
 def _has_left(
     document: Mapping[str, object] | None, held: Reservation[Any], left: object
 ) -> bool | None:
-    """Return whether a message left its queue by the update that sets ``left``; see there."""
+    """Return whether the update that sets ``left`` was applied; None as in ``_was_applied``."""
     if document is None:
         return None
     if document.get("left") == left:
@@ -398,7 +400,7 @@ def _has_left(
 
 
 def check_time_left(held: Reservation[Any], now: datetime) -> None:
-    """Refuse a lease that may lapse inside the transaction."""
+    """Refuse a lease that may lapse during the transaction."""
     left_s = seconds_left(held, now)
     if left_s < min(MIN_TRANSACTION_LEASE_S, held.lease / 3):
         raise ConfigurationError(
@@ -415,7 +417,7 @@ def update_with_key(
     *,
     majority: bool = False,
 ) -> Plan[bool]:
-    """Update one message and restore its key, if that is free. Return whether it matched."""
+    """Update one message and restore its key, if the key is free. Return whether it matched."""
     if key is not None:
         keyed = {operator: dict(fields) for operator, fields in update.items()}
         keyed["$set"]["key"] = key

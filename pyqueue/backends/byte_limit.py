@@ -1,6 +1,6 @@
 """The byte limit of one receive, and how a claim keeps to it at little cost.
 
-Message sizes are not at hand: the index that a claim scans does not contain them, and the client
+Message sizes are not available: the index that a claim scans does not contain them, and the client
 gets decoded documents. Measuring costs time, so a claim measures only if its messages may exceed
 the limit:
 
@@ -64,8 +64,7 @@ class ByteLimit:
 
     Args:
         scan: this process's knowledge of the queue. It remembers the size of large messages.
-        callers: the limits of the calls that receive together. Each may take one message of any
-            size.
+        callers: the limits of calls that receive together. Each may take one message of any size.
     """
 
     def __init__(self, scan: ScanState, callers: list[Limits]) -> None:
@@ -83,7 +82,7 @@ class ByteLimit:
         self.full = False
         #: Whether calls that arrive during the receive have to wait.
         self.closed = False
-        #: The claimed messages that did not fit. They have to be given back.
+        #: The claimed messages that did not fit. They must be given back.
         self.excess: list[Document] = []
 
     def latecomers(self) -> Plan[int]:
@@ -104,7 +103,7 @@ class ByteLimit:
 
     @property
     def left(self) -> int:
-        """How many bytes are certainly left."""
+        """A lower bound on the bytes left."""
         if self._unmeasured and self._max_bytes - self.taken_at_most < BATCH_BYTES:
             self._bytes += sum(size_of(each) for batch in self._unmeasured for each in batch)
             self._unmeasured = []
@@ -177,7 +176,7 @@ def read_claimed(
 
     Args:
         limit: the limit. Its ``excess`` gets the messages that do not fit.
-        mine: the filter of the messages that the claim holds.
+        mine: matches the messages that the claim holds.
         ids: the candidates of the claim, in order.
         expected: an upper bound on how many of them the claim holds.
         max_time_s: seconds that a command may take; None: the client's time limit.

@@ -48,7 +48,7 @@ class ClaimTerms(NamedTuple):
 
     queue: str
     kind: ClaimingKind
-    #: The queue that takes documents that cannot be claimed.
+    #: The queue for documents that cannot be claimed.
     dead_letter: str
     owner: str
     lease_s: float
@@ -104,7 +104,7 @@ class Choice(NamedTuple):
     documents: Sequence[Document]
     puts: Mapping[str, Any] = {}
     removes: Sequence[str] = ()
-    #: How to claim several of them, if one update cannot; None: one can.
+    #: How to claim several of them if one update cannot do it; None if it can.
     claim_each: ClaimEach | None = None
 
 
@@ -123,13 +123,13 @@ class Scan:
     now: datetime
     #: The most messages to claim, apart from those for callers that arrive later.
     wanted: int
-    #: Whether it deletes the first message instead of claiming it.
+    #: Whether the scan deletes the first message instead of claiming it.
     deletes: bool = False
     #: The messages that may be claimed.
     match: Filter = field(default_factory=dict)
     #: When the permits to start messages end, by the server's clock; None: no permit is needed.
     until: datetime | None = None
-    #: The messages chosen from them, once they are known.
+    #: The messages chosen from these, once they are known.
     choice: Choice | None = None
 
     @property
@@ -139,7 +139,7 @@ class Scan:
 
     @property
     def ordering(self) -> Ordering:
-        """The order in which it claims, and the index that finds the messages."""
+        """The order of the claim, and the index that finds the messages."""
         ordering = self.line.ordering(self.terms.kind)
         return ordering if self.choice is None else Ordering(ordering.sort, "_id_")
 
@@ -158,7 +158,7 @@ class Scan:
         return terms.kind.claiming(update)
 
     def free(self, ids: Sequence[Any]) -> Filter:
-        """Return the filter that matches messages that are free and may start."""
+        """Return the filter that matches these messages while they are free and may start."""
         return transitions.still_claimable(self.terms.queue, ids, self.now, self.until)
 
     def one_by_one(self, update: UpdateDocument) -> Alone:

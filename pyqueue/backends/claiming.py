@@ -50,12 +50,12 @@ Claimed = tuple[Document, Message[Any]]
 
 
 class Taken(NamedTuple):
-    """The messages that a scan claimed, and how far it came."""
+    """The messages that a scan claimed, and how far it got."""
 
     documents: list[Document]
-    #: The last candidate, if all before it are claimed by now.
+    #: The last candidate, if all candidates before it have been claimed.
     last: Document | None = None
-    #: Whether it reached the end of the ready messages.
+    #: Whether the scan reached the end of the ready messages.
     ended: bool = False
 
     @classmethod
@@ -69,7 +69,7 @@ class Taken(NamedTuple):
         """Return the result of a scan that read a page.
 
         Args:
-            documents: the messages that it claimed.
+            documents: the messages that the scan claimed.
             page: the messages that it read.
             done: the ids on the page that are no longer ready.
             size: how many messages it asked for.
@@ -80,7 +80,7 @@ class Taken(NamedTuple):
         return cls(documents, {**left, "_id": None, "due": left["when"]})
 
 
-#: Claims messages of a scan. The result is None if the server was too slow for the limit.
+#: Claims messages for a scan. The result is None if the server exceeded the time limit.
 Take = Callable[[Scan], Plan[Taken | None]]
 
 
@@ -106,7 +106,7 @@ def claim(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document], bo
         return (yield from claim(replace(scan, now=after), take))
     documents = taken.documents
     if scan.room.full and not documents:
-        return [], False  # it claimed nothing, so it learnt nothing about the head of the queue
+        return [], False  # it claimed nothing, so it learned nothing about the head of the queue
     after = yield from ServerTime()
     if terms.kind.scans_forward:
         yield from _learn(scan, start, now, taken, after)
@@ -122,19 +122,19 @@ def _learn(
 ) -> Plan[None]:
     """Learn from a claim where the next scan begins.
 
-    It began at ``began`` and ``start`` (None: the very start), and was answered at ``after``.
+    The scan ran from ``began`` to ``after``, and began at ``start`` (None: the very start).
     """
     terms, state, line, last = scan.terms, scan.state, scan.line, taken.last
     place = None if last is None else scan_position(last, began)
     level = None if last is None else last.get("priority")
-    # Excluded messages are still there: the queue has not ended, and the next scan begins there.
+    # Excluded messages remain: the queue has not ended, and the next scan begins at the first one.
     passed_over = state.locked.first_when
     ended = taken.ended and passed_over is None
     state.scanned(Scanned(start, began, after, place, ended, level=level), terms.poll_s, line)
     if passed_over is not None:
         line.move_back(passed_over)
     if (line.in_ranges or not taken.documents) and state.sentinel.is_due(after):
-        # The claimed documents have to reach the caller, even if the record cannot be moved.
+        # The claimed documents must reach the caller even if the record cannot be moved.
         with suppress(Unavailable) if taken.documents else nullcontext():
             yield from _move_sentinels(scan, after)
 
@@ -148,7 +148,7 @@ def _move_sentinels(scan: Scan, now: datetime) -> Plan[None]:
         records += memory.records(queue)
     behind = {"_id": {"$in": records}, "when": {"$lt": now + timedelta(seconds=1)}}
     ahead = {"$set": {"when": state.sentinel.at}}
-    # The driver repeats an update of one after a network error.
+    # The driver repeats an update of one document after a network error.
     yield from Update(behind, ahead, many=len(records) > 1, w1=True)
 
 
@@ -164,7 +164,7 @@ def _pop_first(scan: Scan) -> Plan[Taken | None]:
         scan.state.locked.on_time_limit(scan.now)  # it may have met a locked message
         raise
     except (InvalidMessage, BSONError) as error:
-        text = f"payload: what was popped cannot be read, and is gone: {error}"
+        text = f"payload: the popped message cannot be read, and is gone: {error}"
         raise InvalidMessage(text) from error
     return _taken(document)
 
@@ -175,29 +175,29 @@ class _Claim:
 
     scan: Scan
     update: UpdateFields
-    #: How long the server may work on it, in seconds; None: the server is very slow.
+    #: How long the server may work on the claim, in seconds; None: the server is very slow.
     limit_s: float | None
     #: When its last command was sent.
     sent: datetime
 
     @property
     def token(self) -> str:
-        """Its token."""
+        """The token of the claim."""
         return str(self.update["$set"]["token"])
 
     def left_s(self) -> float:
-        """Return how long the next command may take, so that the outcome can be found out."""
+        """Return how long the next command may take, to leave time for finding out the outcome."""
         terms = self.scan.terms
         return terms.left_s(self.scan.now, self.sent, terms.recovery_timeout_s)
 
     def held(self, timeout_s: float | None = None) -> Plan[list[Document]]:
-        """Return the messages that it holds."""
+        """Return the messages that the claim holds."""
         held = transitions.token_filter(self.scan.terms.queue, self.update)
         return (yield from Find(held, hint=namespace.HOT, max_time_s=timeout_s))
 
 
 def take_first(scan: Scan) -> Plan[Taken | None]:
-    """Claim messages. The result is None if the server was too slow for the limit of a claim."""
+    """Claim messages. Return None if the server exceeded the time limit of a claim."""
     state, room, wanted = scan.state, scan.room, scan.wanted
     locked = state.locked
     claim = _Claim(scan, scan.update(), locked.limit_s(scan.now), scan.now)
@@ -249,13 +249,13 @@ def _claim_first(claim: _Claim) -> Plan[Document | None]:
                 return found[0]
             if not repeats or claim.limit_s is None or isinstance(error, TimeLimitReached):
                 raise
-        # The driver does not repeat a command with a limit, and there is a primary again.
+        # The driver does not repeat a command with a time limit. By now there is a primary.
         repeats -= 1
         claim.sent = yield from ServerTime()
 
 
 def _claim_unlocked(claim: _Claim, wanted: int) -> Plan[list[Document] | None]:
-    """Claim one by one after a claim timed out. None: the server is slow; nothing is claimed."""
+    """Claim one by one after a timeout. Return None if the server is slow and claimed nothing."""
     scan = claim.scan
     failure: Unavailable | None = None
     is_quick = True
@@ -275,8 +275,8 @@ def _claim_unlocked(claim: _Claim, wanted: int) -> Plan[list[Document] | None]:
 def _candidates(scan: Scan, skip: int) -> Plan[list[Document]]:
     """Read the candidates that fit. Raise ``scan.wanted`` for callers that have arrived since.
 
-    Without those callers, the callers of a process would split into groups that wait for each
-    other's claims, and small groups cost most.
+    If those callers were left out, the callers of a process would split into groups that wait for
+    each other's claims, and small groups cost most.
     """
     room, wanted, state = scan.room, scan.wanted, scan.state
     order, index = scan.ordering
@@ -291,7 +291,7 @@ def _candidates(scan: Scan, skip: int) -> Plan[list[Document]]:
     if sized:
         return seen[: room.fitting([each.get("bytes", 0) for each in seen])]
     if len(seen) > wanted:
-        # Never want more than was asked for: the queue would seem to end here.
+        # Never want more than the read asked for: otherwise the queue would seem to end here.
         wanted = scan.wanted = min(wanted + (yield from room.latecomers()), limit)
     state.last_claim = min(len(seen), wanted)
     return seen[:wanted]
@@ -329,7 +329,7 @@ def _claim_many(claim: _Claim) -> Plan[Taken]:
         found = yield from _read_claims(claim, ids, matched, failure)
         if found or room.excess or not failure:
             return _taken_of(scan, seen, found, is_certain=not skip and not failure)
-        # The update failed, and claimed nothing.
+        # The update failed and claimed nothing.
         if was_repeated or not scan.one_update or isinstance(failure, TimeLimitReached):
             raise failure
         was_repeated = True  # the update never arrived, and the server is back
@@ -341,8 +341,7 @@ def _taken_of(
 ) -> Taken:
     """Return the result of a claim of candidates.
 
-    After a skip, nothing is known about the messages before it. A failed update may have stopped
-    halfway.
+    After a skip, the skipped messages are unknown. A failed update may have stopped halfway.
     """
     if not is_certain:
         return Taken(found)
@@ -374,14 +373,14 @@ def _write_claims(claim: _Claim, ids: Sequence[Any]) -> Plan[tuple[int, Unavaila
         )
     except Unavailable as error:
         claim.sent = yield from ServerTime()
-        return 0, error  # the driver does not repeat an update of many; the token decides
+        return 0, error  # the driver does not repeat such an update; the token decides
     return change.matched, None
 
 
 def _read_claims(
     claim: _Claim, ids: Sequence[Any], matched: int, failure: Unavailable | None
 ) -> Plan[list[Document]]:
-    """Return the messages that were claimed of these ids and that fit."""
+    """Return the messages among these ids that were claimed and that fit."""
     scan = claim.scan
     mine = {"_id": {"$in": ids}, "token": claim.token}
     if failure is None:
@@ -393,7 +392,7 @@ def _read_claims(
 def _claim_each(claim: _Claim, wanted: int) -> Plan[list[Document]]:
     """Claim one by one after the server refused a claim or returned an unreadable document.
 
-    The server cannot increment ``tries`` that are not a number, and it refuses a document that
+    The server cannot increment ``tries`` if it is not a number, and it refuses a document that
     would become too large. Such documents are buried on the way. If each message needs its own
     update, this only reads the messages that are already claimed.
     """
@@ -409,7 +408,7 @@ def _claim_each(claim: _Claim, wanted: int) -> Plan[list[Document]]:
                 yield from scan.one_by_one(claim.update).claim(each["_id"], claim.limit_s)
             except TimeLimitReached:
                 if claim.limit_s is None:
-                    raise  # else it may be locked, and the next claim finds out
+                    raise  # otherwise it may be locked, and the next claim finds out
         held = yield from Find(mine, HELD_CLAIMS, hint=namespace.HOT)
     scan.room.excess += held[wanted:]
     taken: list[Document] = []

@@ -22,17 +22,17 @@ from pyqueue.messages import Reservation, seconds_left
 from pyqueue.requests import Find, Plan, ServerTime, Update
 
 #: The most leases that one command extends. An update of 1000 messages with a token each takes the
-#: server 50 times as long as one of 100.
+#: server 50 times as long as an update of 100.
 MAX_GROUP: Final = 100
 #: How many parts a timed-out group is divided into. So 100 messages take two divisions, and a
 #: locked message costs the other messages up to three time limits.
 _PARTS: Final = 10
-#: The least time limit of the last try for one message of several in ``extend``, in seconds.
+#: The least time limit, in seconds, of the last try for one of several messages in ``extend``.
 LAST_TRY_S: Final = 2.0
 
 
 class _Limits(NamedTuple):
-    """The time limits of a command, in seconds: see ``requests.Command``. None: the usual one."""
+    """The time limits of a command, in seconds: see ``requests.Command``. None: the usual limit."""
 
     max_time_s: float | None
     server_limit_s: float | None
@@ -47,7 +47,7 @@ def extend(
     """Hold messages for another lease, from now.
 
     Raises:
-        LeaseLost: some were no longer held; the rest are extended.
+        LeaseLost: some messages were no longer held; the rest are extended.
         Unavailable: the outcome is unknown for ``ids``; the rest are extended or lost.
     """
     held = arguments.reservations(terms.queue, tuple(given))
@@ -67,18 +67,18 @@ def extend(
 
 
 def age_s(held: Reservation[Any]) -> Plan[float]:
-    """Return for how many seconds a lease has run."""
+    """Return how many seconds a lease has run."""
     return held.lease - seconds_left(held, (yield from ServerTime()))
 
 
 def renew(held: Held) -> Plan[list[QueueError | None]]:
     """Extend each lease by its own length.
 
-    This waits for the primary only. A fail-over that undoes it leaves the former end of the lease,
-    which is later than the next renewal.
+    This waits for the primary only. A fail-over that undoes the renewal leaves the former end of
+    the lease, which is later than the next renewal.
 
     Returns:
-        One entry for each: None, or the error that its extension met.
+        One entry per lease: None, or the error of its extension.
     """
     budget_s = min(each.lease for each in held) / 2
     failures = yield from _extend(held, Extension(None, budget_s, w1=True))
@@ -132,7 +132,8 @@ def _limits(group: Held, budget_s: float, *, w1: bool) -> _Limits:
     They are long enough for a slow link. Three commands, one after the other, fit into the budget.
     The driver sends no command whose limit is shorter than the round trip that it last measured,
     perhaps on a busy machine. So the server enforces the limit of a renewal. It cannot enforce a
-    limit if the command also waits for other members; then the last try of a message has longer.
+    limit if the command also waits for other members; then the last try of a message gets more
+    time.
     """
     limit_s = min(max(min(each.lease for each in group) / 8, 0.5), budget_s / 4)
     if w1:
@@ -141,7 +142,7 @@ def _limits(group: Held, budget_s: float, *, w1: bool) -> _Limits:
 
 
 def _groups(held: Held, lease_s: float | None) -> Iterable[tuple[float, Held]]:
-    """Divide reservations into groups of one length."""
+    """Divide reservations into groups with leases of equal length."""
     by_length: dict[float, list[Reservation[Any]]] = {}
     for each in held:
         by_length.setdefault(each.lease if lease_s is None else lease_s, []).append(each)
@@ -156,7 +157,7 @@ def _divided(group: Held, parts: int) -> Iterable[Held]:
 
 
 def _extend_group(group: Held, until: datetime, w1: bool, limits: _Limits) -> Plan[Held]:
-    """Extend a group by one command. Return the reservations that are no longer held."""
+    """Extend a group with one command. Return the reservations that are no longer held."""
     match = transitions.holds_filter(group)
     change = {"$set": {"when": until}}
     many = len(group) > 1
@@ -179,7 +180,7 @@ def _extend_group(group: Held, until: datetime, w1: bool, limits: _Limits) -> Pl
 
 
 def lost_lease(held: Reservation[Any]) -> LeaseLost:
-    """Return the error of a lease that ended before it was extended."""
+    """Return the error for a lease that ended before it was extended."""
     return LeaseLost(
         f"message {held.id} of queue {held.queue!r} is no longer held: its lease ended, "
         "or it was settled",

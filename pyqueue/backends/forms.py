@@ -25,11 +25,11 @@ Failures = list[tuple[Reservation[Any], QueueError]]
 
 
 class Failure(NamedTuple):
-    """Why messages go back, or to the dead-letter queue."""
+    """Why messages go back to their queue, or to the dead-letter queue."""
 
     #: The error that the messages store; None: they keep their current error.
     error: Mapping[str, Any] | None
-    #: How long they wait for another try, in seconds; None: as the backoff says.
+    #: How long they wait for another try, in seconds; None: according to the backoff.
     delay_s: float | None = None
     session: object = None
 
@@ -42,7 +42,7 @@ class Move(NamedTuple):
     labels: Mapping[str, Any]
     #: The key in the target.
     key: str | None = None
-    #: Seconds until a message can be received there; in place of it, the instant.
+    #: Seconds until a message can be received there, or else the instant.
     delay: float | timedelta | None = None
     at: datetime | None = None
     #: The priority and the group in the target; None: a message keeps its own.
@@ -61,7 +61,7 @@ class Extension(NamedTuple):
     budget_s: float
     #: Whether a command may take as long as the client allows.
     patient: bool = False
-    #: Whether the primary alone acknowledges it.
+    #: Whether only the primary acknowledges the command.
     w1: bool = False
 
 
@@ -93,7 +93,7 @@ class Form(Protocol[R]):
     def hand_over(
         self, terms: QueueTerms, held: R, copies: Sequence[Document]
     ) -> Plan[tuple[Handover, Result]]:
-        """Finish a message, and publish documents in its place. Return handover and result."""
+        """Finish a message, and publish documents in its place. Return the handover and result."""
 
     def extend(self, held: Sequence[R], how: Extension) -> Plan[Failures]:
         """Extend leases. Return the failures."""
@@ -103,7 +103,7 @@ _forms: dict[type, Form[Any]] = {}
 
 
 def register(reservation: type[R], form: Form[R]) -> None:
-    """Say how the reservations of a class are settled."""
+    """Register how the reservations of a class are settled."""
     _forms[reservation] = form
     # Calls run in this order: subclasses come first, whatever the order of imports.
     some = sorted(_forms.items(), key=lambda each: len(each[0].__mro__), reverse=True)
@@ -119,7 +119,7 @@ def form_of(held: Reservation[Any]) -> Form[Any]:
 
 
 def by_form(held: Held) -> Collection[tuple[Form[Any], Held]]:
-    """Divide reservations by their forms: ordinary documents come last."""
+    """Divide reservations by their forms. Ordinary documents come last."""
     if len(held) == 1:
         return [(form_of(held[0]), held)]
     found: dict[int, list[Reservation[Any]]] = {id(form): [] for form in _forms.values()}
@@ -132,7 +132,7 @@ def settle(held: Held, settled: Callable[[Form[Any], Held], Plan[None]]) -> Plan
     """Settle reservations with one plan per form; see ``each_part``.
 
     Raises:
-        LeaseLost: some were no longer held; the rest are settled.
+        LeaseLost: some messages were no longer held; the rest are settled.
         Unavailable: the outcome is unknown for ``ids``; the rest are settled or lost.
     """
     parts = [(settled(form, some), some) for form, some in by_form(held)]

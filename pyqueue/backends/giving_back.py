@@ -13,7 +13,7 @@ from pyqueue.requests import Document, Plan, ServerTime, Signal, UpdateEach
 
 
 def undo_reserve(queue: str, kind: Kind, claimed: Sequence[Claimed]) -> Plan[None]:
-    """Give back the messages of a cancelled caller: to the same place, the try not counted."""
+    """Give back the messages of a cancelled caller to their places, without counting the try."""
     yield from give_back(queue, kind, [document for document, _ in claimed])
 
 
@@ -22,7 +22,7 @@ def give_back(
 ) -> Plan[None]:
     """Give back claimed messages. ``counted``: whether their claim counted a try.
 
-    A message with an invalid ``due`` goes first. Its ``when`` is the end of the lease, not a place.
+    A message with an invalid ``due`` goes first: its ``when`` is the end of the lease, not a place.
     """
     now = yield from ServerTime()
     stored = [document.get("due") for document in documents]

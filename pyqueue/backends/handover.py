@@ -3,7 +3,8 @@
 A process that is killed inside a transaction leaves its message locked for up to a minute. A
 handover locks nothing:
 
-1. Insert the new documents hidden, at majority. They are *copies*, and no queue has them yet.
+1. Insert the new documents hidden, with majority write concern ("at majority"). They are *copies*,
+   and no queue has them yet.
 2. Decide: update the *source* at majority, which only its holder can do. The update lists the
    copies in the source. If the whole source ends, it also takes the source out of its queue.
 3. Publish the copies. Then remove them from the list of the source, or end the source.
@@ -64,7 +65,7 @@ log = logging.getLogger("pyqueue")
 
 Name = TypeVar("Name", bound=Hashable)
 
-#: A handover that was decided or copied less than this ago is left to its process.
+#: A handover that was decided or copied more recently than this is left to its process.
 GRACE: Final = timedelta(seconds=5)
 #: The assumed size of a copy when calls share commands.
 _TYPICAL_BYTES: Final = 1024
@@ -86,7 +87,7 @@ class Handover(NamedTuple):
     queue: str
     #: The _id of the source.
     source: object
-    #: The token of the claim that holds it.
+    #: The token of the claim that holds the source.
     token: str
     #: The new, complete documents. The ``q`` of each names the queue that it enters.
     copies: Sequence[Document]
@@ -96,7 +97,7 @@ class Handover(NamedTuple):
 
     @property
     def hidden(self) -> str:
-        """The ``q`` of its copies, which is the name of no queue."""
+        """The ``q`` of its copies. No queue has this name."""
         return hidden_queue(self.queue)
 
     @property
@@ -106,7 +107,7 @@ class Handover(NamedTuple):
 
     @property
     def entry(self) -> Document:
-        """The entry in the source's list once this is decided."""
+        """The entry in the source's list once the handover is decided."""
         return {"h": self.token, "ids": self.ids}
 
 
@@ -114,12 +115,12 @@ def hand_over(handover: Handover, match: Filter, update: UpdateDocument) -> Plan
     """Let documents leave a source that stays.
 
     Args:
-        handover: the handover. Its queues have records, and each copy can be stored.
-        match: the filter of the source while the holder holds the messages to hand over.
+        handover: the handover. Its queues must have records, and each copy must be storable.
+        match: matches the source while the holder holds the messages to hand over.
         update: removes those messages from the source.
 
     Returns:
-        How it went. If it is unavailable, call it again with the same token and ids.
+        The result. If this raises Unavailable, call it again with the same token and ids.
 
     Raises:
         DuplicateKey: other documents have some of the ids, and nothing was decided.
@@ -136,13 +137,13 @@ def hand_over_whole(
     """End a source, and publish its copies. Concurrent calls of a client share commands.
 
     Args:
-        handover: the handover. Its queues have records, and each copy can be stored.
-        match: the filter of the source while the holder holds all of it.
+        handover: the handover. Its queues must have records, and each copy must be storable.
+        match: matches the source while the holder holds all of it.
         kind: the kind of its queue.
-        finishing: the update that finishes it; None: it is deleted.
+        finishing: the update that finishes it; None to delete it.
 
     Returns:
-        How it went. If it is unavailable, call it again with the same token and ids.
+        The result. If this raises Unavailable, call it again with the same token and ids.
     """
     ended: Document = {"token": handover.token, "at": (yield from ServerTime())}
     # The queue in which it is hidden has no groups.
@@ -151,7 +152,7 @@ def hand_over_whole(
     if finishing is not None:
         ended["put"] = finishing["$set"]
         update = {name: each for name, each in finishing.items() if name != "$set"}
-    # A former holder would match the token, so it must go, even if the history keeps a token.
+    # A former holder would match the token, so the token must go, even if the history keeps one.
     gone = {**update.pop("$unset", {}), **unset(*kind.held_fields)}
     put = {"q": handover.hidden, "when": FIRST, ENDED: ended}
     update |= {"$set": put, "$unset": gone, "$push": {HANDED: handover.entry}}
@@ -178,13 +179,13 @@ class _Call(NamedTuple):
 
     @property
     def ended_at(self) -> datetime | None:
-        """When the source was to end; None: it stays."""
+        """When the source was to end; None if it stays."""
         ended = self.decision.get("$set", {}).get(ENDED)
         return None if ended is None else ended["at"]
 
 
 def _hand_over_for_callers(calls: Sequence[_Call]) -> Plan[Sequence[Result | None]]:
-    """Hand over for several callers. None: something failed, and the caller tries again alone."""
+    """Hand over for several callers. None: this failed, so the caller tries again alone."""
     if len(calls) == 1:
         return (yield from _hand_over(calls))
     try:
@@ -199,7 +200,7 @@ def _hand_over(calls: Sequence[_Call], *, half_time: bool = False) -> Plan[list[
     hidden = [_hidden(call.handover, now) for call in calls]
     held = yield from _copy(calls, hidden)
     pairs = [(call.match, call.decision) for call, holds in zip(calls, held, strict=True) if holds]
-    if (yield from _decide(pairs, half_time)) < len(calls):  # the answer only says how many
+    if (yield from _decide(pairs, half_time)) < len(calls):  # the reply only says how many
         results: list[Result] = []
         for call in calls:
             results += [(yield from _resolve(call.handover))]
@@ -221,7 +222,7 @@ def _publish(calls: Sequence[_Call], copies: Sequence[Document], began: datetime
 
 
 def _decide(pairs: Sequence[tuple[Filter, UpdateDocument]], half_time: bool) -> Plan[int]:
-    """Update the sources that may be held. Return how many were."""
+    """Update the sources that may be held. Return how many were held."""
     if len(pairs) == 1:
         return (yield from Update(*pairs[0], majority=True)).matched
     return (yield from _update_each(pairs, half_time=half_time))
@@ -233,7 +234,7 @@ def _update_each(
     """Apply pairs of a filter and an update, at majority. Return how many matched.
 
     Raises:
-        QueueError: the server refused one of them.
+        QueueError: the server refused one of the updates.
     """
     if not pairs:
         return 0
@@ -244,7 +245,7 @@ def _update_each(
 
 
 def _report_missing(queue: str, copies: Sequence[Document]) -> Plan[None]:
-    """Log copies that cannot be published. It is too early for other processes to have done it."""
+    """Log copies that cannot be published. It is too early for another process to have done so."""
     ids = [each["_id"] for each in copies]
     tokens, calls = set(map(token_of, copies)), set(map(call_of, copies))
     found = yield from Find({"_id": {"$in": ids}}, {MARK: 1, "q": 1, "when": 1})
@@ -256,7 +257,7 @@ def _report_missing(queue: str, copies: Sequence[Document]) -> Plan[None]:
         or (is_copy(each) and token_of(each) in tokens and call_of(each) not in calls)
     ]
     if missing := [id for id in ids if id not in there]:
-        text = "queue %r: %d of %d messages that left their documents cannot be shown: %s"
+        text = "queue %r: %d of %d messages that left their documents cannot be published: %s"
         log.error(text, queue, len(missing), len(ids), missing)
 
 
@@ -266,7 +267,7 @@ def _resolve(handover: Handover) -> Plan[Result]:
     listing = {"$elemMatch": {"h": handover.token, "ids": {"$all": ids}}}
     match = {"_id": handover.source, HANDED: listing}
     decided = yield from FindAndModify(match, NOTHING, majority=True)
-    if decided is not None and handover.call is None:  # the only way to decide it
+    if decided is not None and handover.call is None:  # there is only one way to decide
         yield from finish_decided(decided)
         return "done"
     stored = yield from Find({"_id": {"$in": ids}, "q": handover.hidden}, {MARK: 1})
@@ -333,7 +334,7 @@ def overwrite(documents: Sequence[Document], fence: Filter | None) -> Plan[bool]
 
     Args:
         documents: the documents to store.
-        fence: the filter of the source while the holder holds it; None: only this process has the
+        fence: matches the source while the holder holds it; None: only this process has the
             documents.
 
     Returns:
@@ -348,11 +349,11 @@ def overwrite(documents: Sequence[Document], fence: Filter | None) -> Plan[bool]
         if fence is not None and not (yield from Update(fence, NOTHING, majority=True)).matched:
             return False
         if others := [id for id, each in stored.items() if not is_copy(each)]:
-            raise DuplicateKey(f"other documents have the ids {others[:10]}", ids=others)
+            raise DuplicateKey(f"other documents already have the ids {others[:10]}", ids=others)
         documents = yield from _overwrite_copies(documents, stored)
         if not documents:
             return True
-    raise Unavailable("other processes change what is handed over: try it again")
+    raise Unavailable("other processes keep changing the handed-over messages: try again")
 
 
 def _overwrite_copies(
@@ -372,7 +373,7 @@ def _overwrite_copies(
 
 
 def _replacing(old: Document, new: Document) -> tuple[Filter, UpdateDocument]:
-    """Return the filter of a copy as it was read, and the update that replaces it."""
+    """Return the filter that matches a copy as it was read, and the update that replaces it."""
     update = {"$set": {name: value for name, value in new.items() if name != "_id"}}
     if gone := unset(*(name for name in old if name not in new)):
         update["$unset"] = gone
@@ -382,7 +383,7 @@ def _replacing(old: Document, new: Document) -> tuple[Filter, UpdateDocument]:
 def _show(copies: Sequence[Document]) -> Plan[int]:
     """Publish decided copies. Return how many were still hidden.
 
-    It may run any number of times.
+    This may run any number of times.
     """
     now = yield from ServerTime()
     # Messages scheduled for later keep their instant.

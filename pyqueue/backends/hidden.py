@@ -1,6 +1,6 @@
 """Hidden documents: the fields of the copies and sources of a handover, and tests for both.
 
-``handover`` writes them. Every module that meets them uses the tests here.
+``handover`` writes these documents. Every module that may read one uses the tests here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HANDED: Final = "handed"
 #: The field of a copy while it is hidden: ``{to, source, token, key, call}``.
 MARK: Final = "handover"
 TOKEN: Final = f"{MARK}.token"
-#: The field of a source that has ended: ``{token, at, put}``. ``put`` sends it to the history.
+#: The field of a source that has ended: ``{token, at, put}``. ``put`` sends it to history.
 ENDED: Final = "ended"
 CALL: Final = f"{MARK}.call"
 
@@ -29,7 +29,7 @@ def token_of(copy: Document) -> str:
 
 
 def call_of(copy: Document) -> str | None:
-    """Return the label that tells the call that made a copy from the holder's other calls."""
+    """Return the label that sets the call that made a copy apart from the holder's other calls."""
     call: str | None = copy[MARK].get("call")
     return call
 
@@ -40,13 +40,13 @@ def copy_filter(copy: Document) -> Filter:
 
 
 def lists(source: Mapping[str, Any], copy: Document) -> bool:
-    """Return whether a source lists this copy, under the token that it has."""
+    """Return whether a source lists this copy, with the copy's token."""
     token, id = copy[MARK]["token"], copy["_id"]
     return any(entry["h"] == token and id in entry["ids"] for entry in source[HANDED])
 
 
 def is_copy(document: Mapping[str, Any]) -> bool:
-    """Return whether a stored document is a hidden copy as this module writes it.
+    """Return whether a stored document is a hidden copy in the form that this release writes.
 
     An ended source is hidden, too, but is not a copy.
     """
@@ -58,7 +58,7 @@ def is_copy(document: Mapping[str, Any]) -> bool:
 
 
 def is_source(document: Mapping[str, Any]) -> bool:
-    """Return whether a stored document lists copies as this module writes it."""
+    """Return whether a stored document lists copies in the form that this release writes."""
     entries, ended = document.get(HANDED), document.get(ENDED)
     if not isinstance(entries, list) or not all(map(_is_entry, entries)):
         return False

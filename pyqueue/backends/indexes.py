@@ -37,20 +37,20 @@ def make_indexes(namespace: str, indexes: Mapping[str, IndexTerms] = INDEXES) ->
 
     Args:
         namespace: the name of the collection.
-        indexes: the indexes.
+        indexes: the keys and options of each index, by name.
 
     Raises:
-        ConfigurationError: an index is missing and the database user may not create it. The text
-            has the commands for an administrator.
+        ConfigurationError: an index is missing and the database user may not create it. The error
+            text has the commands for an administrator.
     """
     try:
         for name, (keys, options) in indexes.items():
             yield from CreateIndex(name, keys, options)
     except DuplicateKey as error:
         raise ConfigurationError(
-            f"the unique index on message keys of namespace {namespace!r} cannot be created: while "
-            "it was missing (was the collection dropped?) messages with equal keys arrived. Remove "
-            "or finish one of each pair, e.g. with Queue.remove"
+            f"the unique index on message keys of namespace {namespace!r} cannot be created: "
+            "messages with equal keys arrived while it was missing (was the collection dropped?). "
+            "Remove or finish one message of each pair, e.g. with Queue.remove"
         ) from error
     except NotPermitted as error:
         try:

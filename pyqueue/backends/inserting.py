@@ -30,11 +30,11 @@ from pyqueue.requests import (
     WriteFailure,
 )
 
-#: The ``q`` of a placeholder that keeps a document out, and its lifetime: no insert is that late.
+#: The ``q`` of a placeholder that keeps a document out, and how long it stays: no insert is later.
 _KEPT_OUT: Final = "~kept-out"
 _KEPT_OUT_FOR: Final = timedelta(days=1)
 
-#: One push of several callers: the queue, the ``when``, the encoded document.
+#: The push of one of several callers: the queue, the ``when``, the encoded document.
 Pushed = tuple[str, datetime, RawBSONDocument]
 
 
@@ -42,7 +42,7 @@ Pushed = tuple[str, datetime, RawBSONDocument]
 class Written:
     """The outcome of writing pushed documents."""
 
-    #: The id of each, or None if it was kept out.
+    #: The id of each document, or None if it was kept out.
     ids: list[Id | None]
     #: The positions of documents whose chosen id belongs to a message that is or was in the queue.
     known: list[int] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Entries(NamedTuple):
     session: object = None
 
     def only(self, place: int) -> Entries:
-        """Return one of them."""
+        """Return one of the documents."""
         one = slice(place, place + 1)
         return self._replace(documents=self.documents[one], encoded=self.encoded[one])
 
@@ -75,7 +75,7 @@ class Entries(NamedTuple):
 def write(entries: Entries) -> Plan[Written]:
     """Write the documents that the unique indexes accept."""
     if entries.session is None and len(entries.encoded) == 1:
-        return (yield from _insert(entries))  # its batch signals
+        return (yield from _insert(entries))  # its batch sends the signal
     chosen = entries.given or any("key" in document for document in entries.documents)
     if entries.session is not None and chosen:
         written = yield from _upsert_each(entries)
@@ -93,7 +93,7 @@ def signal_written(entries: Entries, written: Written) -> Plan[None]:
 
 
 def write_one(entry: Entries) -> Plan[Written]:
-    """Write one document without a key, and do not signal for a transaction."""
+    """Write one document without a key. In a transaction, do not signal."""
     return (yield from (_insert if entry.session is None else _upsert_each)(entry))
 
 
@@ -112,7 +112,7 @@ def _insert_or_repeat(entries: Entries) -> Plan[Written]:
             written.foreign += alone.foreign
             if not alone.key_taken:
                 written.key_taken.remove(place)
-    except Unavailable as error:  # the caller repeats all of it
+    except Unavailable as error:  # the caller repeats the whole push
         raise unknown_outcome(error, entries.documents) from error
     return written
 
@@ -154,7 +154,8 @@ def _insert_with_callers(entry: Entries) -> Plan[list[WriteFailure]]:
 def _judge(entries: Entries, failures: Sequence[WriteFailure], written: Written) -> Plan[None]:
     """Find out why documents were kept out.
 
-    The server names one of two indexes. A repeated push with an id and a key is still one message.
+    The server names only one of two violated indexes. A repeated push with an id and a key is still
+    the same message.
     """
     refused: list[Id] = [entries.documents[failure.place]["_id"] for failure in failures]
     clashing = [id for id in refused if id in entries.given]
@@ -222,7 +223,7 @@ def was_in(queue: str, document: Document) -> bool:
 
 
 def find_usable(match: Filter, fields: Document, session: object) -> Plan[list[Document]]:
-    """Find documents, and delete hidden copies among them that were abandoned."""
+    """Find documents, and delete abandoned hidden copies among them."""
     fields = {**fields, "q": 1, "when": 1, MARK: 1}
     found = yield from Find(match, fields, session=session)
     copies = [each for each in found if is_copy(each)]
@@ -232,10 +233,10 @@ def find_usable(match: Filter, fields: Document, session: object) -> Plan[list[D
 
 
 def _delete_abandoned(copy: Document, session: object) -> Plan[None]:
-    """Delete a hidden copy if no holder has decided on it, and none can any more.
+    """Delete a hidden copy if no holder has decided on it, and no holder can any more.
 
-    One update tells, at majority: it finds the source under another token, or keeps the source out.
-    A fail-over can bring the token back only before it.
+    One update at majority makes sure: it finds the source under another token, or keeps the source
+    out. After it, no fail-over can bring the token back.
     """
     token, source, listed = copy[MARK]["token"], copy[MARK].get("source"), f"{HANDED}.h"
     held = {"_id": source, "$or": [{"token": token}, {listed: token}]}
@@ -252,10 +253,10 @@ def _delete_abandoned(copy: Document, session: object) -> Plan[None]:
 
 
 def keep_out(match: Filter, session: object) -> Plan[None]:
-    """Make sure that a document is stored as ``match`` says, or that none with its _id will be.
+    """Make sure that a document is stored and matches, or that none with its _id will be stored.
 
     Raises:
-        DuplicateKey: it is stored, and does not match.
+        DuplicateKey: the document is stored and does not match.
     """
     now = yield from ServerTime()
     instead = {"q": _KEPT_OUT, "processed": now, "expires": now + _KEPT_OUT_FOR}
@@ -274,7 +275,7 @@ def raise_foreign_ids(queue: str, ids: list[Id], keys: Sequence[str] = ()) -> No
 
 
 def _upsert_each(entries: Entries) -> Plan[Written]:
-    """Do as ``_insert`` inside a transaction, which a duplicate-key error would abort."""
+    """Do the same as ``_insert`` in a transaction, which a duplicate-key error would abort."""
     queue, given, session = entries.queue, entries.given, entries.session
     written = Written([])
     for place, document in enumerate(entries.documents):

@@ -3,8 +3,7 @@
 Any program may write to the collection. A document that pyqueue would not write, or whose payload
 does not fit the model, must not stop the queue. It goes to the dead-letter queue with the reason,
 and a consumer never receives it. A lookup returns the raw payload, and ``error`` describes the
-fault. Claims cannot find a document whose ``when`` is not a date: it stays, and ``turns`` sets it
-aside.
+fault. Claims cannot find a document whose ``when`` is not a date: ``turns`` sets it aside.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ log = logging.getLogger("pyqueue")
 LABEL_FIELDS: Final = ("headers", "key", "last_key", "pushed", "trail", "type")
 #: The longest error text that a message keeps, in bytes.
 MAX_ERROR_BYTES: Final = 2048
-#: A consumer that stops does so when at least MIN_MISFITS, and more than half, of its first
-#: messages are wrong. After CHECKED_FIRST messages it does not stop any more.
+#: A consumer that may stop does so when at least MIN_MISFITS, and more than half, of its first
+#: messages are wrong. After CHECKED_FIRST messages it no longer stops.
 MIN_MISFITS: Final = 10
 CHECKED_FIRST: Final = 100
 #: While misfits arrive, there is a warning at least this often.
@@ -55,7 +54,7 @@ class Tally:
 
     @property
     def stops(self) -> bool:
-        """Whether too many are wrong, and the consumer should stop."""
+        """Whether too many messages are wrong, so that the consumer should stop."""
         return self.seen <= self.first and self.wrong >= MIN_MISFITS and self.wrong > self.right
 
 
@@ -65,7 +64,7 @@ class Misfits:
     The log gets a warning for the first, the second, the fourth and so on, and once a minute.
 
     Args:
-        count: is called for each of them.
+        count: called for each invalid message.
         stop: whether the consumer stops when most of its first messages are invalid.
     """
 
@@ -84,7 +83,7 @@ class Misfits:
     def add(
         self, queue: str, model: str | None, dead_letter: str, id: object, error: str, now: datetime
     ) -> None:
-        """Count a message that was buried, and warn of it."""
+        """Count a message that was buried, and warn about it."""
         if self._count is not None:
             self._count()
         self._tally.wrong += 1
@@ -93,16 +92,16 @@ class Misfits:
         overdue = self._warned is None or now - self._warned >= WARNING_INTERVAL
         if overdue or not number & (number - 1):
             self._warned = now
-            text = "queue %r: message %s is not valid, it goes to %r (%d so far): %s"
+            text = "queue %r: message %s is not valid and goes to %r (%d so far): %s"
             log.warning(text, queue, id, dead_letter, number, reason)
         if self._checks and self._tally.stops:
-            fitting = "a valid message" if model is None else f"a valid {model}"
+            fitting = "valid messages" if model is None else f"valid {model} payloads"
             self.verdict = (
                 f"the stage of queue {queue!r} stops: {number} of its first {self._tally.seen} "
                 f"messages are not {fitting}, and went to {dead_letter!r}; the last one, {id}: "
-                f"{reason}. Correct the model or the producer, and send the messages back by "
+                f"{reason}. Correct the model or the producer, and send the messages back with "
                 f'"pyqueue redrive {dead_letter}"; or give the stage on_invalid="bury", so that it '
-                "buries such messages and goes on"
+                "buries such messages and continues"
             )
 
 
@@ -110,7 +109,7 @@ def error_record(error: BaseException | str, now: datetime) -> dict[str, object]
     """Return how a message stores an error: its type, its text and the instant.
 
     Raises:
-        ConfigurationError: it is neither an exception nor a str.
+        ConfigurationError: the error is neither an exception nor a str.
     """
     if not isinstance(error, (BaseException, str)):
         raise ConfigurationError(f"error: give an exception or a str, not {type(error).__name__}")
@@ -123,7 +122,7 @@ def error_record(error: BaseException | str, now: datetime) -> dict[str, object]
 def invalid_claimed_fields(document: Document) -> list[str] | None:
     """Return the invalid fields of a claimed document.
 
-    None means: deliver it in any case, because it was buried before.
+    None means that the message is delivered in any case, because it was buried before.
     """
     invalid = invalid_fields(document)
     if "processed" in document:  # a finished message cannot be settled
@@ -137,7 +136,7 @@ def invalid_document_error(document: Document, invalid: Sequence[str]) -> Invali
     Texts and containers may hold secrets, so only their types are shown.
     """
     values = "; ".join(f"{name} is {_shown(document[name])}" for name in invalid)
-    return InvalidMessage(f"the stored document is not as pyqueue writes it: {values}")
+    return InvalidMessage(f"the stored document has invalid fields: {values}")
 
 
 def _shown(value: object) -> str:
@@ -212,13 +211,13 @@ def bury_unclaimable(
     put = target.kind.entering(target.queue, now)
     update = transitions.burying(kind, queue, put, now, death, keyed=False)
     waited_for = yield from Find(match, transitions.waited_for(kind), limit=1)
-    text = "queue %r: message %r cannot be claimed, it goes to %r: %s"
+    text = "queue %r: message %r cannot be claimed and goes to %r: %s"
     log.warning(text, queue, match["_id"], dead_letter, " ".join(error_text(fault).split()))
     try:
         yield from Update(match, _without_invalid(update, LABEL_FIELDS))
     except InvalidMessage as refusal:
         log.error(
-            "queue %r: message %r cannot be buried, it is hidden: %s", queue, match["_id"], refusal
+            "queue %r: message %r cannot be buried and is hidden: %s", queue, match["_id"], refusal
         )
         yield from Update(match, {"$unset": transitions.unset("when", *kind.held_fields)})
     else:
@@ -229,12 +228,12 @@ def bury_unclaimable(
 def bury_refused(
     graveyard: Graveyard, one: Filter, refusal: InvalidMessage, now: datetime
 ) -> Plan[None]:
-    """Bury a message that the server refused to claim, unless it is not free any more.
+    """Bury a message that the server refused to claim, unless it is no longer free.
 
     Raises:
-        InvalidMessage: it is a valid message.
+        InvalidMessage: the server's refusal, if the message is valid.
     """
-    # A second read could find a message that another consumer had for a moment.
+    # A second read could find a message that another consumer held for a moment.
     try:
         found = yield from Find(one, limit=1)
         fault = _fault_of(found[0]) if found else None
@@ -247,7 +246,7 @@ def bury_refused(
 
 
 def _fault_of(document: Document) -> Exception | None:
-    """Return the fault of a document that the server did not claim; None: it has none."""
+    """Return the fault of a document that the server did not claim; None if it has none."""
     if invalid := invalid_fields(document):
         return invalid_document_error(document, invalid)
     encode(document)

@@ -27,14 +27,14 @@ IndexTerms = tuple[list[tuple[str, int]], dict[str, Any]]
 
 
 class Ordering(NamedTuple):
-    """An order of messages, and the index that has it."""
+    """An order of messages, and the index that provides it."""
 
     sort: Sort
     hint: str
 
 
 class Kind(Protocol):
-    """The members that a kind may override. The plans use nothing else of it."""
+    """The members that a kind may override. Plans use no other members."""
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class Kind(Protocol):
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """Which of these it offers: "history", "dead_letter", "keys", "move", "pop", "claim",
+        """Which of these the kind offers: "history", "dead_letter", "keys", "move", "pop", "claim",
         "priority", "group", "packs", and the limits "concurrency", "rate" and "per". Plans refuse
         the rest.
         """
@@ -51,7 +51,7 @@ class Kind(Protocol):
     def shape(self) -> Mapping[str, object]:
         """The options on which all users of a queue must agree, with their defaults.
 
-        The record of a queue stores them. A release that does not know of them refuses the queue.
+        The record of a queue stores them. A release that does not know them refuses the queue.
         """
 
     @property
@@ -64,11 +64,11 @@ class Kind(Protocol):
 
     @property
     def scans_forward(self) -> bool:
-        """Whether claims go up that order, so that a scan may start where the last one ended."""
+        """Whether claims follow ``order``, so that a scan may start where the last one ended."""
 
     @property
     def held_fields(self) -> tuple[str, ...]:
-        """The fields that the end of a claim removes."""
+        """The fields that are removed when a claim ends."""
 
     @property
     def lock_fields(self) -> Mapping[str, str]:
@@ -76,7 +76,7 @@ class Kind(Protocol):
 
     @property
     def stay_fields(self) -> tuple[str, ...]:
-        """The fields that belong to the stay in one queue. A move removes them."""
+        """The fields that belong to a message's stay in one queue. A move removes them."""
 
     @property
     def bare_pop(self) -> bool:
@@ -88,10 +88,10 @@ class Kind(Protocol):
         keep them."""
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
-        """Return its indexes by name, apart from the indexes of every namespace.
+        """Return the indexes that queues of this kind need, by name, besides the common indexes.
 
         Args:
-            shape: the stored options of the queue; None: any options.
+            shape: the stored options of the queue; None: return the indexes for all options.
         """
 
     def prepare(self) -> Plan[None]:
@@ -102,7 +102,7 @@ class Kind(Protocol):
 
         Args:
             priorities: the priorities of the messages; None is the default. If there are no
-                messages, nothing is listed.
+                messages, the result is empty.
         """
 
     def entering(
@@ -112,17 +112,17 @@ class Kind(Protocol):
 
         Args:
             queue: the name of the queue.
-            when: from when on it may be claimed.
-            priority: the priority that it has or gets; None: it has none. A kind without
+            when: the time from which the message may be claimed.
+            priority: the priority that the message has or gets; None if it has none. A kind without
                 priorities leaves it unchanged.
-            group: the group of ordered messages that it has or gets; None: it has none.
+            group: the ordered group that the message has or gets; None if it has none.
         """
 
     def claimable(self, queue: str, now: datetime, start: ScanStart | None) -> Filter:
         """Return the filter that matches the messages that may be claimed, from ``start`` on.
 
-        A claim of several messages reads candidates by this filter. The update that claims them
-        checks only that they are still in the queue, and that ``when`` is not in the future.
+        A claim of several messages reads its candidates with this filter. The update that claims
+        them checks only that they are still in the queue, and that ``when`` is not in the future.
         """
 
     def next_ones(self, queue: str, now: datetime) -> Plan[Sequence[Find]]:
@@ -136,34 +136,33 @@ class Kind(Protocol):
     ) -> Plan[None]:
         """Release the messages that waited for messages whose claims have ended.
 
-        It may run late, twice, or not at all. If it never runs, they wait until a lease ends.
+        The plan may run late, twice, or not at all. If it never does, they wait until a lease ends.
 
         Args:
             queue: the name of the queue.
-            ended: known fields of the stored messages, held or not: ``group``, ``lock``, ``slot``.
+            ended: for each message, its known fields among ``group``, ``lock`` and ``slot``.
             session: the session of the caller's transaction, or None.
         """
 
     def place_again(self, queue: str) -> Plan[Callable[[datetime], dict[str, Any]] | None]:
         """Return the function that gives a message a new place when it waits for another try.
 
-        The function takes the instant at which the message comes back. None: messages keep their
-        places.
+        The function takes the instant at which the message comes back. The result is None if
+        messages keep their places.
         """
 
     def packed_ids(
         self, queue: str, ids: Sequence[Id], session: object = None
     ) -> Plan[tuple[frozenset[Id], list[Id]]]:
-        """Find chosen ids of messages that share a document: no unique index rejects such ids.
+        """Find the chosen ids that messages in shared documents have: no unique index rejects them.
 
         Args:
-            queue: the name of the queue that they are to enter.
+            queue: the name of the queue that the messages enter.
             ids: the chosen ids.
             session: the session of the caller's transaction, or None.
 
         Returns:
-            The ids of messages that are or were in the queue, and the ids of messages that never
-            were.
+            The ids of messages that are or were in the queue, and the ids of other messages.
         """
 
     def finishing(
@@ -178,7 +177,7 @@ class Kind(Protocol):
             keyed: whether the message has a message key.
 
         Returns:
-            The update, or None: the message is deleted.
+            The update, or None if the message is deleted instead.
         """
 
 
@@ -188,11 +187,11 @@ _kinds: dict[str, Kind] = {}
 
 #: The remedy in the error text, by the capability that a kind does not offer.
 _REMEDIES: Final = {
-    "pop": ": reserve messages, and commit them",
+    "pop": ": reserve messages and commit them",
     "claim": ": reserve messages with reserve_many()",
     "priority": ": leave it out, or use a queue of kind 'priority'",
     "group": ": leave it out, or use a queue of kind 'ordered'",
-    "concurrency": ": give rate only, or use a queue of kind 'standard'",
+    "concurrency": ": set only rate, or use a queue of kind 'standard'",
     "rate": ": use a queue of kind 'standard'",
     "per": ": leave it out, or use a queue of kind 'standard'",
 }
@@ -211,17 +210,17 @@ def known() -> Mapping[str, Kind]:
 
 
 def lookup(name: object) -> Kind:
-    """Return the kind of this name.
+    """Return the kind with this name.
 
     Raises:
-        ConfigurationError: there is none.
+        ConfigurationError: no kind has this name.
     """
     kind = _kinds.get(name) if isinstance(name, str) else None
     if kind is None:
         names = ", ".join(repr(each) for each in sorted(_kinds))
         raise ConfigurationError(
             f"kind: invalid kind {name!r}: this release offers {names}, and "
-            "streams by client.stream()"
+            "streams with client.stream()"
         )
     return kind
 
@@ -233,7 +232,7 @@ def require(kind: Kind, queue: str, capability: str, argument: str | None = None
         kind: the kind of the queue.
         queue: the name of the queue.
         capability: the capability that the caller needs.
-        argument: the name by which the caller knows it, if another.
+        argument: the name that the caller knows it by, if that differs.
 
     Raises:
         ConfigurationError: the kind does not offer it.
@@ -247,7 +246,7 @@ def require(kind: Kind, queue: str, capability: str, argument: str | None = None
 
 
 def require_target(kind: Kind, queue: str, priority: int | None, group: str | None) -> None:
-    """Refuse a priority or a group with which a message is to enter a queue without them.
+    """Refuse an entering message's priority or group if the queue does not offer it.
 
     Raises:
         TargetRefused: the kind does not offer it.

@@ -36,7 +36,7 @@ _REDRIVE_FIELDS: Final = {
     **dict.fromkeys(("group", "lock", "last_group"), 1),
 }
 #: The longest and the shortest time limit of the deletes of a purge. Each delete that a transaction
-#: stops from making progress halves the limit of the next.
+#: keeps from making progress halves the limit of the next.
 _PURGE_TIMEOUT_S: Final = 1.0
 _LEAST_PURGE_TIMEOUT_S: Final = 0.05
 
@@ -47,7 +47,7 @@ def redrive(queue: str, kind: Kind, limit: int | None) -> Plan[int]:
     It works in pages, in scan order. Messages without a valid origin are skipped.
 
     Raises:
-        Unavailable: the server did not answer. The text has the number of moved messages.
+        Unavailable: the server did not answer. The error text has the number of moved messages.
     """
     if limit is not None:
         arguments.count("limit", limit)
@@ -103,7 +103,7 @@ def _redrive_one(queue: str, kind: Kind, document: Document, now: datetime) -> P
 
 
 def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool]:
-    """Remove a message that is not held. Return whether there was one."""
+    """Remove a message that is not held. Return whether a message was removed."""
     spellings = arguments.spellings(id)
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
@@ -130,9 +130,9 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
 
 
 def reprioritize(queue: str, kind: Kind, id: Id, priority: int) -> Plan[bool]:
-    """Give a live message another priority. Return whether there was one.
+    """Give a live message another priority. Return whether there was such a message.
 
-    A held message keeps its lease, and has the new priority if it comes back.
+    A held message keeps its lease, and has the new priority when it comes back.
     """
     level = arguments.priority(priority)
     require(kind, queue, "priority")
@@ -156,11 +156,11 @@ def purge(queue: str, kind: Kind, *, singles: bool = False) -> Plan[int]:
     ``singles``: leave out packs; see ``bucket.managing``.
 
     It works in pages. It passes over messages that an open transaction holds, and tries them again
-    at the end: first one by one, then until the time of a command is over.
+    at the end: first one by one, then with one command, until its time is over.
 
     Raises:
         Unavailable: the server did not answer, or messages are still held by a transaction. The
-            text has the number of deleted messages.
+            error text has the number of deleted messages.
     """
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
@@ -209,7 +209,7 @@ def _delete_each(
     """Delete the messages with these ids, unless they are held under a lease.
 
     The server deletes in order and waits at a message that a transaction holds. A read does not
-    wait, and shows how far the delete came. If it made no progress, skip the first message, and
+    wait, and shows how far the delete got. If it made no progress, skip the first message, and
     double the number of skipped messages each time, up to ``most``.
 
     Returns:

@@ -47,7 +47,7 @@ def dump(codec: Codec[Any], payload: Any) -> Any:
     """Return the stored value of a payload.
 
     Raises:
-        InvalidMessage: it does not fit the model, or cannot be stored.
+        InvalidMessage: the payload does not fit the model, or cannot be stored.
     """
     value = codec.dump(payload)
     encode({"payload": value})
@@ -61,7 +61,7 @@ def move(
     to: Target | str,
     **options: Unpack[MoveOptions],
 ) -> Plan[None]:
-    """Pass messages on, each in one atomic update. ``pairs``: a reservation and its payload."""
+    """Pass messages on, each in one atomic update. ``pairs``: reservations and payloads."""
     require(terms.kind, terms.queue, "move")
     held = arguments.reservations(terms.queue, tuple(each for each, _ in pairs))
     key, delay, session = options.get("key"), options.get("delay"), options.get("session")
@@ -118,7 +118,7 @@ def _check_key(key: str | None, held: Sequence[Reservation[Any]]) -> None:
         return
     if len(held) > 1:
         raise ConfigurationError(
-            "key: belongs to one message; move one reservation at a time with it"
+            "key: a key belongs to one message; to set it, move one reservation at a time"
         )
     arguments.key(key)
 
@@ -136,7 +136,7 @@ def _entered(
     priority: int | None,
     group: str | None,
 ) -> Plan[Target]:
-    """Return the target of a move, with its record made and the new priorities listed there."""
+    """Return the target of a move, after making its record and listing the new priorities there."""
     if priority is not None:
         arguments.priority(priority)
     if group is not None:
@@ -167,7 +167,7 @@ def move_settlement(
     kind, target = terms.kind, move.target
     level = held.priority if move.priority is None else move.priority
     name = held.group if move.group is None else move.group
-    # It keeps its place among the messages of its group that move the same way.
+    # The message keeps its place among the messages of its group that move the same way.
     stays = move.group is None and move.delay is None and move.at is None
 
     def build(now: datetime) -> SettlementUpdate:
@@ -198,10 +198,11 @@ def move_settlement(
 def move_each(
     terms: QueueTerms, target: Target, pairs: Sequence[tuple[Reservation[Any], NewMessage]]
 ) -> Plan[list[tuple[Reservation[Any], SettlementResult]]]:
-    """Move messages, each with its payload, headers, key and instant, in one atomic update each.
+    """Move messages, each in one atomic update with its payload, headers, key and instant.
 
-    A payload may be UNCHANGED. Headers are merged into the headers of the message. Without a key, a
-    message leaves its key behind. Unchanged messages that become ready at once share commands.
+    A payload may be UNCHANGED. Headers are merged into the headers of the message. Without a new
+    key, a message leaves its key behind. Unchanged messages that become ready immediately share
+    commands.
 
     Returns:
         Each reservation, and how its move went.
@@ -227,14 +228,14 @@ def move_each(
 
 
 def _edits(update: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Return the caller's update operators, on the payload."""
+    """Return the caller's update operators, applied to the payload."""
     if update is None:
         return {}
     if not isinstance(update, Mapping) or not all(
         isinstance(fields, Mapping) for fields in update.values()
     ):
         operators = " ".join(OPERATORS)
-        raise ConfigurationError(f"update: give a mapping of {operators} to mappings of fields")
+        raise ConfigurationError(f"update: give a mapping from {operators} to mappings of fields")
     edits: dict[str, dict[str, Any]] = {}
     for operator, fields in update.items():
         arguments.one_of("update", operator, OPERATORS)
@@ -248,7 +249,7 @@ def _in_payload(operator: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     renames = operator == "$rename"
     names = [*fields, *fields.values()] if renames else [*fields]
     if not all(isinstance(name, str) and name for name in names):
-        text = f"update: {operator}: the names of payload fields are non-empty strs"
+        text = f"update: {operator}: names of payload fields must be non-empty strs"
         raise ConfigurationError(text)
     return {
         f"payload.{name}": f"payload.{value}" if renames else value

@@ -1,7 +1,7 @@
 """The common indexes of a namespace, and the record of each queue.
 
-The record of a queue is one more document of the collection. It lists the queue and stores its
-pause flag. Its kind and version let a later release add kinds that this one refuses instead of
+The record of a queue is a document in the same collection. It lists the queue and stores its pause
+flag. Its kind and version let a later release add kinds that this release refuses instead of
 misreading.
 """
 
@@ -43,7 +43,7 @@ from pyqueue.requests import (
 
 log = logging.getLogger("pyqueue")
 
-#: The index of the standard claims. They name it, so that its absence is noticed at once.
+#: The index of the standard claims. Claims name it, so that its absence is noticed at once.
 HOT: Final = "hot"
 #: The index of named claims.
 CLAIMS: Final = "claims"
@@ -54,7 +54,7 @@ INDEXES: Final[Mapping[str, IndexTerms]] = {
         [("q", 1), ("key", 1)],
         {"unique": True, "partialFilterExpression": {"key": {"$exists": True}}},
     ),
-    # Each queue has its own length of history, so a document says itself when it expires.
+    # Each queue has its own history length, so each document says when it expires.
     "expires": (
         [("expires", 1)],
         {"expireAfterSeconds": 0, "partialFilterExpression": {"processed": {"$exists": True}}},
@@ -65,7 +65,7 @@ INDEXES: Final[Mapping[str, IndexTerms]] = {
     ),
 }
 
-#: The version of a record without a shape, and the latest that this release reads.
+#: The version of a record without a shape, and the latest version that this release reads.
 VERSION: Final = 1
 LATEST_VERSION: Final = 2
 #: How often a plan reads a record again because another program changed it at the same time.
@@ -79,11 +79,11 @@ STREAM_SHAPE: Final[Mapping[str, object]] = {"retention": 7 * 86400.0}
 #: The range of the ids of records.
 RECORD_IDS: Final[Mapping[str, str]] = {"$gte": record_id(""), "$lt": "~queue;"}
 #: The ``q`` of the records of deleted queues. A record stays long enough for every process that
-#: uses the queue to meet it, and to make it live again with its kind.
+#: uses the queue to find it, and to make it live again with its kind.
 _DELETED: Final = "~deleted"
 _DELETED_FOR: Final = timedelta(hours=1)
 #: After this time, the record of a deleted queue counts as missing, so that the name may get
-#: another kind: a producer may take it as known for 30 s, and then send a command for 30 s.
+#: another kind: a producer may rely on the record for 30 s, and then spend 30 s on a command.
 _FORGOTTEN_AFTER: Final = timedelta(minutes=2)
 #: The fields of a record that a consumer reads from time to time.
 _FLAGS: Final[Mapping[str, object]] = {
@@ -106,7 +106,7 @@ class QueueRecord(NamedTuple):
     levels: frozenset[int] = frozenset()
     #: Whether no program has named the kind.
     open: bool = False
-    #: Whether it may be taken as known: there is a record, and the queue was not deleted.
+    #: Whether a client may remember it: there is a record, and the queue was not deleted.
     live: bool = True
     #: Whether the options that it shows were compared with the caller's.
     compared: bool = True
@@ -125,19 +125,18 @@ def read_or_create_record(
 ) -> Plan[QueueRecord]:
     """Return the content of the record of a queue; create the record if it is missing.
 
-    If the request names a kind or shape options that no program has named, the record names them
-    now.
+    If the request names a kind or shape options that no program has named, the record gets them.
 
     Args:
         request: the request. The record lists its levels before any message has them.
-        shown: the options that the record shows to people; None: leave them alone.
-        compare: whether to warn of other options in the record, and to store these.
-        agreed: whether the record agreed with the shape before. Then the caller follows it.
+        shown: the options that the record shows to people; None: leave the stored options alone.
+        compare: whether to warn if the record shows other options, and to store these.
+        agreed: whether the record agreed with the shape before. If so, the caller follows it.
         by: the label of this process.
 
     Raises:
         ConfigurationError: this release does not know the kind, or another value was named.
-        Unavailable: other programs change the record all the time.
+        Unavailable: other programs keep changing the record.
     """
     queue, match = request.queue, {"_id": record_id(request.queue)}
     for _ in range(MAX_RACES):
@@ -159,7 +158,7 @@ def read_or_create_record(
         named = {} if agreed else shared.unnamed(request.shape)
         if not named:
             break
-        # All of them or none, and only while the options that were compared stay as they are.
+        # All of them or none, and only if the compared options have not changed.
         unchanged = {**match, "kind": kind, **shared.as_read(request.shape)}
         now = yield from ServerTime()
         put = {"v": SHAPED_VERSION, **shared.naming(named, by, now)}
@@ -167,7 +166,7 @@ def read_or_create_record(
             yield from Signal(queue, None)  # consumers read the record again
             break
     else:
-        raise Unavailable(f"queue {queue!r}: other programs change its options all the time")
+        raise Unavailable(f"queue {queue!r}: other programs keep changing its options: try again")
     if new := [each for each in request.levels if each not in known]:
         yield from Update(match, {"$addToSet": {"levels": {"$each": new}}})
         yield from put_level_records(queue, new)
@@ -264,7 +263,7 @@ def bury_record(queue: str) -> Plan[None]:
 
 
 def _is_past(queue: str, record: Mapping[str, Any]) -> Plan[bool]:
-    """Return whether a record counts as missing: a queue that was deleted a while ago.
+    """Return whether a record counts as missing, because its queue was deleted a while ago.
 
     The record of a stream counts until the server removes it, since its positions continue.
     """
@@ -273,7 +272,7 @@ def _is_past(queue: str, record: Mapping[str, Any]) -> Plan[bool]:
         return False
     if (yield from ServerTime()) - deleted < _FORGOTTEN_AFTER:
         return False
-    # A deletion that broke off left messages, which another kind might misread.
+    # An interrupted deletion leaves messages, which another kind might misread.
     messages = {"q": queue, "record": {"$exists": False}}
     return not (yield from Find(messages, {"_id": 1}, limit=1))
 
@@ -307,10 +306,10 @@ def ensure(
     Args:
         queue: the name of the queue.
         kind: its kind.
-        options: the options of the Queue object; None: there is none.
+        options: the options of the Queue object; None if there is no object.
         priorities: the priorities of the messages that enter, for a kind with priorities; None is
             the default.
-        receives: whether the caller receives. That names the kind, even if the object does not.
+        receives: whether the caller receives. This names the kind, even if the object does not.
 
     Raises:
         ConfigurationError: the queue is of another kind.
@@ -327,7 +326,7 @@ def ensure(
 
 
 def check_kind(queue: str, kind: Kind) -> Plan[None]:
-    """Refuse a queue of another kind. Creates no record.
+    """Refuse a queue of another kind. Create no record.
 
     Raises:
         ConfigurationError: the queue is of another kind.
@@ -341,7 +340,7 @@ def check_kind(queue: str, kind: Kind) -> Plan[None]:
 
 
 def refuse_kind(queue: str, kind: Kind, stored: str) -> Plan[None]:
-    """Refuse to use a queue as one of another kind than is stored."""
+    """Refuse to use a queue as a kind other than its stored kind."""
     if stored == STREAM:
         raise ConfigurationError(
             f"name: {queue!r} is a stream: open it with client.stream(), or give the queue another "
@@ -374,14 +373,14 @@ def kind_of(queue: str) -> Plan[str | None]:
 
 
 def target(queue: str, priorities: Collection[int | None] = ()) -> Plan[Target]:
-    """Return a queue that is known by its name only; if it is new, it is a standard queue.
+    """Return a queue that is known only by its name; if it is new, it is a standard queue.
 
     The first program that names a kind makes it a queue of that kind. ``priorities``: the
     priorities of the messages that enter it.
 
     Raises:
         ConfigurationError: this release does not know its kind.
-        TargetRefused: it is a stream.
+        TargetRefused: the queue is a stream.
     """
     kind = target_kind(queue, (yield from EnsureQueue(queue, GUESSED_KIND, guessed=True)))
     if kind.levels(priorities):
@@ -390,15 +389,15 @@ def target(queue: str, priorities: Collection[int | None] = ()) -> Plan[Target]:
 
 
 def target_kind(queue: str, name: str) -> Kind:
-    """Return the kind of this name, of a queue that messages are to enter.
+    """Return the kind with this name, for a queue that messages enter.
 
     Raises:
         ConfigurationError: this release does not know it.
-        TargetRefused: it is a stream.
+        TargetRefused: the queue is a stream.
     """
     if name == STREAM:
         raise TargetRefused(
-            f"to: {queue!r} is a stream, which messages do not move into: append the payload to "
+            f"to: {queue!r} is a stream, and messages cannot move there: append the payload to "
             "it, or move the message to a queue by name"
         )
     if name not in kinds.known():
@@ -438,11 +437,11 @@ def followed(queue: str, kind: Kind, options: Options, by: str) -> Plan[Document
     """Return the flags of a queue for a consumer; a queue that was deleted becomes live again.
 
     Raises:
-        ConfigurationError: it was deleted, and made again with another kind.
+        ConfigurationError: the queue was deleted, and created again with another kind.
     """
     record = yield from flags(queue)
     if not record:
-        # A fail-over undid it, or the collection was dropped. Its limit must hold all the same.
+        # A fail-over undid the record, or the collection was dropped. Its limit must still hold.
         yield from ForgetQueue(queue)
         yield from ensure(queue, kind, options)
         record = yield from flags(queue)
@@ -454,7 +453,7 @@ def followed(queue: str, kind: Kind, options: Options, by: str) -> Plan[Document
 
 
 def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:
-    """Pause or resume a queue. A record that was just deleted is made again."""
+    """Pause or resume a queue. A record that was just deleted is created again."""
     now = yield from ServerTime()
     record = _new_record(queue, now, kind, {})
     put = {"paused": value, "q": record.pop("q")}

@@ -1,12 +1,12 @@
-"""The kind of a queue that programs so far know by its name only.
+"""The kind of a queue that programs have referred to only by name so far.
 
-A message that is moved to a queue by name, or buried, or pushed by an object without a kind, makes
-the record of a new queue. Such a record is ``open``: it counts as a standard queue, and the first
-program that names a kind gives it that kind. The messages in the queue by then are ordinary
+A message that is moved to a queue by name, or buried, or pushed by an object without a kind,
+creates the record of a new queue. Such a record is ``open``: it counts as a standard queue, and the
+first program that names a kind gives it that kind. The messages in the queue by then are ordinary
 messages in every kind.
 
-Nothing is claimed from an open queue, since a program that receives names the kind. So a claim
-meets no pack that it takes for a message.
+Nothing is claimed from an open queue, since a program that receives names the kind. So no claim can
+mistake a pack for a message.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def name_kind(queue: str, record: Mapping[str, Any], kind: Kind) -> Plan[None]:
     if kind.shape:
         stored = shape if isinstance(shape, Mapping) else {}
         put |= {"shape": {**kind.shape, **stored}, "v": SHAPED_VERSION}
-    # Messages keep the priority that they had elsewhere, and any priority may be on its way.
+    # Messages keep the priority that they had in another queue, so any priority may arrive.
     if levels := kind.levels(range(HIGHEST_PRIORITY + 1)):
         put["levels"] = list(levels)
     yield from kind.prepare()
     unchanged = {"_id": record_id(queue), "open": True}
     unchanged["shape"] = {"$exists": False} if shape is None else {"$eq": shape}
-    # At majority: packs must not outlive the kind that they need, when a fail-over undoes it.
+    # At majority: if a fail-over undid the kind, packs that need it would be left behind.
     update: UpdateDocument = {"$set": put, "$unset": {"open": ""}}
     named = yield from Update(unchanged, update, majority=True)
     if named.matched and levels:

@@ -41,14 +41,14 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class QueueTerms:
-    """How one Queue object uses its queue. It pickles."""
+    """How one Queue object uses its queue. It can be pickled."""
 
     queue: str
     #: The name of the kind.
     kind_name: str
     codec: Codec[Any]
     options: Options
-    #: Returns the label that claims of this process carry: a fork changes it.
+    #: Returns the label that claims of this process carry. It changes after a fork.
     owner: Callable[[], str]
     #: The time limit of one command, in seconds.
     command_timeout_s: float
@@ -70,20 +70,20 @@ class Target(NamedTuple):
 
 
 class NewMessage(NamedTuple):
-    """A message to be written. The id is the caller's, or None."""
+    """A message to be written. ``id`` is the id that the caller chose, or None."""
 
     id: str | None
     payload: Any
     headers: Mapping[str, Any] | None = None
     key: str | None = None
-    #: When it becomes ready, as ``Queue.push`` takes it: one of the two, or none.
+    #: When it becomes ready, as in ``Queue.push``: either of the two, or neither.
     delay: float | timedelta | None = None
     at: datetime | None = None
-    #: The queue it is for, if a write has several.
+    #: The queue that it is for, if a write covers several queues.
     queue: str | None = None
     priority: int | None = None
     group: str | None = None
-    #: Why ``queue`` cannot store it. It is then for the dead-letter queue of that queue.
+    #: Why ``queue`` cannot store it: it then goes to the dead-letter queue of that queue.
     fault: str | None = None
 
 

@@ -48,7 +48,7 @@ from pyqueue.requests import (
 def _pop_for_callers(
     how: Reception, state: ScanState, limits: list[Limits]
 ) -> Plan[list[list[Claimed]]]:
-    """Pop once for several callers, late callers included; split the result."""
+    """Pop once for several callers, including late callers; split the result."""
     shares: list[list[Claimed]] = [[]]
     if how.bare and wanted_by(limits) == 1 and not is_stopped(how, ()):
         now = yield from ServerTime()
@@ -83,7 +83,7 @@ def _is_deliverable(document: Document) -> bool:
 def _put_back(how: Reception, scan: Scan, document: Document) -> Plan[list[Claimed]]:
     """Insert a deleted document again, held by this claim, and return its message.
 
-    It must not be delivered unchecked. If it is invalid, it is buried.
+    The document must not be delivered unchecked: if it is invalid, it is buried.
     """
     held = document | scan.update()["$set"]
     yield from insert_again([held], partial(_renamed, now=scan.now))
@@ -97,9 +97,9 @@ def _put_back(how: Reception, scan: Scan, document: Document) -> Plan[list[Claim
 def finish_popped(
     terms: ClaimTerms, history_s: float | None, claimed: list[Document], now: datetime
 ) -> Plan[set[tuple[Hashable, str]]]:
-    """Finish popped messages, before a caller gets any of them.
+    """Finish popped messages before a caller gets any of them.
 
-    The result is the ids and tokens of the messages that this call did not finish.
+    Return the id and token of each message that this call did not finish.
     """
     groups: dict[tuple[str, bool], list[Document]] = {}
     for document in claimed:
@@ -119,11 +119,11 @@ def finish_popped(
 
 
 def _delete_alike(ids: Sequence[Id], token: str, until: datetime) -> Plan[set[Hashable]]:
-    """Delete the messages of one claim. Return the ids of messages that it no longer holds.
+    """Delete the messages of one claim. Return the ids of messages that the claim no longer holds.
 
     The filter has the token, because a pop may claim a message again after its first claim lapsed.
     One command deletes all of them, but only in the first half of the lease. Once the lease has
-    ended, another process may delete some of them, and then a number does not tell which.
+    ended, another process may delete some of them, and the number of deletions does not tell which.
 
     Args:
         ids: the ids.
@@ -137,7 +137,7 @@ def _delete_alike(ids: Sequence[Id], token: str, until: datetime) -> Plan[set[Ha
             return set()
         if done:
             return (yield from _replaced(ids, done))
-    # The lease may have ended, or this claim lost all of them. One by one, each answer is certain.
+    # The lease may have ended, or this claim lost all of them. One by one, each result is certain.
     lost: set[Hashable] = set()
     for id in ids:
         if not (yield from Delete({"_id": id, "token": token})):
@@ -146,27 +146,27 @@ def _delete_alike(ids: Sequence[Id], token: str, until: datetime) -> Plan[set[Ha
 
 
 def _replaced(ids: Sequence[Id], done: int) -> Plan[set[Hashable]]:
-    """Return the ids of the messages that another writer replaced before these were deleted.
+    """Return the ids of the messages that another writer replaced before the rest were deleted.
 
     Args:
         ids: the ids.
-        done: how many were deleted. The rest was no longer held.
+        done: how many were deleted. The rest were no longer held.
 
     Raises:
-        Unavailable: another process deleted some, and it is unknown which.
+        Unavailable: another process deleted some of them, and it is unknown which.
     """
     present = yield from Find({"_id": {"$in": ids}}, {"_id": 1})
     there = {hashable_id(each["_id"]) for each in present}
     gone = [id for id in ids if hashable_id(id) not in there]
     if done < len(gone):
-        # Delivering one of them could be the second time.
-        text = "some of what was popped is gone, by this call or by another one"
+        # Another call may have delivered some of them.
+        text = "some popped messages are gone, deleted by this call or by another one"
         raise Unavailable(text, ids=gone)
     return there
 
 
 def _keep_alike(ids: Sequence[Id], token: str, update: Mapping[str, Any]) -> Plan[set[Hashable]]:
-    """Finish the messages of one claim as history. Return the ids that the claim has lost."""
+    """Move the messages of one claim to history. Return the ids that the claim has lost."""
     change = yield from Update({"_id": {"$in": ids}, "token": token}, update, many=True)
     if change.matched == len(ids):
         return set()
@@ -183,7 +183,7 @@ def insert_again(
     """Insert deleted documents again, without keys that were taken in the meantime.
 
     Args:
-        documents: the documents, deleted by this process, so that no other can settle them.
+        documents: the documents, deleted by this process, so that no other process can settle them.
         elsewhere: makes the form in which a document is stored if its id belongs to a message of
             another queue.
     """
@@ -223,7 +223,7 @@ def _without_key(document: Document) -> Document:
 
 
 def _renamed(document: Document, now: datetime) -> Document:
-    """Return a message with a new id. Its trail has the old one."""
+    """Return a message with a new id. Its trail keeps the old id."""
     stop = {"q": document["q"], "at": now, "id": document["_id"]}
     trail = [*document.get("trail", ()), stop][-transitions.TRAIL_LENGTH :]
     return document | {"_id": ObjectId(), "trail": trail}
@@ -234,7 +234,7 @@ def undo_pop(
 ) -> Plan[None]:
     """Give back the messages of a cancelled pop, with the same id, place and tries.
 
-    A message loses its key if that was taken in the meantime. It gets a new id if a message of
+    A message loses its key if the key was taken in the meantime. It gets a new id if a message of
     another queue has taken its id.
     """
     if history_s is None:

@@ -1,9 +1,9 @@
 """Push: how messages enter a queue.
 
 A push without a message key or an id is a plain insert. Concurrent single pushes are coalesced into
-one insert; pushes with a key or an id are not, because a transaction may hold it. A unique index
-keeps a second message with the same key out. A push that is repeated with its id is the same
-message.
+one insert; pushes with a key or an id are not, because a transaction may hold the key or the id. A
+unique index keeps out a second message with the same key. A push that is repeated with the same id
+is the same message.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def push(
     payloads: Iterable[Any],
     **how: Unpack[PushOptions],
 ) -> Plan[list[Id | None]]:
-    """Push messages. Return their ids, with None for each that a taken key kept out."""
+    """Push messages. Return their ids, with None for each message that a taken key kept out."""
     given = checked(queue, kind, codec, payloads, how)
     if not given.values:
         return []
@@ -103,7 +103,7 @@ class Checked(NamedTuple):
         documents: list[Document] = []
         labels = self.headers
         rows = zip(self.values, self.keys, self.ids, self.priorities, self.groups, strict=True)
-        for value, key, id, level, turn in rows:  # a loop is cheaper for one
+        for value, key, id, level, turn in rows:  # for one message, a loop is cheaper
             content = Content(type_name, value, labels, key, id, priority=level, group=turn)
             documents.append(new_document(queue, kind, now, when, content))
         return documents
@@ -134,7 +134,7 @@ def checked(
     turns = _one_each("groups", how.get("groups"), len(payloads), arguments.ordered_group)
     if how.get("groups") is not None and any(turns):
         require(kind, queue, "group")
-    # A bad instant is refused before the server is asked anything.
+    # An invalid instant is refused before the first request to the server.
     arguments.starting(BAND, how.get("delay"), how.get("at"))
     return Checked(each_of(codec.dump, payloads), labels, names, chosen, wanted, groups=turns)
 
@@ -157,11 +157,11 @@ def enter(kind: Kind, entries: Entries, on_duplicate: str) -> Plan[list[Id | Non
         on_duplicate: the action if a key is taken: "ignore", "replace" or "error".
 
     Returns:
-        Their ids, with None for each that a taken key kept out.
+        Their ids, with None for each document that a taken key kept out.
 
     Raises:
         DuplicateKey: an id belongs to a message that was never in this queue, or a key is taken and
-            this is an error. All other documents are written.
+            ``on_duplicate`` is "error". All other documents are written.
     """
     if on_duplicate == "replace" and any("key" in document for document in entries.documents):
         written = yield from _replace_each(kind, entries)
@@ -176,20 +176,20 @@ def enter(kind: Kind, entries: Entries, on_duplicate: str) -> Plan[list[Id | Non
 
 
 def enter_by_id(kind: Kind, entries: Entries, *, replacing: bool) -> Plan[list[Id | None]]:
-    """Write documents with chosen ids into a queue, where a known id is not the same message.
+    """Write documents with chosen ids into a queue. A known id does not mean a repeated push.
 
     Args:
         kind: the kind of the queue.
         entries: the documents.
-        replacing: whether a document overwrites the live message with its key, or else the one with
-            its id; see ``replace_by_id``. Otherwise a key or an id that is taken is an error.
+        replacing: whether a document overwrites the live message with its key, or else the message
+            with its id; see ``replace_by_id``. If false, a taken key or id is an error.
 
     Returns:
         Their ids.
 
     Raises:
         DuplicateKey: an id belongs to a message that was never in this queue, or an id or a key is
-            taken and this is an error. All other documents are written.
+            taken and ``replacing`` is false. All other documents are written.
     """
     queue, documents = entries.queue, entries.documents
     if replacing:
@@ -207,12 +207,12 @@ def enter_by_id(kind: Kind, entries: Entries, *, replacing: bool) -> Plan[list[I
 
 
 def key_taken(queue: str, keys: list[str]) -> DuplicateKey:
-    """Return the error of messages whose keys are taken."""
+    """Return the error for messages whose keys are taken."""
     return DuplicateKey(f"queue {queue!r} has messages with these keys: {keys[:10]}", keys=keys)
 
 
 def id_taken(queue: str, ids: list[Id], keys: Sequence[str] = ()) -> DuplicateKey:
-    """Return the error of messages whose ids are or were in the queue."""
+    """Return the error for messages whose ids are or were in the queue."""
     return DuplicateKey(
         f"queue {queue!r} has, or had, messages with these ids: {ids[:10]}", ids=ids, keys=keys
     )
@@ -225,12 +225,12 @@ def _one_each(
         return [None] * length
     if isinstance(given, (str, bytes, Mapping, Set)) or not isinstance(given, Iterable):
         raise ConfigurationError(
-            f"{name}: give a list with one for each payload (or None), not {type(given).__name__}"
+            f"{name}: give a list with a value or None per payload, not {type(given).__name__}"
         )
     values = list(given)
     if len(values) != length:
         raise ConfigurationError(
-            f"{name}: {len(values)} were given for {length} payloads; give one for each (or None)"
+            f"{name}: got {len(values)} for {length} payloads; give one for each (or None)"
         )
     return [None if value is None else check(value) for value in values]
 
@@ -238,7 +238,7 @@ def _one_each(
 class Content(NamedTuple):
     """The part of a message that its producer gives, as it is stored."""
 
-    #: The name of the payload's model; None: it has none.
+    #: The name of the payload's model; None if it has none.
     type: str | None
     payload: Any
     headers: Mapping[str, Any] | None = None
@@ -268,7 +268,7 @@ def new_document(
 
 
 def _replace_each(kind: Kind, entries: Entries) -> Plan[Written]:
-    """Overwrite the live messages with the keys of these documents, or insert them."""
+    """Overwrite the live messages that have these documents' keys, or insert the documents."""
     written = Written([])
     try:
         for place, document in enumerate(entries.documents):
@@ -291,10 +291,10 @@ def replace(kind: Kind, entry: Entries, foreign: list[Id]) -> Plan[Id | None]:
     Args:
         kind: the kind of the queue.
         entry: the document.
-        foreign: gets its id if that belongs to a message that was never in this queue.
+        foreign: gains its id if a message that was never in this queue has the id.
 
     Returns:
-        The id of the message, or None: it is not written.
+        The id of the message, or None if it was not written.
     """
     (document,) = entry.documents
     queue, session = entry.queue, entry.session
@@ -355,7 +355,7 @@ def replace_by_id(queue: str, kind: Kind, document: Document, foreign: list[Id])
         foreign: gains the id if a document of another queue has it.
 
     Returns:
-        The id of the message that the queue has now; None: its id is foreign.
+        The id of the message that the queue has now; None if its id is foreign.
     """
     id: Id = document["_id"]
     with_id: Filter = {"_id": id, "q": queue, "processed": {"$exists": False}}
@@ -379,7 +379,7 @@ def _overwrite_live(
     """Overwrite the live message with the key or the id of a document, or insert the document.
 
     Returns:
-        The former message; None: it was inserted.
+        The former message; None if the document was inserted.
     """
     former = None
     if "key" in document:
@@ -393,10 +393,10 @@ def _overwrite_live(
 
 
 def _overwriting(kind: Kind, document: Document, match: Filter) -> UpdateDocument:
-    """Return the update that overwrites the message of a filter, or inserts the document."""
+    """Return the update that overwrites the message ``match`` finds, or inserts the document."""
     once = {name: document[name] for name in ("_id", "pushed") if name not in match}
     fresh = {name: document[name] for name in document if name not in once and name not in match}
-    # Fields of an earlier queue with priorities or groups go, too.
+    # Fields of an earlier queue with priorities or groups are removed, too.
     stale = (
         *kind.held_fields,
         *kind.stay_fields,

@@ -1,7 +1,7 @@
 """The table of contents: the plan of each operation of a queue.
 
-``QueuePlans`` is plain data. It pickles, and a Spark executor can use it. A kind may register a
-table with other rows.
+``QueuePlans`` is plain data: it can be pickled, and a Spark executor can use it. A kind may
+register a table with other rows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ T = TypeVar("T")
 def _takes_kind(
     operation: Callable[Concatenate[QueuePlans, P], Plan[T]],
 ) -> Callable[Concatenate[QueuePlans, P], Plan[T]]:
-    """Run an operation in the kind of the record if the plans have none."""
+    """Run an operation with the kind of the record if the plans have no kind."""
 
     @wraps(operation)
     def run(plans: QueuePlans, /, *args: P.args, **options: P.kwargs) -> Plan[T]:
@@ -61,7 +61,7 @@ def _takes_kind(
         # It may run again, so it must not use up its arguments.
         given: Any = tuple(map(_kept, args))
         named: Any = {name: _kept(value) for name, value in options.items()}
-        row = operation.__name__  # the kind may have another one
+        row = operation.__name__  # the table of the kind may have another row
         return in_recorded_kind(plans, lambda found: getattr(found, row)(*given, **named))
 
     return run
@@ -72,11 +72,11 @@ def _kept(argument: object) -> object:
 
 
 class QueuePlans:
-    """The plans of one queue. Make them by ``plans_of``.
+    """The plans of one queue. Create them with ``plans_of``.
 
     Args:
         terms: how the Queue object uses its queue.
-        names_kind: whether the terms name the kind; False: it is the kind that the record has.
+        names_kind: whether the terms name the kind; if false, the kind is taken from the record.
 
     Raises:
         ConfigurationError: the kind does not offer an option.
@@ -86,11 +86,11 @@ class QueuePlans:
 
     def __init__(self, terms: QueueTerms, *, names_kind: bool = True) -> None:
         self.terms = terms
-        #: These plans in each kind that the record had, if they have none.
+        #: If these plans have no kind: the plans for each kind that the record had.
         self.in_kinds: dict[str, QueuePlans] = {}
         #: The name of the kind, or None.
         self.kind_name = terms.kind_name if names_kind else None
-        if names_kind:  # else the options are checked with the kind of the record
+        if names_kind:  # otherwise the options are checked with the kind of the record
             _check_options(terms)
 
     @property
@@ -110,7 +110,7 @@ class QueuePlans:
 
     @property
     def kind(self) -> Kind:
-        """The kind; of plans without one, the kind of a new queue. See ``found``."""
+        """The kind; for plans without one, the kind of a new queue. See ``found``."""
         return self.terms.kind
 
     @property
@@ -124,7 +124,7 @@ class QueuePlans:
     def push(
         self, payloads: Iterable[Any], **options: Unpack[PushOptions]
     ) -> Plan[list[Id | None]]:
-        """Push messages. Return their ids, with None for each that a taken key kept out."""
+        """Push messages. Return their ids, with None for each message that a taken key kept out."""
         return pushing.push(self.queue, self.kind, self.codec, self.options, payloads, **options)
 
     # ---- out
@@ -135,7 +135,7 @@ class QueuePlans:
         limit: int,
         **how: Unpack[ReceiveOptions],
     ) -> Plan[list[Any]]:
-        """Receive up to ``limit`` messages; wait for the first one up to ``timeout``."""
+        """Receive up to ``limit`` messages; wait up to ``timeout`` for the first one."""
         if self.kind_name is None:
             return again_in_kind(
                 [self.queue], lambda: _await_and_receive(self, waiting, limit, how)
@@ -187,7 +187,7 @@ class QueuePlans:
         to: QueuePlans | str,
         **options: Unpack[MoveOptions],
     ) -> Plan[None]:
-        """Pass messages on to another queue. ``pairs``: a reservation and its payload."""
+        """Pass messages on to another queue. ``pairs``: reservations and payloads."""
         if isinstance(to, str):
             return moving.move(self.terms, pairs, to=to, **options)
 
@@ -205,7 +205,7 @@ class QueuePlans:
         return settling.bury(self.terms, held, error=error)
 
     def progress(self, held: object, fraction: float, note: str | None = None) -> Plan[None]:
-        """Store how far the work on a message is."""
+        """Store the progress of the work on a message."""
         return settling.progress(self.queue, held, fraction, note)
 
     def checkpoint(self, held: object, state: Any) -> Plan[None]:
@@ -276,7 +276,7 @@ _tables: dict[str, type[QueuePlans]] = {}
 
 
 def register(kind: str, table: type[QueuePlans]) -> None:
-    """Say which plans a kind has in place of ``QueuePlans``."""
+    """Register the plans that a kind has in place of ``QueuePlans``."""
     _tables[kind] = table
 
 
@@ -294,11 +294,12 @@ def plans_of(
     Args:
         queue: the name of the queue.
         options: how the Queue object handles its messages.
-        codec: how payloads are stored; None: as they are.
-        kind: the name of the kind of queue; None: the kind that its record has.
-        owner: the label that claims carry, or a function that returns it: a fork may change it.
-        command_timeout: the time limit of one command, in seconds. A pop that has to check its
-            messages first claims them for that long.
+        codec: how payloads are stored; None: unchanged.
+        kind: the name of the kind of queue; None: the kind in the queue's record.
+        owner: the label that claims carry, or a function that returns it, since a fork may change
+            it.
+        command_timeout: the time limit of one command, in seconds. A pop that must check its
+            messages claims them for that long.
 
     Raises:
         ConfigurationError: the kind is unknown, or does not offer an option.
@@ -319,7 +320,7 @@ def _check_options(terms: QueueTerms) -> None:
     """Refuse options that the kind does not offer.
 
     Raises:
-        ConfigurationError: there is one.
+        ConfigurationError: the kind does not offer one of them.
     """
     queue, kind, shape = terms.queue, terms.kind, terms.options.shape
     if terms.options.history is not None:
@@ -340,14 +341,14 @@ def _check_options(terms: QueueTerms) -> None:
 
 
 def found(plans: QueuePlans, *, names: bool = False) -> Plan[QueuePlans]:
-    """Return plans in the kind that the queue has; without a record it is guessed. Make no record.
+    """Return plans in the kind of the queue, guessed if there is no record. Make no record.
 
     Args:
         plans: the plans of a queue.
         names: whether the result counts as plans whose kind was named.
 
     Raises:
-        ConfigurationError: it is a stream, or the kind does not offer an option.
+        ConfigurationError: the queue is a stream, or the kind does not offer an option.
     """
     if plans.kind_name is not None:
         return plans
@@ -356,10 +357,10 @@ def found(plans: QueuePlans, *, names: bool = False) -> Plan[QueuePlans]:
 
 
 def found_target(plans: QueuePlans) -> Plan[Target]:
-    """Return a queue as the target of a move, in the kind that it has.
+    """Return a queue as the target of a move, with the kind that it has.
 
     Raises:
-        TargetRefused: it is a stream.
+        TargetRefused: the queue is a stream.
     """
     if plans.kind_name is not None:
         return plans.target

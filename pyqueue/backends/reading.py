@@ -1,4 +1,4 @@
-"""Reading: the contents of a queue. Nothing here changes a message or creates a record."""
+"""Read the contents of a queue. Nothing here changes a message or creates a record."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def peek(queue: str, kind: Kind, codec: Codec[Any], limit: int) -> Plan[list[Mes
 
 
 def counts(queue: str, cap: int | None) -> Plan[Counts]:
-    """Count the messages by state, in each state up to ``cap``; None: all."""
+    """Count the messages in each state, up to ``cap`` for each; None: count all."""
     if cap is not None:
         arguments.count("cap", cap)
     now = yield from ServerTime()
@@ -94,16 +94,16 @@ def count(queue: str, cap: int | None, now: datetime, session: object) -> Plan[C
 
 
 def next_when(queue: str, start: ScanStart | None = None) -> Plan[datetime | None]:
-    """Return the earliest ``when`` of the live messages, ends of leases included."""
+    """Return the earliest ``when`` of the live messages, including ends of leases."""
     found = yield from _head(queue, start)
     when = found[0]["when"] if found else None
     return when if isinstance(when, datetime) else None  # a foreign document may hold an array
 
 
 def due_in(queue: str) -> Plan[float]:
-    """Return in how many seconds a message becomes ready: one read, for idle consumers.
+    """Return the seconds until a message becomes ready. It takes one read, for idle consumers.
 
-    0 means that one is ready. Infinity means that there is none.
+    0 means that a message is ready, and infinity that there is none.
     """
     now = yield from ServerTime()
     found = yield from _head(queue, None)
@@ -124,7 +124,7 @@ def backlog(queue: str, kind: Kind, cap: int) -> Plan[tuple[int, float | None]]:
     if not found:
         return 0, None
     count = yield from Count(ready, HOT, cap)
-    # A message that is deferred keeps in ``due`` since when it was ready.
+    # The ``due`` of a deferred message says since when it has been ready.
     since = found[0].get("due", found[0]["when"])
     return count, (now - since).total_seconds() if isinstance(since, datetime) else None
 

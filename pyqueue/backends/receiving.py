@@ -87,7 +87,7 @@ class Reception(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """How the claims of a queue are made, for a kind with other claims than the standard one."""
+    """How the claims of a queue are made. A kind may differ from the standard kind."""
 
     #: Claim once for several callers; see ``claim_for_callers``.
     claim: Callable[[Reception, ScanState, list[Limits]], Plan[list[list[Claimed]]]]
@@ -99,7 +99,7 @@ class Claims(NamedTuple):
     def together(
         self, how: Reception, scan: ScanState, limits: Limits
     ) -> Coalesce[Limits, list[Claimed]]:
-        """Return the request of a claim. Calls that receive in the same way share it."""
+        """Return the request for a claim. Calls that receive in the same way share it."""
         return Coalesce(
             how,
             limits,
@@ -140,7 +140,7 @@ def receive(
     )
     yield from namespace.ensure(queue, queue_terms.kind, options, receives=True)
     now = yield from ServerTime()
-    # On the monotonic clock: the primary's may be set while the caller waits.
+    # On the monotonic clock: the primary's clock may be set while the caller waits.
     deadline = (yield from MonotonicTime()) + timeout_s if timeout_s else None
     found = False
     try:
@@ -230,7 +230,7 @@ def _wake_time(queue: str, state: ScanState, now: datetime, poll_s: float) -> Pl
 
 
 def _read_due(queue: str, state: ScanState, now: datetime) -> Plan[datetime | None]:
-    """Read when the next message becomes ready. If it is too early for that, return when to."""
+    """Read when the next message becomes ready. If it is too early to read, return when to read."""
     if state.due_read is not None and state.due_read + NEXT_WHEN_INTERVAL > now:
         return state.due_read + NEXT_WHEN_INTERVAL
     state.due_known, state.due_read = True, now
@@ -255,7 +255,7 @@ def _undo(how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
 def claim_for_callers(
     how: Reception, state: ScanState, limits: list[Limits]
 ) -> Plan[list[list[Claimed]]]:
-    """Claim once for several callers, late callers included; split the result."""
+    """Claim once for several callers, including late callers; split the result."""
     room = ByteLimit(state, limits)
     claimed = yield from _claim_messages(how, state, limits, room)
     shares, rest = _split(claimed, limits, room)
@@ -270,7 +270,7 @@ def _split(
     """Return the share of each caller, in order, and the messages that fit into no share."""
     if len(limits) == 1:
         return [claimed], []
-    # The sizes matter only to callers of several messages, and only if these may be too large.
+    # The sizes matter only to callers that want several messages, if these may be too large.
     least = min((each.bytes for each in limits if each.messages > 1), default=None)
     measured = room.full or (least is not None and room.taken_at_most > least)
     shares: list[list[Claimed]] = []
@@ -278,7 +278,7 @@ def _split(
     for index, limit in enumerate(limits):
         share: list[Claimed] = []
         size = 0
-        # If messages were left behind, each caller gets one.
+        # If messages were left behind, each caller gets at least one.
         end = len(claimed) - (len(limits) - 1 - index if room.full else 0)
         while place < len(claimed) and len(share) < limit.messages:
             size += size_of(claimed[place][0]) if measured else 0
@@ -320,7 +320,7 @@ def is_stopped(how: Reception, claimed: Sequence[Claimed]) -> bool:
     """Return whether claiming stops because too many messages are invalid.
 
     Raises:
-        ConfigurationError: claiming stops, and no message is claimed.
+        ConfigurationError: claiming stops, and no message has been claimed.
     """
     if how.misfits.verdict is not None and not claimed:
         raise ConfigurationError(how.misfits.verdict)
@@ -345,13 +345,13 @@ def wanted_by(limits: Sequence[Limits]) -> int:
 
 
 def give_back_excess(terms: ClaimTerms, documents: list[Document]) -> Plan[None]:
-    """Give back excess messages: to the same place, the try not counted."""
-    with suppress(Unavailable):  # then it comes back when the lease lapses
+    """Give back excess messages to their places, without counting the try."""
+    with suppress(Unavailable):  # then they come back when the leases lapse
         yield from give_back(terms.queue, terms.kind, documents, counted=terms.counts_try)
 
 
 def accept(how: Reception, document: Document, now: datetime) -> Plan[Message[Any] | None]:
-    """Return the message of a claimed document; or bury it and return None."""
+    """Return the message of a claimed document, or bury the document and return None."""
     message = _message_or_refusal(how, document, now)
     if isinstance(message, invalid.Refusal):
         yield from _bury(how, document, now, message)

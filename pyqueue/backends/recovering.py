@@ -2,8 +2,8 @@
 
 Consumers of a queue do this from time to time. About once a minute each client that receives does
 it for all queues, some of which may have no consumer any more; so does ``pyqueue doctor``. Hidden
-documents have their own range of the index. Ended sources come first in it, so a pass finds them,
-whatever the number of copies.
+documents have their own range of the index. Ended sources come first in that range, so a pass finds
+them, whatever the number of copies.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pyqueue.requests import Delete, Distinct, Document, Find, Plan, ServerTime
 
 log = logging.getLogger("pyqueue")
 
-#: For a deletion: the latest decisions count, too, even by a clock that is ahead of ours.
+#: For a deletion: it must include the latest decisions, even by a clock that is ahead of ours.
 NO_GRACE: Final = -GRACE
 #: The mean time between two passes of a client over the handovers of all queues.
 SWEEP_INTERVAL: Final = timedelta(seconds=60)
@@ -64,24 +64,24 @@ class Recovery:
 
 
 def pending(queue: str) -> Plan[bool]:
-    """Return whether the outputs of ended messages may not all be published yet."""
+    """Return whether some outputs of ended messages may still be unpublished."""
     match = {"q": hidden_queue(queue), "when": FIRST}
     return bool((yield from Find(match, {"_id": 1}, limit=1, hint=HOT)))
 
 
 def recover_next(queue: str, recovery: Recovery, now: datetime) -> Plan[None]:
-    """From time to time, finish handovers whose processes died: of this queue, and of all."""
+    """From time to time, finish handovers of processes that died, in this queue and in all."""
     if recovery.sweep.is_due(now):
         try:
             yield from recover_all()
         except QueueError as error:
-            log.warning("cannot finish for processes that died: %s", error)
+            log.warning("cannot finish handovers of dead processes: %s", error)
     if recovery.at is not None and now >= recovery.at:
         recovery.at = now + INTERVAL
         try:
             recovery.ended, _ = yield from recover(queue, recovery.ended)
         except QueueError as error:  # the next pass tries it again
-            log.warning("queue %r: cannot finish for processes that died: %s", queue, error)
+            log.warning("queue %r: cannot finish handovers of dead processes: %s", queue, error)
     elif recovery.at is None or recovery.at > now + INTERVAL:
         recovery.at = now + INTERVAL
 
@@ -94,10 +94,10 @@ def recover(
     Args:
         queue: the name of the queue.
         start: where the last pass ended.
-        grace: handovers that were decided or copied less than this ago are left alone.
+        grace: handovers that were decided or copied more recently than this are left alone.
 
     Returns:
-        Where the next pass starts, or None at the end; how many sources and copies it dealt with.
+        Where the next pass starts, or None at the end; how many sources and copies were handled.
     """
     before = (yield from ServerTime()) - grace
     page = yield from _page(queue, None, before)  # sources that have ended come first
@@ -157,7 +157,7 @@ def _is_abandoned(copy: Document, sources: Sequence[Document]) -> bool:
 
 
 def recover_queue(queue: str, grace: timedelta = GRACE) -> Plan[int]:
-    """Finish all handovers of a queue. Return how many sources and copies it dealt with."""
+    """Finish all handovers of a queue. Return how many sources and copies were handled."""
     start, done = yield from recover(queue, grace=grace)
     while start is not None:
         start, number = yield from recover(queue, start, grace)
@@ -166,7 +166,7 @@ def recover_queue(queue: str, grace: timedelta = GRACE) -> Plan[int]:
 
 
 def recover_all() -> Plan[int]:
-    """Finish the handovers of all queues. Return how many sources and copies it dealt with."""
+    """Finish the handovers of all queues. Return how many sources and copies were handled."""
     done = 0
     for name in (yield from Distinct("q")):
         queue = name.removeprefix(HIDDEN) if isinstance(name, str) else "~"

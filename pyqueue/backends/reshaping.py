@@ -21,24 +21,24 @@ from pyqueue.requests import Find, Plan, ServerTime, Signal, Update, UpdateDocum
 def reshape(
     queue: str, shape: Mapping[str, object], collection: str = "pyqueue", by: str = ""
 ) -> Plan[None]:
-    """Change options on which all users of a queue agree. They follow within 5 s.
+    """Change options on which all users of a queue agree. Running programs follow within 5 s.
 
     Args:
         queue: the name of the queue.
-        shape: the options to change. A limit that is False is removed.
+        shape: the options to change. If the limit is False, it is removed.
         collection: the name of the collection.
         by: the label of this process, which the record shows.
 
     Raises:
         ConfigurationError: the queue has no record, or its kind has no such option.
-        Unavailable: other programs change the record all the time.
+        Unavailable: other programs keep changing the record.
     """
     deferred = False  # a try whose reply was lost may have removed the limit
     for _ in range(namespace.MAX_RACES):
         record = yield from _record(queue)
         kind = namespace.readable_kind(queue, record)
         _require_options(queue, kind, shape)
-        # Before the limit is there: a consumer that follows it relies on the unique index.
+        # Before the limit is stored: a consumer that follows it relies on the unique index.
         there = indexes_of(kind, {})
         needed = indexes_of(kind, shape).items()
         new = {name: terms for name, terms in needed if name not in there}
@@ -51,7 +51,7 @@ def reshape(
         if (yield from Update(unchanged, update)).matched:
             break
     else:
-        raise Unavailable(f"queue {queue!r}: other programs change its options all the time")
+        raise Unavailable(f"queue {queue!r}: other programs keep changing its options: try again")
     if deferred:
         yield from lift(queue)
     yield from Signal(queue, None)
@@ -61,14 +61,14 @@ def _record(queue: str) -> Plan[dict[str, Any]]:
     """Return the record of a queue.
 
     Raises:
-        ConfigurationError: it has none.
+        ConfigurationError: the queue has no record.
     """
     match = {"_id": record_id(queue), "deleted": {"$exists": False}}
     found = yield from Find(match, limit=1)
     if not found:
         raise ConfigurationError(
-            f"name: queue {queue!r} does not exist: make it with client.queue() or "
-            "client.stream(), which take these options, too"
+            f"name: queue {queue!r} does not exist: create it with client.queue() or "
+            "client.stream(), which also take these options"
         )
     return found[0]
 
@@ -78,7 +78,7 @@ def _update(
 ) -> Plan[UpdateDocument]:
     """Return the update of the record."""
     now = yield from ServerTime()
-    # A release that does not know of a shape refuses the record from now on.
+    # A release that does not know shapes refuses the record from now on.
     put = {**shared.reshaping(shape, by, now), "v": SHAPED_VERSION}
     if "limit" in shape:
         stored = shared.shape.get("limit"), Drain.of(record.get("drain"))

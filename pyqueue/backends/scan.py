@@ -2,10 +2,9 @@
 
 A replica set keeps deleted index entries for minutes. A FIFO queue deletes at its head, so a scan
 that began there would walk over all of them. Therefore each process remembers a lower bound, below
-which it knows of no message, and a scan begins at that bound. Messages can still arrive below it:
-by a slow insert, by a lapsed lease, or with a lost signal. A *rescan*, from time to time, begins at
-the very start and finds those. If a process loses this state, its next scan is slow; no message is
-lost.
+which it knows of no message, and a scan begins at that bound. Messages can still arrive below it,
+after a slow insert, a lapsed lease or a lost signal. From time to time, a *rescan* begins at the
+very start and finds them. If a process loses this state, its next scan is slow; no message is lost.
 
 This module is pure: the instant is always an argument.
 """
@@ -29,14 +28,13 @@ from pyqueue.requests import Document, Filter
 #: The order of positions, whatever the order in which a kind claims.
 SCAN_ORDER: Final = (("when", 1), ("_id", 1))
 
-#: The server puts no more than this into one batch of documents, except for a first document.
+#: The most that the server puts into one batch of documents, unless its first document is larger.
 BATCH_BYTES: Final = 16 * 2**20
 
 #: Earlier than every message.
 FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-#: How far below the latest ``when`` a racing producer may insert and still be found without a
-#: rescan.
+#: How far below the latest ``when`` a racing producer's insert is found without a rescan.
 SLACK: Final = timedelta(milliseconds=500)
 #: The time between rescans of a busy queue.
 BUSY_RESCAN_S: Final = 5.0
@@ -46,11 +44,11 @@ IDLE_RESCAN_S: Final = 1.0
 RESCAN_REST_FACTOR: Final = 50
 #: That duration is the shortest of this many rescans.
 JUDGED_RESCANS: Final = 4
-#: The longest such rest. A message without a signal may wait for the rescan after it.
+#: The longest rest between rescans. A message whose signal was lost may wait that long.
 MAX_RESCAN_REST_S: Final = 60.0
-#: Instants that go back further than this mean that the clock was set.
+#: If the time goes back further than this, the clock was set.
 CLOCK_STEP: Final = timedelta(seconds=1)
-#: An empty scan that takes longer is walking over deleted entries that lie ahead of now.
+#: An empty scan that takes longer than this is walking over deleted entries ahead of now.
 SLOW_SCAN: Final = timedelta(milliseconds=2)
 #: How long the server keeps deleted index entries.
 TOMBSTONE_LIFETIME: Final = timedelta(seconds=300)
@@ -89,24 +87,24 @@ class Scanned(NamedTuple):
     answered: datetime
     #: The last message that it found; None: it found nothing.
     last: ScanStart | None
-    #: Whether it reached the end of the ready messages.
+    #: Whether the scan reached the end of the ready messages.
     ended: bool
-    #: The priority of that message.
+    #: The priority of the last message.
     level: object = None
 
 
 class Line(Protocol):
     """An order in which messages are claimed, and where the scans in that order begin."""
 
-    #: Whether a scan goes over several ranges of an index, one after the other. Then a claim takes
-    #: the first messages even beside competing processes, and a scan that finds something may be
-    #: slow.
+    #: Whether a scan goes over several ranges of an index, one after the other. If so, a claim
+    #: takes the first messages even when other processes compete, and a scan that finds something
+    #: may be slow.
     in_ranges: ClassVar[bool]
     #: The fields that a scan reads of each message, besides its place.
     fields: ClassVar[Mapping[str, int]]
 
     def ordering(self, kind: Kind) -> Ordering:
-        """Return the order, and the index that has it."""
+        """Return the order, and the index that provides it."""
 
     def start(self) -> ScanStart | None:
         """Return where the next scan begins; None: at the very start."""
@@ -115,14 +113,14 @@ class Line(Protocol):
         """Return the filter that matches the messages that may be claimed, from ``start`` on."""
 
     def learn(self, seen: Scanned, margin: ScanStart) -> None:
-        """Learn where the next scan begins. ``margin``: above it, producers may still insert."""
+        """Learn where the next scan begins. Producers may still insert above ``margin``."""
 
     def move_back(self, when: datetime) -> None:
         """Make the next scan find messages from ``when`` on."""
 
 
 class Memory:
-    """The memory that one process has of a queue for the sake of its kind."""
+    """A process's memory of a queue, in the form that the queue's kind needs."""
 
     __slots__ = ()
 
@@ -145,8 +143,8 @@ M = TypeVar("M", bound=Memory)
 class GroupLooks:
     """This process's knowledge of the groups of an ordered queue."""
 
-    #: Whether the last scan met messages of locked groups. Otherwise the next scan expects none,
-    #: and the unique index corrects it.
+    #: Whether the last scan met messages of locked groups. Otherwise the next scan expects none; if
+    #: it is wrong, the unique index rejects the claim.
     meets_locks: bool = True
     #: Whether almost all messages of the last scan wait for other messages.
     crowded: bool = False
@@ -178,7 +176,7 @@ class _RescanPace:
 class Sentinel:
     """The record of a queue, which stands ahead of now, where scans end."""
 
-    #: Until when it is useful, and until when it stands.
+    #: Until when it is useful, and the ``when`` that it has.
     until: datetime | None = None
     at: datetime | None = None
 
@@ -202,24 +200,24 @@ class ScanState:
     due_known: bool = False
     due_read: datetime | None = None
 
-    #: Whether another process took some candidates of the last claim. The next claim then scans
-    #: further on, so that the two do not chase each other.
+    #: Whether another process took some candidates of the last claim. The next claim then skips
+    #: ahead, so that the two do not chase each other.
     contested: bool = False
     #: How many messages the last claim of several tried to take.
     last_claim: int = 0
-    #: The size in bytes of the largest message, when a claim last measured sizes.
+    #: The size in bytes of the largest message in the last claim that measured sizes.
     largest_seen: int = BATCH_BYTES
-    #: The messages that claims pass over, because a transaction holds them.
+    #: The messages that claims pass over because a transaction holds them.
     locked: LockedMessages = field(default_factory=LockedMessages)
-    #: No message is known below it.
+    #: The position below which no message is known.
     lower_bound: ScanStart | None = None
-    #: The memories for its kind, by class.
+    #: The memories that the queue's kind needs, by class.
     memories: dict[type[Memory], Memory] = field(default_factory=dict)
     groups: GroupLooks = field(default_factory=GroupLooks)
     #: When to rescan next; None: now.
     rescan_at: datetime | None = None
     _pace: _RescanPace = field(default_factory=_RescanPace)
-    #: The last instant that this state was used with.
+    #: The instant of the last call of ``observe``.
     _observed: datetime = FIRST
     #: The earliest ``when`` that was announced since the last scan began.
     _announced: datetime | None = None
@@ -238,7 +236,7 @@ class ScanState:
     def start(self, now: datetime, line: Line | None = None) -> ScanStart | None:
         """Begin a scan: forget a due time that has passed, and return where to begin.
 
-        None means at the very start, which is a rescan. ``line``: None means by age.
+        None means at the very start, which is a rescan. If ``line`` is None, the scan is by age.
         """
         if self.due is not None and self.due <= now:
             self.move_start_back(self.due)
@@ -269,7 +267,7 @@ class ScanState:
             self.forget()  # the clock was set back during the scan: new messages lie below it
             return
         if found or seen.ended:
-            order.learn(seen, (began - SLACK, None))  # racing producers may insert above that
+            order.learn(seen, (began - SLACK, None))  # racing producers may insert above this
             if self._announced is not None:
                 self.move_start_back(self._announced)  # it arrived during the scan
         if found:
@@ -318,7 +316,7 @@ class ScanState:
 
 
 class ByAge:
-    """The order of the kind: in most kinds, by the time since when messages are ready."""
+    """The order of the kind: in most kinds, by the time at which messages became ready."""
 
     __slots__ = ("state",)
     in_ranges: ClassVar[bool] = False
@@ -328,7 +326,7 @@ class ByAge:
         self.state = state
 
     def ordering(self, kind: Kind) -> Ordering:
-        """Return the order, and the index that has it."""
+        """Return the order, and the index that provides it."""
         return Ordering(kind.order, kind.index)
 
     def start(self) -> ScanStart | None:
@@ -340,7 +338,7 @@ class ByAge:
         return kind.claimable(queue, now, start)
 
     def learn(self, seen: Scanned, margin: ScanStart) -> None:
-        """Learn where the next scan begins. ``margin``: above it, producers may still insert."""
+        """Learn where the next scan begins. Producers may still insert above ``margin``."""
         last = seen.last
         self.state.lower_bound = last if last is not None and last[0] < margin[0] else margin
 

@@ -1,7 +1,7 @@
 """Settle: the operations of a reservation's holder on its message; ``moving`` has the moves.
 
-Each operation checks its arguments, and settles reservations by their forms; see ``forms``. Most
-messages are documents: they get one settlement each, which ``applying`` carries out.
+Each operation checks its arguments, and settles each reservation by its form; see ``forms``. Most
+messages are documents: each gets one settlement, which ``applying`` carries out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def commit(
 class Output(NamedTuple):
     """A new message that a finished message leaves behind."""
 
-    #: A new id. A repeated call has the same id.
+    #: A new id. A repeated call passes the same id.
     id: Id
     target: Target
     payload: Any
@@ -54,9 +54,9 @@ class Output(NamedTuple):
 
 
 def fan_out(terms: QueueTerms, held: Reservation[Any], outputs: Sequence[Output]) -> Plan[None]:
-    """Finish a message, and write its outputs, which get its headers: all of it, or nothing.
+    """Finish a message and write its outputs, which get its headers: both, or neither.
 
-    Call it again with the same outputs if it is unavailable.
+    If this raises Unavailable, call it again with the same outputs.
 
     Args:
         terms: the queue of the message.
@@ -123,7 +123,7 @@ def rollback(
 
 
 def release(terms: QueueTerms, given: Sequence[object]) -> Plan[None]:
-    """Give messages back unprocessed: to their old places, the tries not counted."""
+    """Give messages back unprocessed, to their old places, without counting the try."""
     held = arguments.reservations(terms.queue, tuple(given))
     yield from forms.settle(held, lambda form, some: form.release(terms, some))
 
@@ -136,7 +136,7 @@ def bury(
     for each in held:
         if each.dead is not None:
             raise ConfigurationError(
-                f"reservations: message {each.id} is in a dead-letter queue already; commit it, or "
+                f"reservations: message {each.id} is already in a dead-letter queue; commit it, or "
                 "redrive() the queue"
             )
     record = None if error is None else error_record(error, (yield from ServerTime()))
@@ -160,7 +160,7 @@ class Documents(Form[Reservation[Any]]):
         def finish(keyed: bool, now: datetime) -> SettlementUpdate:
             update = kind.finishing(now, "committed", history_s, keyed=keyed)
             if update is not None:
-                # A new token tells this commit from an earlier one of the same holder.
+                # A new token tells this commit from an earlier commit by the same holder.
                 update["$set"]["token"] = transitions.new_token()
                 if value is not UNCHANGED:
                     update["$set"]["payload"] = value
@@ -238,7 +238,7 @@ class Documents(Form[Reservation[Any]]):
     def hand_over(
         self, terms: QueueTerms, held: Reservation[Any], copies: Sequence[Document]
     ) -> Plan[tuple[Handover, Result]]:
-        """Finish a message, and publish documents in its place. Return handover and result."""
+        """Finish a message, and publish documents in its place. Return the handover and result."""
         kind = terms.kind
         handover = Handover(terms.queue, held.id, held.token, copies)
         history_s, now = terms.options.history, (yield from ServerTime())
@@ -294,7 +294,7 @@ def _burial(
 
 
 def progress(queue: str, held: object, fraction: float, note: str | None) -> Plan[None]:
-    """Store how far the work on a message is."""
+    """Store the progress of the work on a message."""
     check_progress(fraction, note)
     yield from _write(queue, held, partial(_progress, fraction, note))
 

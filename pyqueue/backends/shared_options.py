@@ -1,9 +1,9 @@
 """The options on which all users of a queue agree: the values in force, and who named them.
 
-``shape`` in the record of a queue has the values in force. Beside it, ``named`` has an entry for
-each option that a program named: in ``code`` the values that the code of programs gives, and who
-was the last to name or change the option, and when. An option that was never named has the default
-of the kind, and the first program that gives a value names it.
+In the record of a queue, ``shape`` has the values in force, and ``named`` has an entry for each
+option that a program named. In the entry, ``code`` lists the values that the code of programs
+gives; ``by`` and ``at`` say who last named or changed the option, and when. An option that was
+never named has the default of the kind, and the first program that gives a value names it.
 
 After ``reshape``, the code of running programs still gives the old value. ``code`` keeps it, so
 that a restart of unchanged code is not refused.
@@ -25,7 +25,7 @@ from pyqueue.requests import Filter
 
 log = logging.getLogger("pyqueue")
 
-#: How many values of an option a record keeps that the code of programs may still give.
+#: A record keeps this many values that the code of programs may still give for an option.
 _MAX_CODE: Final = 8
 _MISSING: Final = object()
 
@@ -67,11 +67,11 @@ class SharedOptions:
             if wanted not in [_readable(name, each) for each in self._code(name)]:
                 raise ConfigurationError(
                     f"{name}: queue {self._queue!r} has {name}={shown!r}, and {name}={wanted!r} "
-                    f"was given{self._origin(name)}: all users of a queue must agree; leave it out "
-                    "to use what is stored, or change that with client.reshape()"
+                    f"was given{self._origin(name)}: all users of a queue must agree: leave it out "
+                    "to use the stored value, or change that with client.reshape()"
                 )
             log.warning(
-                "%s: queue %r has %s=%r, which holds, and %s=%r was given, the value before a "
+                "%s: queue %r keeps %s=%r, and this program gave %s=%r, the value before a "
                 "reshape%s: update the option, or leave it out",
                 *(name, self._queue, name, shown, name, wanted, self._origin(name)),
             )
@@ -94,7 +94,7 @@ class SharedOptions:
         return put
 
     def reshaping(self, given: Mapping[str, object], by: str, at: datetime) -> dict[str, object]:
-        """Return the fields to set when options change, except a limit that is removed."""
+        """Return the fields to set when options change, without the value of a removed limit."""
         put: dict[str, object] = {}
         for name, value in given.items():
             code = list(self._code(name))
@@ -109,7 +109,7 @@ class SharedOptions:
     def _is_named(self, name: str) -> bool:
         """Return whether a program named an option.
 
-        Releases that do not know of ``named`` store a value alone. If it is not the default, the
+        Releases that do not know ``named`` store only the value. If that is not the default, the
         code of a program gave it.
         """
         value = self.shape.get(name, _MISSING)
@@ -126,12 +126,12 @@ class SharedOptions:
         return code if isinstance(code, list) else []
 
     def _origin(self, name: str) -> str:
-        """Return who named or changed an option, and when, for a text."""
+        """Return who named or changed an option, and when, for an error or a log."""
         entry = self._named.get(name)
         by, at = (entry.get("by"), entry.get("at")) if isinstance(entry, Mapping) else (None, None)
         if not isinstance(at, datetime):
             return ""
-        return f" (the stored one is by {by or '?'}, at {at:%Y-%m-%d %H:%M:%S} UTC)"
+        return f" (the stored value was set by {by or '?'} at {at:%Y-%m-%d %H:%M:%S} UTC)"
 
 
 def named_options(given: Mapping[str, object], by: str, at: datetime) -> dict[str, object]:
@@ -148,7 +148,7 @@ def _comparable(name: str, value: object) -> object:
 
 
 def _readable(name: str, value: object) -> object:
-    """Return a value of ``code``, or something that equals no value: a newer release wrote it."""
+    """Return a value of ``code``; if a newer release wrote it, a value that equals no other."""
     with suppress(ConfigurationError):
         return _comparable(name, value)
     return _MISSING

@@ -1,4 +1,4 @@
-"""The standard kind of queue: first in, first out; with keys, dead letter, move and history."""
+"""The standard kind of queue: first in, first out; keys, dead letters, moves and history."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Standard:
     stay_fields: tuple[str, ...] = transitions.STAY_FIELDS
     bare_pop: bool = True
     place_fields: tuple[str, ...] = ()
-    #: Scans and claims, once the limit is taken into account.
+    #: Scans and claims, after the limit has been applied.
     _scan_and_claim = staticmethod(claim)
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
@@ -59,7 +59,7 @@ class Standard:
     def entering(
         self, queue: str, when: datetime, priority: int | None = None, group: str | None = None
     ) -> dict[str, Any]:
-        """Return the fields of a message that enters the queue. It keeps priority and group."""
+        """Return the fields of an entering message. The message keeps its priority and group."""
         put = transitions.entering(queue, when)
         return put if group is None else put | {"last_group": stored_group(group)}
 
@@ -68,7 +68,7 @@ class Standard:
         return transitions.claimable(queue, now, start)
 
     def claiming(self, update: UpdateFields) -> UpdateFields:
-        """Return the update of a claim, with the locks of its kind."""
+        """Return the update of a claim, with the lock fields of this kind."""
         return transitions.locking(self, update)
 
     def next_ones(self, queue: str, now: datetime) -> Plan[Sequence[Find]]:
@@ -104,12 +104,12 @@ class Standard:
     def packed_ids(
         self, queue: str, ids: Sequence[Id], session: object = None
     ) -> Plan[tuple[frozenset[Id], list[Id]]]:
-        """Find none: each message is a document."""
+        """Return no ids: each message is a separate document."""
         yield from ()
         return frozenset(), []
 
     def finishing(
         self, now: datetime, outcome: str, history_s: float | None, *, keyed: bool
     ) -> dict[str, dict[str, Any]] | None:
-        """Return the update that finishes a message; None: it is deleted."""
+        """Return the update that finishes a message; None if the message is deleted instead."""
         return transitions.finishing(self.held_fields, now, outcome, history_s, keyed=keyed)

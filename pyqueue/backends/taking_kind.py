@@ -1,9 +1,9 @@
-"""The kind of a queue for an object that names none: it takes the kind of the record.
+"""The kind of a queue for an object that names none: the object takes it from the record.
 
-The kind is read before each operation, or known from before. Another program may name another kind
-before the operation compares it with the record. Nothing is written before that, so the operation
-runs again. An operation that only receives or reads makes no record, so that a mistyped name leaves
-none.
+The kind is read before each operation, or remembered. Another program may name another kind before
+the operation compares the two. Nothing is written before the comparison, so the operation can run
+again. An operation that only receives or reads makes no record, so a mistyped name leaves none
+behind.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from pyqueue.requests import (
 
 T = TypeVar("T")
 
-#: How often an operation runs if the kind changes each time. Programs name a kind once.
+#: How often an operation runs if the kind changes each time. A queue's kind is named only once.
 _TRIES: Final = 3
 
 
 def recorded_kind(queue: str) -> Plan[str]:
-    """Return the kind of a queue, perhaps from memory, or "" if it has no record.
+    """Return the kind of a queue, which may be a remembered one, or "" if there is no record.
 
     Raises:
-        ConfigurationError: it is a stream, or of a kind that this release does not know.
+        ConfigurationError: the queue is a stream, or of a kind that this release does not know.
     """
     stored = yield from EnsureQueue(queue, None)
     if stored and stored not in kinds.known():
@@ -52,7 +52,7 @@ def again_in_kind(queues: Collection[str], operation: Callable[[], Plan[T]]) -> 
 
     Args:
         queues: the names of the queues whose kinds the operation reads.
-        operation: makes the plan. It writes nothing before it compares the kinds.
+        operation: makes the plan, which writes nothing before it compares the kinds.
     """
     for _ in range(_TRIES - 1):
         try:
@@ -76,7 +76,7 @@ def await_kind(
         timeout_s: how long to wait, in seconds; None: without a limit.
 
     Returns:
-        The kind, or "" if the time is over, and the seconds that are left.
+        The kind, or "" if the time ran out, and the seconds that are left.
     """
     if kind := (yield from _usable_kind(queue, options)):
         return kind, timeout_s
@@ -98,10 +98,10 @@ def await_kind(
 
 
 def _usable_kind(queue: str, options: Options) -> Plan[str]:
-    """Return the kind in which to receive, or "" if there is nothing to receive from."""
+    """Return the kind to receive with, or "" if there is nothing to receive from."""
     if kind := (yield from recorded_kind(queue)):
         return kind
-    # A record may be lost, or a program that knew it stored a message after a deletion.
+    # The record may be lost, or a program that knew it may have pushed after its deletion.
     messages = {"q": queue, "record": {"$exists": False}}
     used = options.shape or (yield from Find(messages, {"_id": 1}, limit=1))
     return GUESSED_KIND if used else ""

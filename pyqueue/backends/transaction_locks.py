@@ -1,7 +1,7 @@
 """Messages that an open transaction holds, and how claims get past them.
 
-A transaction keeps the messages that it changed until it ends. The server ends the transaction of a
-process that was killed after up to a minute. An update that meets such a message waits for it, so a
+A transaction keeps the messages that it changed until it ends. If a process is killed, the server
+ends its transaction after up to a minute. An update that meets such a message waits for it, so a
 single locked message could stop every consumer of its queue. Therefore the server ends a claim
 after ``CLAIM_LIMIT_S``. The process then reads the next candidates, because reads do not wait, and
 tries each of them alone. It excludes messages that time out again from its next claims. Later, it
@@ -42,11 +42,11 @@ log = logging.getLogger("pyqueue")
 
 #: How long the server may work on a claim, in seconds. A claim takes a millisecond.
 CLAIM_LIMIT_S: Final = 0.15
-#: The least number of candidates to read and try alone.
+#: The least number of candidates to read and to try one at a time.
 PAGE_SIZE: Final = 20
 #: After this many time-outs in a row, the rest of the page is left for later.
 MAX_TIMEOUTS_IN_A_ROW: Final = 3
-#: How long a locked message is excluded first. The pause doubles with each retry that times out.
+#: How long a locked message is excluded at first. The pause doubles with each retry that times out.
 FIRST_PAUSE: Final = timedelta(seconds=1)
 LONGEST_PAUSE: Final = timedelta(seconds=60)
 #: The time between retries that time out, so that they cost no more than a fifth of a consumer's
@@ -54,10 +54,10 @@ LONGEST_PAUSE: Final = timedelta(seconds=60)
 RETRY_INTERVAL: Final = timedelta(seconds=5 * CLAIM_LIMIT_S)
 #: The same for claims that meet locked messages, and then try a page one by one.
 RELEASE_INTERVAL: Final = 4 * RETRY_INTERVAL
-#: The longer limits of claims of a slow server, in seconds, and for how long they hold.
+#: The longer limits for claims on a slow server, in seconds, and how long they apply.
 SLOW_SERVER_LIMITS_S: Final = (4 * CLAIM_LIMIT_S, 16 * CLAIM_LIMIT_S, None)
 SLOW_SERVER_INTERVAL: Final = timedelta(seconds=10)
-#: For how long pops claim a message before they delete it, after a claim of the queue timed out.
+#: How long pops claim a message before they delete it, after a claim timed out.
 POPS_CLAIM_INTERVAL: Final = timedelta(seconds=60)
 #: The fields that are read of each message.
 PLACE: Final = {"_id": 1, "when": 1}
@@ -71,7 +71,7 @@ class Exclusion(NamedTuple):
     id: Any
     #: Its place in the queue.
     when: datetime
-    #: The current pause, which doubles if the retry times out. Zero: it was not tried alone so far.
+    #: The current pause, which doubles if the retry times out. Zero: not yet tried alone.
     pause: timedelta
     retry_at: datetime
 
@@ -112,7 +112,7 @@ class LockedMessages:
     def exclude(
         self, now: datetime, timed_out: Sequence[Document], untried: Sequence[Document]
     ) -> None:
-        """Pass over locked messages, and over untried messages behind them, until tried alone."""
+        """Pass over locked messages and untried messages behind them until each is tried alone."""
         for each in timed_out:
             self._exclude(now, each["_id"], each["when"], FIRST_PAUSE)
         for each in untried:
@@ -129,7 +129,7 @@ class LockedMessages:
         self.excluded = {**self.excluded, hashable_id(id): exclusion}
 
     def forget(self, id: Any) -> None:
-        """Claim a message like any other again."""
+        """Stop passing over a message."""
         key = hashable_id(id)
         self.excluded = {each: self.excluded[each] for each in self.excluded if each != key}
 
@@ -141,9 +141,9 @@ class LockedMessages:
         return min(found, key=lambda each: (each.retry_at, each.when), default=None)
 
     def release(self, now: datetime) -> None:
-        """Let claims meet the messages again whose pause is over.
+        """Stop passing over the messages whose pause is over.
 
-        For a limit per key: claimed alone, a message would start with the permit of another key.
+        This is for a limit per key: claimed alone, a message would use the permit of another key.
         """
         if self.due(now) is None:
             return
@@ -153,7 +153,7 @@ class LockedMessages:
 
     @property
     def retry_at(self) -> datetime | None:
-        """When to retry next; None: nothing is excluded."""
+        """When to retry next; None if nothing is excluded."""
         first = min((each.retry_at for each in self.excluded.values()), default=None)
         if first is None or self._next_retry is None:
             return first
@@ -161,7 +161,7 @@ class LockedMessages:
 
     @property
     def first_when(self) -> datetime | None:
-        """The place of the first message that is excluded."""
+        """The place of the first excluded message."""
         return min((each.when for each in self.excluded.values()), default=None)
 
     def passing_over(self, match: Filter, page: Sequence[Document] = ()) -> Filter:
@@ -171,7 +171,7 @@ class LockedMessages:
 
 
 def _before(now: datetime, until: datetime | None) -> bool:
-    """Return whether an interval lasts. After a clock was set back, it does not."""
+    """Return whether an interval is still running. If the clock was set back, it is not."""
     return until is not None and now < until <= now + LONGEST_PAUSE
 
 
@@ -184,13 +184,13 @@ class Alone(NamedTuple):
     queue: str
     update: UpdateDocument
     now: datetime
-    #: The end of the permits to start messages; None: they need none.
+    #: The end of the permits to start messages; None if no permit is needed.
     until: datetime | None
     #: Buries the malformed message that matches a filter, given the refusal of the server.
     bury: Callable[[Filter, InvalidMessage, datetime], Plan[None]]
 
     def claim(self, id: Any, limit_s: float | None = CLAIM_LIMIT_S) -> Plan[int]:
-        """Claim a message that is free. Return how many were claimed, or 0 if it is buried.
+        """Claim a message that is free. Return 1, or 0 if it could not be claimed or was buried.
 
         Raises:
             TimeLimitReached: a transaction may hold it, or the server is slow.
@@ -199,7 +199,7 @@ class Alone(NamedTuple):
         try:
             change = yield from Update(one, self.update, w1=True, server_limit_s=limit_s)
         except DuplicateKey:
-            return 0  # another message of its group is held, or one has its slot
+            return 0  # another message of its group is held, or another has its slot
         except InvalidMessage as refusal:
             yield from self.bury(one, refusal, self.now)
             return 0
@@ -225,14 +225,14 @@ def claim_unlocked(
     """Claim messages one by one after a claim timed out, and exclude the locked messages.
 
     Args:
-        alone: how to claim one message, by the update that timed out. It claimed nothing.
+        alone: how to claim one message, with the update that timed out and claimed nothing.
         ordering: the order and the index of the claim.
         locked: this process's knowledge of the locked messages of the queue.
         match: the filter of the claim that timed out.
         wanted: the most messages to claim.
 
     Returns:
-        False if the server is slow: no write was done within the limit. Nothing is claimed then.
+        False if the server is slow: no write finished within the limit, and nothing was claimed.
     """
     now = alone.now
     locked.on_time_limit(now)
@@ -259,7 +259,7 @@ def claim_unlocked(
         locked.on_slow_server(now)
         return False
     log.warning(
-        "queue %r: another transaction holds %s; claims pass over it until the transaction ends",
+        "queue %r: a transaction holds %s; claims pass over it until the transaction ends",
         alone.queue,
         ", ".join(f"message {each['_id']}" for each in timed_out),
     )
@@ -270,7 +270,7 @@ def claim_unlocked(
 def _writes_are_quick(alone: Alone, ordering: Ordering, beyond: Filter) -> Plan[bool]:
     """Return whether a claim behind the locked messages, or a write to the record, is quick.
 
-    The record decides if there is no other message that is free.
+    The record decides if no other message is free.
     """
     sort, index = ordering
     try:

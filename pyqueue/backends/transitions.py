@@ -14,7 +14,7 @@ queue. Redrive moves it back. Replay takes a message out of the history.
 * ``when`` is the instant from which a message may be claimed. A claim moves it to the end of the
   lease, so a lapsed lease needs no cleaning up.
 * A claim writes a new token. Every update by the holder matches the pair (_id, token), so a former
-  holder changes nothing.
+  holder cannot change the message.
 * A message that leaves a queue loses its key there. A finished message leaves the range of ``when``
   that claims scan.
 
@@ -34,11 +34,11 @@ from pyqueue.messages import HIGHEST_PRIORITY, KEPT, Id, Reservation
 from pyqueue.requests import Filter
 
 #: The fields that a claim writes and the end of the claim removes. A message that waits for a slot
-#: has ``limited``; it is removed with the rest, so that no message takes it along.
+#: has ``limited``; it is removed, too, so that no message takes it to another queue.
 HELD_FIELDS: Final = ("token", "owner", "reserved", "claim", "slot", "limited")
 #: The fields that belong to a message's stay in one queue.
 STAY_FIELDS: Final = ("error", "progress", "checkpoint", "dead", "processed", "outcome", "expires")
-#: The beginning of the ``q`` of documents that no queue has yet, or no more; see ``handover``.
+#: The beginning of the ``q`` of documents that are in no queue yet, or no longer; see ``handover``.
 HIDDEN: Final = "~handover:"
 #: How many of its past queues a message remembers.
 TRAIL_LENGTH: Final = 20
@@ -85,7 +85,7 @@ def entering(queue: str, when: datetime) -> dict[str, Any]:
 
 
 def claimable(queue: str, now: datetime, start: ScanStart | None) -> Filter:
-    """Return the filter of the messages that may be claimed at ``now``, from ``start`` on."""
+    """Return the filter that matches messages that may be claimed at ``now``, from ``start`` on."""
     return scan_range(queue, {"$lte": now}, start)
 
 
@@ -100,9 +100,9 @@ def scan_range(
     start: ScanStart | None,
     messages: Filter | None = None,
 ) -> Filter:
-    """Return the filter of the messages from ``start`` on whose ``when`` matches ``upto``.
+    """Return the filter that matches messages from ``start`` on whose ``when`` matches ``upto``.
 
-    ``messages`` keeps records out; None: the only record is the record of the queue.
+    ``messages`` keeps records out; None: the only record to keep out is the queue's.
     """
     messages = messages or {"_id": {"$ne": record_id(queue)}}
     if start is None:
@@ -117,9 +117,9 @@ def scan_range(
 
 
 def in_time(until: datetime | None) -> Filter:
-    """Return the filter that matches nothing after an instant of the server; None: no limit.
+    """Return a filter that matches nothing once the server's clock is at ``until``; None: no limit.
 
-    Only a filter that names documents may have it: a scan would read everything in vain.
+    Only a filter that names documents may include it: a scan would read everything in vain.
     """
     return {} if until is None else {"$expr": {"$lt": ["$$NOW", until]}}
 
@@ -127,12 +127,12 @@ def in_time(until: datetime | None) -> Filter:
 def still_claimable(
     queue: str, ids: Sequence[object], now: datetime, until: datetime | None = None
 ) -> Filter:
-    """Return the filter that matches messages that can still be claimed, and until when."""
+    """Return the filter that matches the messages that can still be claimed, before ``until``."""
     return {"_id": {"$in": ids}, "q": queue, "when": {"$lte": now}, **in_time(until)}
 
 
 def claiming(now: datetime, lease_s: float, owner: str, *, count: bool) -> UpdateFields:
-    """Return the update of a claim. ``count`` counts it as a try."""
+    """Return the update of a claim. If ``count`` is true, the claim counts as a try."""
     until = now + timedelta(seconds=lease_s)
     put = {"when": until, "token": new_token(), "owner": owner, "reserved": now}
     update: UpdateFields = {"$set": put, "$unset": unset("claim")}
@@ -157,7 +157,7 @@ def lock_removal(kind: Kind) -> dict[str, Any]:
 
 
 def _unlocking(kind: Kind, update: UpdateFields) -> UpdateFields:
-    """Return an update that also gives a held message back the fields that its claim renamed."""
+    """Return an update that also restores the fields that the claim renamed."""
     names = {held: free for free, held in kind.lock_fields.items()}
     return update | {"$rename": names} if names else update
 
@@ -212,15 +212,15 @@ def rolling_back(
 
 
 def releasing(kind: Kind, due: datetime, now: datetime, *, counted: bool = True) -> UpdateFields:
-    """Return the update that gives a message back to its place; the try is not counted.
+    """Return the update that puts a message back in its place, without counting the try.
 
     Args:
         kind: the kind of the queue.
-        due: since when the message is eligible.
+        due: the time since which the message is eligible.
         now: the instant.
         counted: whether the claim counted a try, which a pop does not.
     """
-    # In an ordered queue, ``seq`` is the place. Its scans expect nothing far below now.
+    # In an ordered queue, ``seq`` is the place, and scans expect nothing far below now.
     when = now if kind.lock_fields else due
     update: UpdateFields = {"$set": {"when": when}, "$unset": unset(*kind.held_fields)}
     if counted:
@@ -236,7 +236,7 @@ def lapsing(kind: Kind) -> UpdateFields:
 def finishing(
     held_fields: Sequence[str], now: datetime, outcome: str, history_s: float | None, *, keyed: bool
 ) -> UpdateFields | None:
-    """Return the update that moves a message into the history; None without a history."""
+    """Return the update that moves a message into the history; None if there is no history."""
     if history_s is None:
         return None
     put = {
@@ -250,7 +250,7 @@ def finishing(
 
 
 def _remembering_key(update: UpdateFields, *, keyed: bool) -> UpdateFields:
-    """Keep the key that the message had here as ``last_key``, and no earlier key."""
+    """Keep the key that the message had in this queue as ``last_key``, and no earlier key."""
     if keyed:
         update["$rename"] = {"key": "last_key"}
     else:
@@ -259,13 +259,13 @@ def _remembering_key(update: UpdateFields, *, keyed: bool) -> UpdateFields:
 
 
 def unfinishing(kind: Kind, due: datetime) -> UpdateFields:
-    """Return the update that takes back the finish of a popped message."""
+    """Return the update that undoes the finish of a popped message."""
     removed = unset(*kind.held_fields, "processed", "outcome", "expires")
     return {"$set": {"when": due}, "$unset": removed}
 
 
 def replaying(kind: Kind, queue: str, put: dict[str, Any], now: datetime) -> UpdateFields:
-    """Return the update that makes a finished message ready again. It enters with ``put``."""
+    """Return the update that makes a finished message ready again, with the fields ``put``."""
     removed = (*kind.held_fields, *(name for name in kind.stay_fields if name != "dead"))
     return {
         "$set": put,
@@ -283,7 +283,7 @@ def leaving(
 ) -> UpdateFields:
     """Return the update that takes a message to another queue, which it enters with ``put``.
 
-    It takes the fields ``keep`` along. Unless ``put`` has a key, the message leaves its key behind.
+    The message takes the fields ``keep`` along. It leaves its key behind, unless ``put`` has one.
     """
     removed = [*kind.held_fields, *kind.stay_fields, "type"]
     if "group" in put:

@@ -1,12 +1,12 @@
 """Turns: messages that wait for each other, and how the next message gets its turn.
 
-A message of an ordered group waits until the message before it is settled. The messages of a key of
-a limit wait until one may start. Both would slow down every scan for free messages, so a scan that
-meets them defers them: it moves their ``when`` into the future. The first waiting message is the
-*heir*; the end of its wait brings it forward.
+A message of an ordered group waits until the message before it is settled. The messages with one
+key of a limit wait until one of them may start. Both would slow down every scan for free messages,
+so a scan that meets them defers them: it moves their ``when`` into the future. The first waiting
+message is the *heir*; it is brought forward when its wait ends.
 
-A deferral only changes ``when``, and ``due`` says since when the message is eligible. So each step
-here may be repeated, may be lost, and may come late.
+A deferral changes only ``when``; ``due`` still says since when the message is eligible. So each
+step here may be repeated, lost or late.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pyqueue.requests import Command, Document, Plan, ServerTime, Signal, Sort, 
 
 log = logging.getLogger("pyqueue")
 
-#: For how long a message that is not the heir is deferred. The scans of all processes visit every
+#: How long a message that is not the heir is deferred. The scans of all processes visit every
 #: group more often than that.
 DEFERRED_FOR: Final = timedelta(hours=1)
 #: How many groups, or messages, one step reads.
@@ -39,24 +39,24 @@ Locks = Mapping[Hashable, datetime]
 class Order(NamedTuple):
     """Messages that wait until earlier messages are no longer held, and their order.
 
-    Messages of a group wait for its held message. Messages of a key of a limit wait for a slot; see
-    ``slots``. The rules are the same.
+    Messages of a group wait for its held message. Messages with a key of a limit wait for a slot;
+    see ``slots``. The rules are the same.
     """
 
-    #: The field with the group, or the key of a limit, in which a message waits.
+    #: The field with the group, or the key of a limit, whose messages wait for each other.
     field: str
-    #: The fields that order messages with the same wait. Ties are ordered by _id.
+    #: The fields that order the messages of one group or key. Ties are ordered by _id.
     places: tuple[str, ...]
     #: The name of their index: ``q``, the field, the places, _id.
     by: str
 
     @property
     def sort(self) -> Sort:
-        """The order of messages with the same wait."""
+        """The order of the messages of one group or key."""
         return (*((name, 1) for name in self.places), ("_id", 1))
 
     def name_in(self, document: Mapping[str, Any]) -> Hashable:
-        """Return the group, or the key of a limit, in which a message waits."""
+        """Return the group, or the key of a limit, under which a message waits."""
         return group_in(document) if self.field == "group" else document.get(self.field)
 
 
@@ -75,10 +75,10 @@ def group_in(document: Mapping[str, Any]) -> Hashable:
 
 @dataclass(slots=True)
 class FirstOfEach(Command[list[Document]]):
-    """Read the first waiting message of each group, as the index has it.
+    """Read the first waiting message of each group, in the order of the index.
 
-    It covers the groups in ``names``; None: the next ``MAX_PAGE`` groups after ``after``.
-    ``not_ready`` leaves out messages that are ready at this instant.
+    ``names`` selects the groups; None means the next ``MAX_PAGE`` groups after ``after``. Messages
+    that are ready at the instant ``not_ready`` are left out.
     """
 
     queue: str
@@ -90,7 +90,7 @@ class FirstOfEach(Command[list[Document]]):
 
     @property
     def hint(self) -> str:
-        """The index that it needs."""
+        """The index that the command needs."""
         return self.order.by
 
     def send(self, collection: Any) -> Any:
@@ -125,10 +125,10 @@ def _is_sound(document: Mapping[str, Any], field: str) -> bool:
 def set_aside(
     queue: str, documents: Sequence[Document], field: str, session: object = None
 ) -> Plan[list[Document]]:
-    """Let no message wait for documents whose ``when`` is not a date. Return the rest.
+    """Let no message wait for documents whose ``when`` or ``field`` is invalid. Return the rest.
 
-    No scan finds them, so the wait would never end. They lose the field for which messages wait,
-    and stay, so that somebody can repair them. A group is kept as ``last_group``.
+    No scan finds these, so the wait would never end. They lose the field that makes messages wait,
+    and stay in the queue, so that somebody can repair them. A group is kept as ``last_group``.
     """
     odd = [each for each in documents if not _is_sound(each, field)]
     if not odd:
@@ -136,7 +136,7 @@ def set_aside(
     is_group = field in STORED_GROUP
     put = {"$rename": {field: STORED_GROUP[-1]}} if is_group else {"$unset": {field: ""}}
     for each in odd:
-        text = "queue %r: nothing waits for message %r: it has no valid `when` or %r"
+        text = "queue %r: no message waits for message %r, which has no valid `when` or %r"
         log.warning(text, queue, each["_id"], field)
     yield from UpdateEach(
         [
@@ -152,7 +152,7 @@ def set_aside(
 def write_due(queue: str, documents: Sequence[Document]) -> Plan[None]:
     """Write a valid ``due`` into messages that lack one, before they are deferred."""
     odd = [each for each in documents if due_of(each) != each.get("due")]
-    if odd:  # of another program
+    if odd:  # another program wrote them
         yield from UpdateEach(
             [({"_id": each["_id"], "q": queue}, {"$set": {"due": due_of(each)}}) for each in odd]
         )
@@ -169,7 +169,7 @@ def place_firsts(
     now: datetime,
     session: object = None,
 ) -> Plan[int]:
-    """Bring forward the first messages of groups that are deferred for too long.
+    """Bring forward the first message of each group, if it is deferred for too long.
 
     An unlocked group's first message becomes eligible now; a locked group's, when the lease ends.
 
@@ -180,7 +180,7 @@ def place_firsts(
     if len(found) < len(firsts):  # the messages behind them are first now
         names = [each[order.field] for each in firsts if not _is_sound(each, order.field)]
         following = yield from FirstOfEach(queue, order, names, session=session)
-        found += [each for each in following if _is_sound(each, order.field)]  # else next time
+        found += [each for each in following if _is_sound(each, order.field)]  # otherwise next time
     moves: dict[datetime, list[Any]] = {}  # the ids, by their new ``when``
     for each in found:
         until = max(due_of(each), locks.get(order.name_in(each), now))
@@ -188,7 +188,7 @@ def place_firsts(
             moves.setdefault(until, []).append(each["_id"])
     ready = 0
     for when, ids in moves.items():
-        # A message that was held in between, and waits for its next try, is left alone.
+        # A message that has been held since then, and waits for its next try, is left alone.
         deferred = {"when": {"$gt": when}, "due": {"$lte": when}}
         done = yield from write_when(queue, order, ids, deferred, when, session=session)
         ready += done if when <= now else 0

@@ -143,7 +143,7 @@ def test_bury_is_for_one_group(client: AnyClient, log: Any, name: str) -> None:
     assert held.error["message"] == "bad"
     assert other.reserve(0).payload == "a"
     dead.release(held)
-    with pytest.raises(ConfigurationError, match="is a stream, which messages do not move into"):
+    with pytest.raises(ConfigurationError, match="is a stream, and messages cannot move there"):
         dead.redrive()
     held = dead.reserve(0)
     dead.move(held, to=f"{name}-again")

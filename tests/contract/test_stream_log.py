@@ -77,7 +77,7 @@ def test_stream_is_no_queue_and_a_queue_no_stream(client: AnyClient, name: str) 
         with pytest.raises(ConfigurationError, match=r"open it with client.queue\(\)"):
             call()
     held = other.reserve(0)
-    with pytest.raises(ConfigurationError, match="is a stream, which messages do not move into"):
+    with pytest.raises(ConfigurationError, match="is a stream, and messages cannot move there"):
         other.move(held, to=name)
     other.commit(held)
 

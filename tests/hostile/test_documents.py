@@ -163,7 +163,7 @@ def receive_all(place: Place, verb: str, kinds: list[str]) -> None:
     read(dead)
     no_record = {"record": {"$exists": False}}
     buried = list(place.raw.find({"q": dead.name, **no_record}, {"dead": 1, "error": 1}))
-    fault = "the stored document is not as pyqueue writes it: "
+    fault = "the stored document has invalid fields: "
     for letter in buried:
         assert (letter["dead"]["reason"], letter["dead"]["from"]) == ("invalid", name)
         assert letter["error"]["message"].startswith(fault)
@@ -315,7 +315,7 @@ def test_pop_of_an_unreadable_message_raises_once(place: Place) -> None:
     queue = place.client.queue(name)
     place.raw.insert_many(unreadable(name)[:1])
     queue.push("next")
-    with pytest.raises(InvalidMessage, match="what was popped cannot be read, and is gone"):
+    with pytest.raises(InvalidMessage, match="the popped message cannot be read, and is gone"):
         queue.pop(0)
     popped = queue.pop(0)
     assert popped is not None
@@ -336,7 +336,7 @@ def test_message_too_large_to_claim_is_hidden(
     received = drain(queue, "reserve_many", 1)
     assert [each.payload for each in received] == ["next"]
     [record] = caplog.records
-    assert "cannot be buried, it is hidden" in record.getMessage()
+    assert "cannot be buried and is hidden" in record.getMessage()
     assert str(whole["_id"]) in record.getMessage()
     assert queue.counts().total == 0
     with Client(place.raw.database, signals="none:") as client:

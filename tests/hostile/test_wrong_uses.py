@@ -195,7 +195,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
     ),
     "a str as keys": (
         lambda client: client.queue("a").push_many([1], keys="k"),
-        ("keys: give a list with one for each payload (or None), not str",),
+        ("keys: give a list with a value or None per payload, not str",),
     ),
     "a queue of another store": (
         lambda client: client.queue("a").move(

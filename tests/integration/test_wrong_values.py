@@ -43,7 +43,7 @@ WRONG: dict[str, Callable[[Any, Any], object]] = {
     "payloads: give a list of payloads, not dict": lambda q, h: q.push_many({"a": 1}),
     "payloads: give a list of payloads, not int": lambda q, h: q.push_many(5),
     "keys: give a list": lambda q, h: q.push_many([1, 2], keys={"a", "b"}),
-    "keys: 1 were given": lambda q, h: q.push_many([1, 2], keys=["a"]),
+    "keys: got 1 for 2 payloads": lambda q, h: q.push_many([1, 2], keys=["a"]),
     "ids: give a list": lambda q, h: q.push_many([1], ids={"a": 1}),
     "id: 5 is not allowed": lambda q, h: q.push(1, id=5),
     "key: 5 is not allowed": lambda q, h: q.push(1, key=5),

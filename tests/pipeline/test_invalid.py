@@ -45,7 +45,7 @@ def test_consumer_warns_of_a_misfit(
     assert not getattr(queue, verb)(*limit, timeout=0)
     (text,) = warnings(caplog)
     assert text == (
-        f"queue 'in': message {id} is not valid, it goes to 'in.dead' (1 so far): "
+        f"queue 'in': message {id} is not valid and goes to 'in.dead' (1 so far): "
         "payload: does not fit Order: n: Field required"
     )
     assert memory.client.stats["dead"] == 1
@@ -93,7 +93,7 @@ def test_stage_stops_if_its_model_is_wrong(place: Place) -> None:
     assert place.queue("in").counts().ready == 30 - dead  # nothing is held
     text = str(caught.value)
     assert f"the stage of queue 'in' stops: {dead} of its first {dead} messages" in text
-    assert "are not a valid Order, and went to 'in.dead'; the last one, " in text
+    assert "are not valid Order payloads, and went to 'in.dead'; the last one, " in text
     assert "payload: does not fit Order: n: Field required" in text
     assert '"pyqueue redrive in.dead"' in text
     assert 'on_invalid="bury"' in text

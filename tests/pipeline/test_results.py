@@ -274,8 +274,8 @@ REFUSED = {
     "group": (To("a", group="g"), "group: queue 'a' is of kind 'standard'"),
     "priority of Many": (Many([To("a", priority=9)]), "priority: queue 'a' is of kind"),
     "group of Many": (Many([To("b"), To("a", group="g")]), "group: queue 'a' is of kind"),
-    "stream": (To("log"), "'log' is a stream, which messages do not move into"),
-    "stream of Many": (Many([To("log")]), "'log' is a stream, which messages do not move into"),
+    "stream": (To("log"), "'log' is a stream, and messages cannot move there"),
+    "stream of Many": (Many([To("log")]), "'log' is a stream, and messages cannot move there"),
     "option of a stream": (To("log", priority=9), "'log' is a stream"),
 }
 

@@ -23,7 +23,7 @@ settings.load_profile("pyqueue")
 def handovers_show_all(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Fail if the holder of a source could not show all that it decided on."""
     yield
-    assert "cannot be shown" not in caplog.text
+    assert "cannot be published" not in caplog.text
 
 
 @pytest.fixture

@@ -113,7 +113,7 @@ def test_consumer_first(programs: Programs, option: Shared) -> None:
 def refuses(option: Shared, client: Client, value: Any, shown: Any, by: str) -> None:
     """Expect that a value is refused, with both values, who named the other one, and when."""
     before = record_of(client)
-    by = rf" .*by {by}, at 20\d\d-\S+ \S+ UTC\)" if by else ""
+    by = rf" .*by {by} at 20\d\d-\S+ \S+ UTC\)" if by else ""
     shown, value_shown = (
         re.escape(repr(float(each) if option.name == "retention" else each))
         for each in (shown, value)
@@ -218,7 +218,7 @@ def test_limit_that_was_removed_stays_removed(programs: Programs) -> None:
     alice.reshape("a", limit=False)
     option.use(programs(OTHER), TWO)
     assert option.in_force(alice) is None
-    with pytest.raises(ConfigurationError, match=rf"limit=None, .*concurrency=5.* by {BY}, at"):
+    with pytest.raises(ConfigurationError, match=rf"limit=None, .*concurrency=5.* by {BY} at"):
         option.use(programs(OTHER), FIVE)
 
 
@@ -270,7 +270,7 @@ def attempt(run: Callable[[], object]) -> bool:
         run()
     except ConfigurationError as error:
         text = str(error)
-    refused = re.search(r"does not exist|(pack|limit)=.*, and \1=.* given .*by \w+.*, at", text)
+    refused = re.search(r"does not exist|(pack|limit)=.*, and \1=.* given .*by \w+.* at", text)
     assert bool(text) == bool(refused), text
     return not text
 
