@@ -20,7 +20,7 @@ from pyqueue.requests import Document, Find, Plan
 
 #: The fields that a scan reads of each message.
 FIELDS: Final = {"_id": 1, "when": 1}
-#: How many messages a scan reads for each wanted message, beside competing processes.
+#: How many messages a scan reads for each wanted message, when other processes compete.
 PAGE_FACTOR: Final = 4
 
 
@@ -73,7 +73,7 @@ def _page_size(scan: Scan) -> int:
 def _take_of(page: Sequence[Document], size: int, scan: Scan) -> Plan[Taken | None]:
     """Claim the wanted messages of a page."""
     chosen = page[: scan.wanted]
-    if scan.state.contested and not scan.line.in_ranges:  # else later ranges would come first
+    if scan.state.contested and not scan.line.in_ranges:  # otherwise later ranges would come first
         chosen = random.sample(page, min(scan.wanted, len(page)))
     taken = yield from take_first(scan.choose(Choice(chosen)))
     if taken is None:

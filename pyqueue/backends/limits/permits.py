@@ -7,10 +7,10 @@ of the claim carries this deadline, by the clock of the server, and claims nothi
 ``in_time`` in ``transitions``. The claim then gives its permits back, minus those accrued since,
 and scans again.
 
-With ``per``, each key has a bucket. A claim chooses messages and asks for permits of their keys for
-half a second. Then it uses the permits that it has, before the first ones expire. If a key has no
-permit, the claim chooses other messages instead. A refusal makes further refusals likely, so it
-then reads the buckets of the remaining keys before it asks again. A read costs less.
+With ``per``, each key has a bucket. For half a second, a claim chooses messages and asks for
+permits for their keys. Then it uses the permits that it has, before the first of them expire. If a
+key has no permit, the claim chooses other messages instead. A refusal makes further refusals
+likely, so it then reads the buckets of the remaining keys before it asks again. A read is cheaper.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ASK_S: Final = 0.5
 #: The most times that a claim asks for permits.
 ROUNDS: Final = 3
 
-#: Chooses messages, up to the given number for each key. It returns how many it chose of each key.
+#: Chooses messages, up to the given number for each key. It returns how many it chose for each key.
 Choose = Callable[[Mapping[str, int]], Mapping[str, int]]
 
 
@@ -47,7 +47,7 @@ class _Held(NamedTuple):
     granted: Granted
 
     def is_late(self, now: float) -> bool:
-        """Return whether they may have expired. If the server finds them late, this is true."""
+        """Return whether the permits may have expired: true if the server would find them late."""
         return now - self.granted.sent >= self.granted.valid_s
 
     def of(self, number: int) -> _Held:
@@ -68,7 +68,7 @@ class Permits:
 
     def __init__(self, queue: str, followed: FollowedLimit, bucket: str = "") -> None:
         self._queue, self._followed, self._bucket = queue, followed, bucket
-        #: The limit at the beginning of the claim. Another thread may read a change.
+        #: The limit at the beginning of the claim. Another thread may read a changed limit.
         self.limit = followed.limit
         self._held: list[_Held] = []
         #: When the claim began to ask, by the monotonic clock; None: it has not asked.
@@ -78,7 +78,7 @@ class Permits:
 
     @property
     def until(self) -> datetime | None:
-        """When the first permits expire, by the clock of the primary; None: it holds none."""
+        """When the first permits expire, by the clock of the primary; None if none are held."""
         return min((each.granted.until for each in self._held), default=None)
 
     def number(self, wanted: int, now: datetime) -> Plan[int]:
@@ -126,12 +126,12 @@ class Permits:
         return granted
 
     def _take(self, wanted: Mapping[str, int], now: datetime) -> Plan[dict[str, Granted]]:
-        """Ask for permits of keys. Omit the keys that there is no time to ask for."""
+        """Ask for permits for keys. Omit the keys that there is no time to ask for."""
         limit, followed = self.limit, self._followed
         assert limit is not None
         if self._asking_since is None:
             self._asking_since = yield from MonotonicTime()
-        # One limit for the whole queue has the key "".
+        # A limit for the whole queue has the key "".
         buckets = {key or self._bucket: number for key, number in wanted.items()}
         found = yield from rates.take(self._queue, limit, buckets, self._asking_since + ASK_S)
         pairs = zip(wanted, buckets, strict=True)
@@ -155,8 +155,8 @@ class Permits:
         if not self._followed.noted_slow:
             self._followed.noted_slow = True
             log.warning(
-                "queue %r: permits of %d of %d keys came within %.1f s: a receive returns what may "
-                "start by then; the network or the server is slow",
+                "queue %r: permits for %d of %d keys came within %.1f s: a receive returns the "
+                "messages that may start by then; the network or the server is slow",
                 self._queue,
                 asked,
                 keys,

@@ -35,7 +35,7 @@ from pyqueue.requests import Command, Document, Find, MonotonicTime, Plan
 #: The shortest validity of permits, in seconds.
 VALID_S: Final = 1.0
 #: A bucket further ahead of the primary's clock than this shows that the clock was set back. A
-#: smaller step is waited out: commands of one instant may be carried out in any order.
+#: smaller step is waited out: commands of one instant may be executed in any order.
 CLOCK_STEP_MS: Final = 60_000
 #: A token counts as whole if no more than this is missing, because sums are rounded. The missing
 #: part is not given away.
@@ -113,8 +113,8 @@ class TakePermits(Command[Granted]):
 class GiveBack(Command[object]):
     """Put unused tokens back into a bucket. A missing bucket is full already.
 
-    If the permits have expired, it subtracts the tokens that have accrued since. The bucket may
-    have been full since, and then more messages than the burst could start within a short time.
+    If the permits have expired, it subtracts the tokens that have accrued since. Otherwise, if the
+    bucket has been full since, more messages than the burst could start within a short time.
     """
 
     id: str
@@ -144,7 +144,8 @@ def take(
         stop: when to stop asking for further keys, by the monotonic clock.
 
     Returns:
-        The grants by key, without the keys it did not ask for. It always asks for the first key.
+        The grants by key, without the keys that it did not ask for. It always asks for the first
+        key.
     """
     stops = [math.inf] + [stop] * len(wanted)
     questions = [
@@ -158,7 +159,7 @@ def take(
 def may_start(
     queue: str, limit: Limit, followed: FollowedLimit, keys: Collection[str], now: datetime
 ) -> Plan[dict[str, MayStart]]:
-    """Return how many messages of each key may start now, and when the next message may.
+    """Return how many messages of each key may start now, and when the next one may start.
 
     This takes no permits. ``followed`` remembers the result.
     """

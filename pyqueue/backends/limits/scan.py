@@ -2,9 +2,9 @@
 
 A scan reads a page of ready messages in the order of the queue. It finds out how many messages of
 each key may start, and claims the first of them. Without ``per``, the other messages stay in place.
-With ``per``, a scan that finds too few messages defers those in its way. The end of a claim brings
-the next messages forward and wakes waiting consumers; see ``slots`` and ``waiting``. ``pacing``
-adds a rate without ``per``.
+With ``per``, a scan that finds too few messages defers the messages in its way. The end of a claim
+brings the next messages forward and wakes waiting consumers; see ``slots`` and ``waiting``.
+``pacing`` adds a rate without ``per``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pyqueue.requests import Document, Find, Plan, ServerTime
 
 #: The fields that a scan reads of each message.
 FIELDS: Final = dict.fromkeys(("_id", "when", "due", "limited"), 1)
-#: With ``per``, or beside competing processes: how many messages a scan reads per wanted message.
+#: With ``per``, or if other processes compete: how many messages a scan reads per wanted message.
 PAGE_FACTOR: Final = 4
 #: The longest pause after a search for other keys behind a page found none.
 BEHIND_PAUSE: Final = timedelta(seconds=1)
@@ -189,7 +189,7 @@ def expected_slots(
     """Return the free slots of each key, up to the ``useful`` number.
 
     If the last scan met no taken slots and left enough, assume that all slots are free. While a
-    lowered limit drains, always read them.
+    lowered limit drains, always read the slots.
     """
     followed = scan.state.limit
     if limit.concurrency is not None and not followed.meets_slots and followed.drain is None:
@@ -231,7 +231,7 @@ def _choose(look: _Look) -> Plan[bool]:
 def claim_free(
     scan: Scan, limit: Limit, page: Sequence[Document], free: Mapping[str, FreeSlots]
 ) -> Plan[list[Document] | None]:
-    """Claim messages of a page, each with a free slot. None: the server is too slow."""
+    """Claim messages of a page, each with a free slot. Return None if the server is too slow."""
     order = random.sample(page, len(page)) if scan.state.contested else page
     chosen = list(zip(order, free[""].names[::-1], strict=False))
     return (yield from _claim_and_learn(scan, limit, chosen, free))
@@ -258,11 +258,11 @@ def _claim_and_learn(
 
 
 def _claim(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Document] | None]:
-    """Claim messages, each with a slot. The result is None if the server is too slow."""
+    """Claim messages, each with a slot. Return None if the server is too slow."""
     if scan.state.locked.due(scan.now) is not None:
         chosen = chosen[:1]
     if len(chosen) > 1:
-        # A transaction, for example, may block a claim of several, but not a claim of one.
+        # A transaction, for example, may block a claim of several messages, but not of one.
         with suppress(Unavailable):
             taken = yield from take_first(scan.choose(with_slots(chosen)))
             if taken is not None and (taken.documents or scan.room.full):
@@ -272,10 +272,10 @@ def _claim(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Document] | None]:
 
 
 def _behind(look: _Look, wanted: int) -> Plan[list[Chosen]]:
-    """Return messages to claim behind the page, of keys that are not on the page.
+    """Return messages to claim from behind the page, with keys that are not on the page.
 
-    For this the server reads all messages of the keys on the page. So after a search without
-    result, this process pauses for three times its duration, up to ``BEHIND_PAUSE``.
+    For this, the server reads all messages of the keys on the page. So after a search that finds
+    none, this process pauses for three times the search's duration, up to ``BEHIND_PAUSE``.
     """
     scan, limit, followed = look.scan, look.limit, look.scan.state.limit
     order, index = scan.ordering
@@ -318,7 +318,7 @@ def _leave_rest(look: _Look, unused: Collection[str]) -> Plan[bool]:
 
 
 def _let_wait(look: _Look, unused: Collection[str]) -> Plan[bool]:
-    """Defer messages in the way of other keys, and bring messages forward that may start now.
+    """Defer messages in the way of other keys, and bring forward messages that may start now.
 
     Args:
         look: the page.
@@ -337,7 +337,7 @@ def _let_wait(look: _Look, unused: Collection[str]) -> Plan[bool]:
         deferred, blocked = yield from _defer_left(look)
         keys |= blocked
         if limit_waiting.defers(look.limit, instead=followed.limit):
-            # Another thread has read that the limit has changed: no message waits for the old one.
+            # Another thread has read a changed limit: no message must wait for the old one.
             yield from limit_waiting.lift(queue)
             return True
     restored = (yield from limit_waiting.restore(queue, followed, keys)) if keys else None

@@ -2,10 +2,10 @@
 
 A queue with this limit has N slots; with ``per``, each key has N slots. The field ``slot`` of a
 held message names its slot. The index ``slot`` is unique, so two messages never share a slot, even
-if different processes claim them. Therefore no more than N messages are held. The update that ends
-a claim also removes the slot, so no slot can leak. If a holder is killed, its message keeps the
-slot until the lease ends. A scan that needs the slot then ends that claim, and the former holder
-can no longer settle or extend it.
+if different processes claim them. Therefore no more than N messages are held at a time. The update
+that ends a claim also removes the slot, so no slot can leak. If a holder is killed, its message
+keeps the slot until the lease ends. A scan that needs the slot then ends that claim, and the former
+holder can no longer settle or extend it.
 
 After you lower a limit, some messages keep slots above it until their claims end. Fewer slots are
 usable during that time; see ``_usable``. The record of the queue keeps the former limit in
@@ -47,7 +47,7 @@ def key_of_slot(slot: str) -> str:
 class FreeSlots(NamedTuple):
     """The free slots of one key, as far as is known."""
 
-    #: The useful number of free slots, in random order, because other processes take some, too.
+    #: Free slots, up to the useful number, in random order, because other processes take some, too.
     names: list[str]
     #: The number of all free slots.
     number: int
@@ -64,7 +64,7 @@ def free_slots(
     *,
     again: bool = True,
 ) -> Plan[dict[str, FreeSlots]]:
-    """Return the free slots of each key. If they are too few, end claims whose leases have ended.
+    """Return the free slots of each key. If there are too few, end claims whose leases have ended.
 
     Args:
         queue: the name of the queue.
@@ -72,7 +72,8 @@ def free_slots(
         followed: its limit.
         wanted: the number of useful slots, by key.
         now: the instant.
-        again: whether to read the slots a second time if it ended claims and the limit was lowered.
+        again: whether to read the slots a second time if claims were ended and the limit was
+            lowered.
     """
     limits = _limits(followed)
     held = yield from _held(queue, max(limits), wanted)
@@ -109,7 +110,7 @@ def any_slots(concurrency: int, wanted: Mapping[str, int]) -> dict[str, FreeSlot
 def may_start(
     queue: str, followed: FollowedLimit, keys: Collection[str], now: datetime
 ) -> Plan[dict[str, MayStart]]:
-    """Return how many messages of each key may start now, and when the next message may."""
+    """Return how many messages of each key may start now, and when the next one may start."""
     limits = _limits(followed)
     held = yield from _held(queue, max(limits), keys)
     found: dict[str, MayStart] = {}
@@ -138,7 +139,8 @@ def _usable(concurrency: int, former: int, key: str, held: Collection[str]) -> i
     """Return the number below which slots may be used.
 
     If all slots below it are taken, they and the taken slots above it still stay within the limit.
-    Slots above the largest number in use only become free, so this holds beside other processes.
+    Slots above the largest number in use only become free, so this holds while other processes
+    claim, too.
     """
     if former <= concurrency:
         return concurrency
@@ -204,9 +206,9 @@ def end_lapsed(kind: Kind, lapsed: Sequence[Document], now: datetime) -> Plan[No
 
 
 def free(queue: str, slots: Iterable[object], session: object = None) -> Plan[None]:
-    """Let messages that wait for these slots start: the slots have become free.
+    """Let the messages that wait for these slots start, because the slots are free.
 
-    Values that name no slot are ignored.
+    Values that do not name a slot are ignored.
     """
     keys = {key_of_slot(each) for each in slots if isinstance(each, str)}
     if "" in keys:

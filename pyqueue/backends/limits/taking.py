@@ -37,7 +37,7 @@ def follow(
 
 
 def take_of(scan: Scan) -> Plan[Take | None]:
-    """Prepare a claim. Return the ``Take`` that obeys the limit; None: there is no limit."""
+    """Prepare a claim. Return the ``Take`` that obeys the limit; None if there is no limit."""
     state = scan.state
     limit = state.limit.limit  # another thread may read a change
     if limit is None:

@@ -51,7 +51,7 @@ DEFER_TIMEOUT_S: Final = 2.0
 def _may_start(
     queue: str, limit: Limit, followed: FollowedLimit, keys: Collection[str], now: datetime
 ) -> Plan[dict[str, MayStart]]:
-    """Return how many messages of each key may start now, and when the next message may."""
+    """Return how many messages of each key may start now, and when the next one may start."""
     found: list[Mapping[str, MayStart]] = []
     if limit.concurrency is not None:
         found.append((yield from slots.may_start(queue, followed, keys, now)))
@@ -71,7 +71,7 @@ def defer(
     """Defer messages that may not start. Return how many were deferred.
 
     Afterwards, the caller has to bring the first message of each key forward; see ``restore``.
-    Lapsed claims are ended first: an extension would take the deferral for the end of its lease.
+    Lapsed claims are ended first: an extension would mistake the deferral for the end of its lease.
 
     Args:
         queue: the name of the queue.
@@ -107,7 +107,7 @@ class Restored(NamedTuple):
 def restore(
     queue: str, followed: FollowedLimit, keys: Collection[str] | None, after: str = ""
 ) -> Plan[Restored]:
-    """Correct the deferrals of these keys; None: of the next keys behind ``after``."""
+    """Correct the deferrals of these keys; None means the next keys after ``after``."""
     some = keys if keys is None else list(keys)
     firsts = yield from FirstOfEach(queue, LIMITED, some, after)
     names = [each["limited"] for each in firsts if isinstance(each["limited"], str)]
@@ -128,7 +128,7 @@ def restore(
     if ready:
         yield from Signal(queue, now)
     elif keys is not None and later and limit.rate is not None:
-        yield from Signal(queue, min(later.values()))  # no other event tells consumers
+        yield from Signal(queue, min(later.values()))  # no other event wakes consumers
     return Restored(names, ready)
 
 
@@ -148,7 +148,7 @@ def _bring_more(queue: str, key: str, number: int, now: datetime) -> Plan[int]:
 def walk(queue: str, followed: FollowedLimit, after: str) -> Plan[str]:
     """Correct the deferrals of the next keys. Return the key after which to continue."""
     keys, _ = yield from restore(queue, followed, None, after)
-    if after and len(keys) < MAX_PAGE:  # around the end
+    if after and len(keys) < MAX_PAGE:  # wrap around
         yield from restore(queue, followed, None, "")
     return max(keys) if len(keys) == MAX_PAGE else ""
 
@@ -161,7 +161,7 @@ def defers(limit: Limit | None, *, instead: Limit | None) -> bool:
 
 
 def lift(queue: str) -> Plan[None]:
-    """Bring all deferred messages forward: the queue no longer has a limit for which they wait."""
+    """Bring all deferred messages forward: the queue no longer has the limit that they wait for."""
     now = yield from ServerTime()
     waiting = {"q": queue, "limited": {"$exists": True}}
     put = {"$set": {"when": now}, "$unset": transitions.unset("limited")}
