@@ -17,8 +17,8 @@ from pyqueue.requests import Document, Plan
 
 #: Why a packed message refuses an argument, and the remedy, by argument.
 _REFUSED = {
-    "payload": ", and its queue keeps no history: leave it out",
-    "update": ": move it with payload=",
+    "payload": ", and its queue keeps no history: leave payload out",
+    "update": ": use payload= instead",
     "reservation": (
         ", which cannot store progress or checkpoints: push it with a key, or to a queue of "
         "another kind"
@@ -27,7 +27,7 @@ _REFUSED = {
 
 
 class Packed(Form[PackedReservation[Any]]):
-    """The form of a message that shares its document with more messages."""
+    """The form of a message that shares its document with other messages."""
 
     def refuse(self, held: Held, argument: str) -> None:
         """Refuse an argument that needs a document for each message."""
@@ -41,7 +41,7 @@ class Packed(Form[PackedReservation[Any]]):
         return settling.commit(terms.queue, terms.kind, held, session)
 
     def roll_back(self, terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
-        """Give messages back for another try. Bury those that had their last try."""
+        """Give messages back for another try, and bury messages that had their last try."""
         return leaving.rollback(terms, held, failure)
 
     def release(self, terms: QueueTerms, held: Held) -> Plan[None]:
@@ -65,14 +65,14 @@ class Packed(Form[PackedReservation[Any]]):
     def hand_over(
         self, terms: QueueTerms, held: PackedReservation[Any], copies: Sequence[Document]
     ) -> Plan[tuple[Handover, Result]]:
-        """Finish a message and start documents in its place. Return the handover and its result."""
+        """Finish a message, and publish documents in its place. Return the handover and result."""
         [(group, _)] = by_pack(terms.queue, terms.kind, [held])
         handover = Handover(terms.queue, held.pack, held.token, copies)
         result = yield from leaving.hand_over_shared(group, handover)
         return handover, result
 
     def extend(self, held: Held, how: Extension) -> Plan[Failures]:
-        """Extend leases. Return those that failed."""
+        """Extend leases. Return the failures."""
         return settling.extend(held, how)
 
 

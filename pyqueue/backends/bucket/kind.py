@@ -30,7 +30,7 @@ _INDEXES: Final[Mapping[str, IndexTerms]] = {
 
 @register
 class Bucket(Standard):
-    """Many messages in one document, each claimed and settled alone. There is no history."""
+    """Many messages in one document, each claimed and settled separately. There is no history."""
 
     name = "bucket"
     capabilities = frozenset({"dead_letter", "keys", "move", "packs", "pop", "rate"})
@@ -43,12 +43,12 @@ class Bucket(Standard):
         return {**super().needs(shape), **_INDEXES}
 
     def claiming(self, update: UpdateFields) -> UpdateFields:
-        """Return the update of a claim, which packs count."""
+        """Return the update of a claim, which also counts the claims of a pack."""
         counted = {**update.get("$inc", {}), "c": 1}
         return super().claiming({**update, "$inc": counted})
 
     def packed_ids(
         self, queue: str, ids: Sequence[Id], session: object = None
     ) -> Plan[tuple[frozenset[Id], list[Id]]]:
-        """Find the ids that name messages of stored packs. Keep other named packs out."""
+        """Find the ids of messages in stored packs. Keep other named packs from being stored."""
         return in_stored_packs(queue, ids, session)

@@ -1,8 +1,8 @@
 """Packs: how a message leaves its pack and becomes an ordinary message.
 
 It leaves if it is buried or moved, or returns to the queue apart from the rest of its pack. Two
-documents change: the pack drops the message, and a new document begins with the same id. The plans
-of ``handover`` do this without a transaction.
+documents change: the pack drops the message, and a new document is created with the same id. The
+plans of ``handover`` do this without a transaction.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from pyqueue.requests import (
 ErrorRecord = Mapping[str, Any] | None
 #: Makes the document of a message that leaves, from its stored fields and the current instant.
 Make = Callable[[Document, datetime], Document]
-#: A place, and how its document is made.
+#: A place in a pack, and the function that makes the document of the message there.
 Leaver = tuple[int, Make]
-#: Settles all messages left in a pack by one update. The result is False if it cannot.
+#: Settles all messages left in a pack with one update. The result is False if that is impossible.
 Whole = Callable[[Group, Held], Plan[bool]]
 
 
@@ -62,7 +62,7 @@ def leave(
     Args:
         group: the claim that holds them.
         leavers: the messages.
-        together: whether they share documents where they go; see ``packs.parts``.
+        together: whether they share documents at their destination; see ``packs.parts``.
         session: the session of the caller's transaction, or None.
 
     Returns:
@@ -112,11 +112,11 @@ def leave(
 def _with_free_ids(
     group: Group, messages: Sequence[Document], taken: Collection[Id], *, together: bool
 ) -> list[Document]:
-    """Return messages that leave a pack as the documents to store.
+    """Return the documents to store for messages that leave a pack.
 
-    Other documents may have ``taken`` some of the ids. A message that stays in its queue becomes a
-    part of one message and keeps its id, so a consumer that sees it again can tell. In another
-    queue, or with a key, it gets a new id, and its trail has the old one.
+    Other documents have the ids in ``taken``. A message that stays in its queue becomes a part with
+    one message and keeps its id, so that a consumer recognizes it. In another queue, or with a key,
+    it gets a new id, and its trail keeps the old id.
     """
     if together:
         return packs.parts(group.pack, group.token, messages, taken)
@@ -145,7 +145,7 @@ def _leave_in_transaction(
     # A failed insert would abort the transaction.
     stored = yield from Find({"_id": {"$in": [each["_id"] for each in documents]}}, session=session)
     if others := [each["_id"] for each in stored if not is_copy(each)]:
-        raise DuplicateKey(f"other documents have the ids {others[:10]}", ids=others)
+        raise DuplicateKey(f"other documents already have the ids {others[:10]}", ids=others)
     yield from Update(group.fence, packs.setting(group.bits), session=session)
     for each in stored:  # a former holder died and can no longer decide
         yield from Delete(copy_filter(each), session=session)
@@ -156,7 +156,7 @@ def _leave_in_transaction(
 
 
 def _hand_over_bits(group: Group, handover: Handover) -> Plan[Result]:
-    """Take messages out of a pack and start their new documents."""
+    """Take messages out of a pack, and publish their new documents."""
     hold = group.hold
     if hold:
         hold.begin(None)  # the claim continues
@@ -190,7 +190,7 @@ def hand_over_shared(group: Group, handover: Handover) -> Plan[Result]:
 def _hand_over_for_callers(
     calls: Sequence[tuple[Group, Handover]],
 ) -> Plan[Sequence[Result | None]]:
-    """Hand over for several callers. None: this failed, and the caller tries again alone."""
+    """Hand over for several callers. None: this failed, so the caller tries alone."""
     group, handover = calls[0]
     if len(calls) == 1:
         return [(yield from _hand_over_bits(group, handover))]
@@ -255,7 +255,7 @@ def leave_each(
 
 
 def rollback(terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
-    """Give messages back for another try. Bury those that had their last try.
+    """Give messages back for another try, and bury messages that had their last try.
 
     If all messages left in a pack are given back together, they wait in their pack.
     """
@@ -293,7 +293,7 @@ def rollback(terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
 
 
 def release(terms: QueueTerms, held: Held) -> Plan[None]:
-    """Give messages back unprocessed. The try is not counted."""
+    """Give messages back unprocessed, without counting the try."""
     queue, kind = terms.queue, terms.kind
 
     def whole(group: Group, members: Held) -> Plan[bool]:

@@ -1,4 +1,4 @@
-"""Packs: read the messages of a queue, and manage those that are not held."""
+"""Packs: read the messages of a queue, and manage messages that are not held."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from pyqueue.requests import (
 
 @dataclass(slots=True)
 class CountPacked(Command[int]):
-    """Count the messages of packs, less one for each pack. The index ``packs`` covers it."""
+    """Count the messages of packs, less one for each pack. The index ``packs`` covers the query."""
 
     filter: Filter
     cap: int | None = None
     cursor: ClassVar[bool] = True
-    #: The index that it needs.
+    #: The index that the command needs.
     hint: ClassVar[str] = PACKS
 
     def send(self, collection: Any) -> Any:
@@ -57,7 +57,7 @@ class CountPacked(Command[int]):
 
 
 def counts(queue: str, cap: int | None) -> Plan[Counts]:
-    """Count the messages by state, in each state up to ``cap``; None: all."""
+    """Count the messages in each state, up to ``cap`` for each; None: count all."""
     if cap is not None:
         arguments.count("cap", cap)
     now = yield from ServerTime()
@@ -118,7 +118,7 @@ def find_anywhere(ids: Sequence[Id]) -> Plan[tuple[datetime, list[Document]]]:
 
 
 def _in_packs(match: Filter, place: packs.Place) -> Plan[list[Document]]:
-    """Return the message of a pack with this id as a document, if it is there."""
+    """Return the packed message with this id as a document, if it exists."""
     for document in (yield from Find({**packs.packs_of(place.pack), **match})):
         index = packs.index_in(document, place)
         if index is not None and packs.alive_of(document) >> index & 1:
@@ -165,7 +165,7 @@ def peek(queue: str, kind: Kind, codec: Codec[Any], limit: int) -> Plan[list[Mes
 
 
 def remove(queue: str, kind: Kind, id: Id) -> Plan[bool]:
-    """Remove a message that is not held. Return whether there was one."""
+    """Remove a message that is not held. Return whether a message was removed."""
     arguments.spellings(id)  # refuses an invalid id
     if (yield from managing.remove(queue, kind, None, id)):
         return True
@@ -190,7 +190,7 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
     """Delete the messages that are ready or scheduled. Return how many.
 
     Raises:
-        Unavailable: the server did not answer. The text says how many messages were deleted.
+        Unavailable: the server did not answer. The error text says how many messages were deleted.
     """
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
@@ -213,7 +213,7 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
 
 
 def _end_rests(queue: str, now: datetime) -> Plan[None]:
-    """Give back resting packs: processes keep them for a second and hold no message of them."""
+    """Give back resting packs: processes keep them for a second and hold none of their messages."""
     soon = {"$gt": now, "$lte": now + 2 * REST}  # by any process's estimate of the time
     match = {"q": queue, "when": soon, "n": {"$exists": True}}
     for document in (yield from Find(match, dict(REST_FIELDS), hint=PACKS)):

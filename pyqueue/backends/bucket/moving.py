@@ -85,7 +85,7 @@ def move(
 def _move_whole(
     group: Group, target: Target, changed: Mapping[str, Any], delay: float | timedelta | None
 ) -> Plan[bool]:
-    """Move a pack to another bucket. The result is False if this cannot move it as a whole.
+    """Move a pack to another bucket. Return False if the pack cannot move as a whole.
 
     Args:
         group: its messages.
@@ -107,7 +107,7 @@ def _move_whole(
     update = transitions.leaving(group.kind, group.queue, put, now)
     del update["$rename"]  # a pack has no key
     update["$unset"]["level"] = ""
-    # It has no other messages, and none that left it must still be shown.
+    # The pack has no other messages, and no message that left it is still hidden.
     complete: Document = {"n": group.bits.bit_count(), HANDED: []}
     if changed:
         update["$inc"] = {"z": size}

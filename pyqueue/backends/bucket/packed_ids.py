@@ -20,11 +20,12 @@ from pyqueue.requests import Document, Plan, Update
 def in_stored_packs(
     queue: str, ids: Sequence[Id], session: object
 ) -> Plan[tuple[frozenset[Id], list[Id]]]:
-    """Find the ids that name messages of stored packs. Keep other named packs out.
+    """Find the ids that name messages of stored packs. Keep other named packs from being stored.
 
-    A caller repeats an unacknowledged push with its ids, and its insert may still arrive. So if a
-    pack is not stored, a document with its _id is stored. Ids without padding need none: only
-    earlier releases made such packs. Callers may build such ids from the ids of their messages.
+    A caller repeats an unacknowledged push with its ids, and the first insert may still arrive. So
+    if a pack is not stored, a placeholder with its _id is stored. Ids without padding need no
+    placeholder: only earlier releases made such packs. Callers may build such ids from the ids of
+    their messages.
 
     Returns:
         The ids in packs that are or were in this queue, and the ids in packs of other queues.
@@ -47,7 +48,7 @@ def in_stored_packs(
 
 
 def _is_durable(document: Document, session: object) -> Plan[bool]:
-    """Wait until no fail-over can undo the read. Return False if one just did."""
+    """Wait until no fail-over can undo the read. Return False if a fail-over just did."""
     if session is not None:
         return True
     return bool((yield from Update({"_id": document["_id"]}, NOTHING, majority=True)).matched)

@@ -1,4 +1,4 @@
-"""Packs: many messages in one document, each claimed and settled alone. This module is pure.
+"""Packs: many messages in one document, each settled separately. This module is pure.
 
 A pack is a document of its queue, and a claim takes it like any other message. Besides the fields
 of a message, without a payload, it has::
@@ -9,7 +9,7 @@ of a message, without a payload, it has::
     z        the size of the messages in bytes, or more
     c        how often it was claimed
     orderly  the last of its claims that ended in order; level: see below
-    handed   copies of messages that left it and must still be shown; see ``handover``
+    handed   copies of messages that left it and are still hidden; see ``handover``
     at       where its messages were in their first pack; only in a pack that left another one
     w        4, the number of digits that a place has in an id; absent in packs of earlier releases
 
@@ -19,12 +19,12 @@ no leading zeros.
 
 The holder of a message is known by the pack, the token and the place. A settlement matches the
 token and the clear bit and sets the bit, in one update. So each message is settled once, and a
-former holder changes nothing.
+former holder cannot change any message.
 
-Messages that leave a pack together may share one again: a *part*. The _id of a part begins with
-the _id of the first pack, so that the ids of its messages find it.
+Messages that leave a pack together may share a new one: a *part*. The _id of a part begins with the
+_id of the first pack, so that it can be found by the ids of its messages.
 
-A claim that does not end in order has lapsed: perhaps one message ends its consumers. The next
+A claim that does not end in order has lapsed: perhaps one message crashes its consumers. The next
 claims of the pack hand out only a *window* of 100 messages, then 10, then one. If the claim of a
 single message lapses, that message leaves the pack as an ordinary message. After a window that ends
 in order, the next window has the same size. Windows grow again past the part of the pack where a
@@ -52,13 +52,13 @@ T = TypeVar("T")
 
 #: The most bytes of the messages of a pack.
 MAX_PACK_BYTES: Final = 4 * 2**20
-#: How many digits a place has in an id. Because of ``MAX_PACK`` the first is always 0.
+#: How many digits a place has in an id. Because of ``MAX_PACK``, the first digit is always 0.
 DIGITS: Final = 4
 #: The id of a pack, and the number of a message in it, with or without leading zeros.
 _PLACE: Final = re.compile(
     rf"([0-9A-Fa-f]{{24}}):(0|[1-9][0-9]{{,{DIGITS - 1}}}|[0-9]{{{DIGITS}}})"
 )
-#: How many bits one number has: a number of the server has 64, and the highest is the sign.
+#: How many bits a number holds: numbers on the server have 64, and the highest is the sign.
 _WORD: Final = 62
 _SIZES: Final = (100, 10, 1)
 #: The fields of a pack that ``index_in`` needs. Of the messages it needs only their number.
@@ -90,13 +90,13 @@ def message_id(pack: Mapping[str, Any], place: int) -> str:
 
 
 def part_id(pack: Id, token: str, at: Sequence[int]) -> str:
-    """Return the _id of a part. A claim makes the same _id if it tries again.
+    """Return the _id of a part. A claim makes the same _id when it tries again.
 
     Two calls may settle some of the same messages at once. The checksum keeps a part of one call
     from overwriting a part of the other call, which may have more messages.
 
     Args:
-        pack: the pack that it leaves.
+        pack: the pack that the messages leave.
         token: the token of the claim.
         at: the places of its messages in their first pack.
     """
@@ -149,9 +149,9 @@ def _filled(entries: Sequence[RawBSONDocument]) -> Document:
 def parts(
     pack: Id, token: str, documents: Sequence[Document], taken: Collection[Id] = ()
 ) -> list[Document]:
-    """Return messages that leave a pack as the documents of parts.
+    """Return the documents of the parts for messages that leave a pack.
 
-    A single message stays a message, unless its id is taken: then a part keeps its id.
+    A single message becomes an ordinary message, unless its id is taken: then a part keeps its id.
 
     Args:
         pack: the pack.
@@ -180,7 +180,7 @@ def parts(
 
 
 def chunks(items: Sequence[T], sizes: Sequence[int], most: int) -> Iterator[Sequence[T]]:
-    """Divide items into packs of up to ``most`` messages. ``sizes``: in bytes."""
+    """Divide items into packs of up to ``most`` messages. ``sizes`` are in bytes."""
     first, total = 0, 0
     for index, size in enumerate(sizes):
         total += size
@@ -191,13 +191,13 @@ def chunks(items: Sequence[T], sizes: Sequence[int], most: int) -> Iterator[Sequ
 
 
 def packs_of(pack: ObjectId) -> Document:
-    """Return the filter that matches a pack and of its parts."""
+    """Return the filter that matches a pack and its parts."""
     parts = {"_id": {"$gte": f"{pack}/", "$lt": f"{pack}0"}}  # "0" follows "/"
     return {"$or": [{"_id": pack}, parts]}
 
 
 def index_in(document: Mapping[str, Any], place: Place) -> int | None:
-    """Return where a pack has the message with this id; None: it never had it."""
+    """Return where a pack has the message with this id; None if it never had the message."""
     if not is_pack(document) or _is_padded(document) != place.padded:
         return None
     at = document.get("at")
@@ -286,7 +286,7 @@ def having(bits: int) -> dict[str, Any]:
 
 
 def setting(bits: int) -> dict[str, dict[str, Any]]:
-    """Return the update by which these messages leave a pack."""
+    """Return the update that removes these messages from a pack."""
     if not bits:
         return {}
     change: dict[str, dict[str, Any]] = {"$inc": {"n": -bits.bit_count()}}
@@ -308,7 +308,7 @@ def level_of(document: Mapping[str, Any]) -> int:
 
 
 def window(size: int, alive: int, level: int) -> int | None:
-    """Return the bits that a claim hands out. None: the first message has to leave the pack."""
+    """Return the bits that a claim hands out. None means that the first message must leave."""
     if not level or not alive:
         return alive
     ladder = _ladder(size)

@@ -1,7 +1,8 @@
 """Packs: how messages enter.
 
 The messages of one call share packs, and so do concurrent single pushes. A message with a key, a
-chosen id or a later time becomes an ordinary message. So does one that is too large or came alone.
+chosen id or a later time becomes an ordinary message. So does a message that is too large or was
+pushed alone.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def push(
     payloads: Iterable[Any],
     **how: Unpack[PushOptions],
 ) -> Plan[list[Id | None]]:
-    """Push messages. Return their ids, with None for each that a taken key kept out."""
+    """Push messages. Return their ids, with None for each message that a taken key kept out."""
     given = checked(queue, kind, codec, payloads, how)
     if not given.values:
         return []
@@ -76,7 +77,7 @@ def _fill(ids: list[Id | None], places: Sequence[int], found: Iterable[Id | None
 
 
 def _packable(given: Checked, entries: Sequence[RawBSONDocument]) -> list[int]:
-    """Return the places of messages that fit in packs: small, without key or chosen id."""
+    """Return the places of messages that fit in packs: small, without a key or a chosen id."""
     return [
         place
         for place, entry in enumerate(entries)
@@ -97,7 +98,7 @@ def _push_one(queue: str, kind: Kind, type_name: str | None, entry: RawBSONDocum
 
 
 def _raise_first(errors: Iterable[QueueError | None]) -> None:
-    """Raise an error if there is one. An unknown outcome matters most."""
+    """Raise an error if there is one, preferably an unknown outcome."""
     failed = [each for each in errors if each is not None]
     for error in sorted(failed, key=lambda each: not isinstance(each, Unavailable)):
         raise error
@@ -110,7 +111,7 @@ def _enter(
     own: Set[Id],
     how: PushOptions,
 ) -> Plan[list[Id | None]]:
-    """Write ordinary messages, except those whose ids name messages of stored packs.
+    """Write ordinary messages, except messages whose ids name messages of stored packs.
 
     ``own``: the ids that the caller chose.
     """
@@ -173,7 +174,7 @@ def _packed(
 def _insert_each(
     queue: str, kind: Kind, type_name: str | None, entries: Sequence[RawBSONDocument]
 ) -> Plan[list[Id | QueueError]]:
-    """Insert the messages of several callers. Return each id, or why it is not acknowledged."""
+    """Insert the messages of several callers. Return each id, or the error that occurred."""
     now = yield from ServerTime()
     packed = yield from _packed(queue, kind, type_name, now, entries)
     errors = yield from _insert(queue, packed, now, None)
@@ -188,7 +189,7 @@ def _insert_each(
 def _insert(
     queue: str, packed: _Packed, now: datetime, session: object
 ) -> Plan[list[QueueError | None]]:
-    """Insert documents. Return for each why it is not acknowledged, or None."""
+    """Insert documents. Return for each document the error if it is not acknowledged, or None."""
     if not packed.documents:
         return []
     try:

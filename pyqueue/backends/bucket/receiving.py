@@ -46,14 +46,14 @@ from pyqueue.requests import Delete, Document, Plan, ServerTime, Signal, Update
 
 #: A lease may be shorter than requested by a tenth, or by this many seconds if that is less.
 _SLACK_S: Final = 1.0
-#: The field that stands for the document of a message of a pack.
+#: The field that stands for the document of a packed message.
 _DRAWN: Final = "drawn"
 #: Makes a message of a pack, from its place and its payload.
 Make = Callable[[int, Any], Message[Any]]
 
 
 def claims_of(stock: Stock) -> Claims:
-    """Return how to claim from a queue with packs. ``stock``: the packs the process holds."""
+    """Return how to claim from a queue with packs. ``stock``: the packs that the process holds."""
     return Claims(partial(_claim_for_callers, stock), partial(_undo, stock), threads=True)
 
 
@@ -66,7 +66,8 @@ def _makes(drawn: Drawn, tries: int, lease: tuple[datetime, float] | None) -> Ma
     Args:
         drawn: the pack.
         tries: how many tries its messages have had.
-        lease: the end of the lease and its length, for reservations; None: they are popped.
+        lease: the end of the lease and its length, for reservations; None if the messages are
+            popped.
     """
     document, hold = drawn.document, drawn.hold
     entries, queue, owner = document["b"], document["q"], document.get("owner", "")
@@ -101,13 +102,13 @@ class _Haul:
     claimed: list[Claimed] = field(default_factory=list)
     #: Their sizes in bytes.
     sizes: list[int] = field(default_factory=list)
-    #: Whether the queue has no more.
+    #: Whether the queue has no more messages.
     ended: bool = False
-    #: When to stop claiming, once a message was found.
+    #: When to stop claiming, once a message has been found.
     until: datetime | None = None
 
     def goes_on(self, permits: Permits) -> Plan[bool]:
-        """Return whether it may take more."""
+        """Return whether the claim may take more messages."""
         if self.claimed:
             now = yield from ServerTime()
             self.until = self.until or now + timedelta(seconds=self.how.terms.lease_s / 4)
@@ -228,8 +229,8 @@ def _extend(hold: HeldPack, until: datetime, *, rests: bool, counts: bool) -> Pl
     if counts and not counted:
         change["$inc"] = {"tries": 1}
     mine: dict[str, Any] = {"_id": hold.id, "token": hold.token}
-    # A call that settles messages of this pack changes ``n``. Without one, a smaller ``n`` means
-    # that messages were removed, so that the copy in memory is out of date.
+    # A call that settles messages of this pack changes ``n``. Without such a call, a smaller ``n``
+    # means that messages were removed, so that the copy in memory is out of date.
     if not hold.is_changing:
         mine["n"] = hold.alive.bit_count()
     try:
@@ -245,7 +246,7 @@ def _extend(hold: HeldPack, until: datetime, *, rests: bool, counts: bool) -> Pl
 
 
 def _messages(how: Reception, drawn: Drawn, now: datetime, until: datetime) -> Plan[list[Claimed]]:
-    """Return the drawn messages. Bury those whose payload does not fit the model."""
+    """Return the drawn messages. Bury messages whose payload does not fit the model."""
     terms, load, entries = how.terms, how.codec.load, drawn.document["b"]
     tries = drawn.hold.before + terms.counts_try
     make = _makes(drawn, tries, None if how.pop else (until, terms.lease_s))
@@ -294,7 +295,7 @@ def _group(terms: ClaimTerms, hold: HeldPack, bits: int) -> Group:
 def _claim(
     how: Reception, stock: Stock, state: ScanState, need: int
 ) -> Plan[tuple[list[Claimed], bool]]:
-    """Claim documents. Return the ordinary messages, and whether the queue has none left."""
+    """Claim documents. Return the ordinary messages, and whether the queue has no more."""
     terms = how.terms
     now = yield from ServerTime()
     wanted = stock.wanted(need)
@@ -324,7 +325,7 @@ def _claim(
 
 
 def _is_valid_pack(document: Document) -> bool:
-    """Return whether a claimed document is a pack as pyqueue writes it."""
+    """Return whether a claimed document is a pack in the form that pyqueue writes."""
     if not packs.is_pack(document) or invalid_fields(document):
         return False
     try:
@@ -340,7 +341,7 @@ def _is_valid_pack(document: Document) -> bool:
 
 
 def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
-    """Take a pack that was claimed into the stock."""
+    """Add a claimed pack to the stock."""
     terms = how.terms
     if document.get(HANDED):
         yield from finish(document)
@@ -382,7 +383,7 @@ def _sizes(claimed: Sequence[Claimed], least: int) -> list[int]:
     if drawn is None:
         return [size_of(document) for document, _ in claimed]
     entries, size = drawn.document["b"], int(drawn.document.get("z", least))
-    if size * 10 <= least:  # they surely fit, so the mean is good enough
+    if size * 10 <= least:  # they certainly fit, so the mean is good enough
         return [-(-size // len(entries))] * len(claimed)
     drawn_places = [document["place"] for document, _ in claimed]
     return [len(bson.encode(entries[place], codec_options=OPTIONS)) for place in drawn_places]
@@ -470,7 +471,7 @@ def _undo(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None
 def _finish_popped(how: Reception, claimed: Sequence[Claimed]) -> Plan[set[tuple[Hashable, str]]]:
     """Finish popped messages before a caller gets any of them.
 
-    The result has the ids and tokens of the messages that this call did not finish.
+    Return the id and token of each message that this call did not finish.
     """
     parts, rest = _by_pack(claimed)
     lost: set[tuple[Hashable, str]] = set()

@@ -48,7 +48,7 @@ class Group(NamedTuple):
 
     @property
     def fence(self) -> dict[str, Any]:
-        """The filter of the pack, if the claim still holds these messages."""
+        """The filter that matches the pack if the claim still holds these messages."""
         return {"_id": self.pack, "token": self.token, **packs.having(self.bits)}
 
 
@@ -75,12 +75,12 @@ def _by_claim(held: Held) -> dict[tuple[Id, str], list[PackedReservation[Any]]]:
 
 
 def unknown_end(error: Unavailable, rest: Held) -> Unavailable:
-    """Return the error of a call after which it is unclear whether these messages are settled."""
+    """Return the error for a call that leaves it unclear whether these messages are settled."""
     text = str(error)
     if isinstance(error, TimedOut):
         text += (
-            "; if a transaction has settled another message of the pack, all of the pack waits "
-            "until it ends: settle packed messages of one claim in one transaction"
+            "; if a transaction has settled another message of the pack, the whole pack waits "
+            "until the transaction ends: settle packed messages of one claim in one transaction"
         )
     return Unavailable(text, ids=[each.id for each in rest])
 
@@ -130,12 +130,12 @@ def commit(queue: str, kind: Kind, held: Held, session: object = None) -> Plan[N
 
 
 def at_bits(members: Held, bits: int) -> list[PackedReservation[Any]]:
-    """Return the messages of a pack whose bit is set."""
+    """Return the messages of a pack whose bits are set."""
     return [each for each in members if bits >> each.place & 1]
 
 
 def _finish_each(group: Group, calls: Sequence[int]) -> Plan[list[int]]:
-    """Finish messages of one claim for several callers. Return the bits that each has lost."""
+    """Finish messages of one claim for several callers. Return the bits that each caller lost."""
     every = 0
     twice: list[int] = []
     for bits in calls:
@@ -146,14 +146,14 @@ def _finish_each(group: Group, calls: Sequence[int]) -> Plan[list[int]]:
 
 
 def finish(group: Group) -> Plan[int]:
-    """Finish messages of one claim. Return the bits of those no longer held."""
+    """Finish messages of one claim. Return the bits of messages no longer held."""
     lost = yield from _settle(group, None)
     yield from end_claim(group)
     return lost
 
 
 def _settle(group: Group, session: object) -> Plan[int]:
-    """Set the bits of messages. Return the bits of those no longer held."""
+    """Set the bits of messages. Return the bits of messages no longer held."""
     hold, lost = group.hold, 0
     for _ in range(_MAX_ROUNDS):
         end = hold.begin(group.bits) if hold else None
@@ -161,7 +161,7 @@ def _settle(group: Group, session: object) -> Plan[int]:
             matched = yield from _send(group, end, session)
         except BaseException:
             if hold:
-                hold.lose()  # the lease ends it
+                hold.lose()  # the lease ends the claim
             raise
         if matched:
             if hold:
@@ -174,7 +174,7 @@ def _settle(group: Group, session: object) -> Plan[int]:
         group = group._replace(bits=still)
         if not still:
             return lost
-    raise Unavailable(f"pack {group.pack} of queue {group.queue!r} changes all the time")
+    raise Unavailable(f"pack {group.pack} of queue {group.queue!r} keeps changing: try again")
 
 
 def _send(group: Group, end: End | None, session: object) -> Plan[bool]:
@@ -195,7 +195,7 @@ def _send(group: Group, end: End | None, session: object) -> Plan[bool]:
 
 
 def emptied(pack: Id, token: str) -> Filter:
-    """Return the filter of a pack with no messages left, and no copies left to publish."""
+    """Return the filter that matches a pack with no messages left and no copies left to publish."""
     return {"_id": pack, "token": token, "n": 0, HANDED: []}
 
 
@@ -209,7 +209,7 @@ def _delete_empty(group: Group, hold: HeldPack | None) -> Plan[None]:
 
 
 def end_claim(group: Group) -> Plan[None]:
-    """End the claim of a pack if nothing that was handed out is unsettled."""
+    """End the claim of a pack if all messages that were handed out are settled."""
     hold = group.hold
     while hold is not None and hold.is_idle:
         end = hold.begin(0)
@@ -223,7 +223,7 @@ def end_claim(group: Group) -> Plan[None]:
             else:
                 matched = yield from _end(group, hold, group._replace(bits=0).fence, 0, end)
         except Unavailable:
-            return hold.lose()  # the lease ends it
+            return hold.lose()  # the lease ends the claim
         except BaseException:
             hold.lose()
             raise
@@ -246,7 +246,7 @@ def _end(group: Group, hold: HeldPack, match: Mapping[str, Any], bits: int, end:
 def _ending(
     hold: HeldPack, bits: int, when: datetime, *, rests: bool, counts: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Return the update by which a claim of a pack ends in order.
+    """Return the update that ends a claim of a pack in order.
 
     Args:
         hold: the claim.
@@ -283,10 +283,10 @@ def end_rest(queue: str, document: Mapping[str, Any]) -> Plan[None]:
 
 
 def give_back(group: Group) -> Plan[bool]:
-    """Give messages back to their places, with the rest of their pack. The try is not counted.
+    """Give messages back to their places, with the rest of their pack, without counting the try.
 
-    The result is False if the process cannot do that: it holds more messages of the pack, or no
-    longer holds these.
+    Return False if the process cannot do that: it holds other messages of the pack, or no longer
+    holds these.
     """
     hold = group.hold
     if hold is None or not hold.begin_whole(group.bits, alone=False):
@@ -301,7 +301,7 @@ def give_back(group: Group) -> Plan[bool]:
 
 
 def roll_back_whole(group: Group, delay_s: float, error: Mapping[str, Any] | None) -> Plan[bool]:
-    """Let a pack wait for another try. The result is False unless these are all its messages."""
+    """Let a pack wait for another try. Return False unless these are all its messages."""
     now = yield from ServerTime()
     hold = group.hold
     if hold is None or not hold.begin_whole(group.bits, alone=True):
@@ -325,7 +325,7 @@ def roll_back_whole(group: Group, delay_s: float, error: Mapping[str, Any] | Non
 
 
 def extend(held: Held, how: Extension) -> Plan[Failures]:
-    """Extend leases, one command for each pack. Return those that failed.
+    """Extend leases, with one command per pack. Return the failures.
 
     This never shortens a lease: the rest of the pack may have other holders.
     """

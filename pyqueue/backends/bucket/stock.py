@@ -1,9 +1,10 @@
 """The packs that a process holds.
 
 A claim takes a whole pack, and the process hands out its messages one after the other. So a process
-never holds more than one pack beyond the need of its callers, besides packs with a command in
-flight. Once no message that was handed out is held, the rest of the pack goes back, or *rests*: the
-process keeps it for a second, in case the next call comes soon. The claim then counts no try.
+never holds more than one pack beyond the need of its callers, apart from packs with a command in
+flight. Once none of the handed-out messages is held, the rest of the pack goes back, or *rests*:
+the process keeps it for a second, in case the next call comes soon. The claim then does not count
+as a try.
 
 Threads of a process share a pack. Each method is one step under its lock.
 """
@@ -24,7 +25,7 @@ from pyqueue.requests import Document
 #: see above.
 End = Literal["delete", "rest", "return"]
 #: "busy": a command that ends or extends the claim is in flight. "gone": the process no longer
-#: holds it.
+#: holds the pack.
 State = Literal["held", "resting", "busy", "gone"]
 
 
@@ -79,7 +80,7 @@ class HeldPack:
         #: The first place of the window.
         self.first = packs.first_place(self.alive) if self.alive else 0
         self.state: State = "held"
-        #: The bits of messages to hand out, and of messages handed out and not settled.
+        #: The bits of messages to hand out, and of messages handed out but not settled.
         self._free = packs.window(self.size, self.alive, self.level) or 0
         self._out = 0
         #: How many settlements are in flight.
@@ -152,8 +153,8 @@ class HeldPack:
 
         Args:
             bits: the messages.
-            alone: whether these must be all messages left in the pack. If not, none of the rest may
-                be handed out.
+            alone: whether these must be all messages left in the pack. If false, the other messages
+                must not be handed out.
         """
         with self._lock:
             others = (self.alive if alone else self._out) & ~bits
@@ -196,14 +197,14 @@ class HeldPack:
                 self.lose()
 
     def lose(self) -> None:
-        """Note that the pack is no longer held, or may not be."""
+        """Note that the pack is no longer held, or may no longer be held."""
         with self._lock:
             self.state = "gone"
             self._free, self._out, self._document = 0, 0, None
 
     @property
     def is_idle(self) -> bool:
-        """Whether the claim should end now: nothing that was handed out is unsettled."""
+        """Whether the claim should end now: all messages that were handed out are settled."""
         with self._lock:
             return self.state == "held" and not self._busy and not self._out
 
@@ -230,7 +231,7 @@ class Stock(Memory):
         return max(1, min(need // self._size, self._step))
 
     def learn(self, size: int, found: bool) -> None:
-        """Learn the size of the largest document of a claim, in messages; 1: none was a pack.
+        """Learn the size of the largest document of a claim, in messages; 1 if none was a pack.
 
         Claims grow as long as the next documents are likely to be of the same kind.
         """
@@ -239,7 +240,7 @@ class Stock(Memory):
         self._size = size
 
     def add(self, hold: HeldPack) -> None:
-        """Add a pack that was claimed."""
+        """Add a claimed pack."""
         with self._lock:
             self._packs.append(hold)
 
@@ -262,7 +263,7 @@ class Stock(Memory):
                 self._packs.append(drawn.hold)
 
     def surplus(self, need: int) -> Sequence[HeldPack]:
-        """Take out the idle packs that callers who need ``need`` messages do not need."""
+        """Remove and return the idle packs that callers who need ``need`` messages do not need."""
         with self._lock:
             kept: list[HeldPack] = []
             for hold in self._packs:
