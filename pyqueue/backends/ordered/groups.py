@@ -40,7 +40,7 @@ GROUP_KEYS: Final = (("q", 1), ("group", 1), *GROUPED.sort)
 
 
 def place_at(when: datetime) -> dict[str, int]:
-    """Return the place in its group of a message that enters it with this ``when``.
+    """Return the place in its group of a message that enters the group with this ``when``.
 
     ``seq`` has 1000 numbers per millisecond, and release 0.1 counts through them. This release
     uses only the last number, so its messages follow messages of 0.1. ``no`` orders them.
@@ -60,7 +60,7 @@ def _number(value: object) -> int:
 
 
 def is_first(document: Mapping[str, Any], rest: Mapping[str, Any] | None) -> bool:
-    """Return whether a message comes before ``rest``, the first waiting one; None: none waits."""
+    """Return whether a message precedes ``rest``, the first waiting message, if there is one."""
     return rest is None or rank(document) < rank(rest)
 
 
@@ -87,7 +87,7 @@ def locks_of(queue: str, names: Collection[Any]) -> Plan[dict[Hashable, datetime
 
 
 def restore(queue: str, names: Collection[Any] | None, after: str = "") -> Plan[list[Document]]:
-    """Correct the deferrals in these groups; None: in the next groups behind ``after``.
+    """Correct the deferrals in these groups; None means in the next groups after ``after``.
 
     Returns:
         The first waiting message of each group. It has ``locked`` if the group is locked.

@@ -1,4 +1,4 @@
-"""The kind of queue with ordered groups: one message of a group at a time, in their order.
+"""The kind of queue with ordered groups: one message of a group at a time, in order.
 
 ``groups`` contains the order and the locks of groups, and ``scan`` contains the claims.
 """
@@ -54,7 +54,7 @@ class Ordered(Standard):
     place_fields = GROUPED.places
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
-        """Return the indexes, with those for waiting messages and for locks."""
+        """Return the indexes, including the indexes for waiting messages and for locks."""
         return {**super().needs(shape), **_INDEXES}
 
     def prepare(self) -> Plan[None]:
@@ -82,7 +82,7 @@ class Ordered(Standard):
         yield from super().ended(queue, ended, session)
 
     def place_again(self, queue: str) -> Plan[Callable[[datetime], dict[str, Any]] | None]:
-        """Return how to place a failed message last in its group; None: the group waits for it."""
+        """Return the function that places a failed message last; None: its group waits for it."""
         shape = (yield from namespace.flags(queue)).get("shape")
         skips = isinstance(shape, Mapping) and shape.get("on_failure") == "skip"
         return place_at if skips else None
@@ -90,7 +90,7 @@ class Ordered(Standard):
     def finishing(
         self, now: datetime, outcome: str, history_s: float | None, *, keyed: bool
     ) -> dict[str, dict[str, Any]] | None:
-        """Return the update that finishes a held message; None: the message is deleted."""
+        """Return the update that finishes a held message; None if the message is deleted."""
         update = super().finishing(now, outcome, history_s, keyed=keyed)
         if update is not None:
             update["$rename"] = {**update.get("$rename", {}), "lock": "last_group"}

@@ -2,13 +2,13 @@
 
 A scan reads a page of ready messages. From each free group it claims the message that comes first
 on the page. The unique index on locks prevents a second held message of the group. The scan then
-reads the first waiting message of each claimed group. If that one comes earlier, the scan gives the
-claimed message back. The lock keeps the order fixed from then on, so every message handed out is
-the first of its group.
+reads the first waiting message of each claimed group. If that message comes earlier, the scan gives
+the claimed message back. The lock keeps the order fixed from then on, so every message handed out
+is the first of its group.
 
 A scan that finds too few free groups defers the messages in its way, which wait behind a held
-message; see ``groups``. A page full of them says nothing about other groups. In that case the scan
-also walks over the index of groups, as each rescan does.
+message; see ``groups``. A page full of such messages says nothing about other groups. In that case
+the scan also walks over the index of groups, as each rescan does.
 
 With a limit on concurrency, a scan claims one first message for each free slot; see
 ``limits.scan``. Other messages stay in place.
@@ -46,8 +46,8 @@ from pyqueue.requests import Document, Find, Plan, ServerTime, UpdateEach
 
 #: The fields that a scan reads of each message.
 FIELDS: Final = dict.fromkeys(("_id", "when", "due", "group", "lock", *GROUPED.places), 1)
-#: The page size for each wanted message; the same beside competing processes, so that they claim
-#: different groups of the page; and the minimum.
+#: The page size per wanted message; the same if other processes compete, so that they claim
+#: different groups of the page; and the minimum page size.
 PAGE_FACTOR: Final = 2
 CONTESTED_PAGE_FACTOR: Final = 8
 LEAST_PAGE: Final = 50
@@ -72,7 +72,7 @@ def _walk(queue: str, state: ScanState) -> Plan[list[Document]]:
     firsts = yield from groups.restore(queue, None, after)
     names = [each["group"] for each in firsts if isinstance(each["group"], str)]
     state.groups.walked_to = max(names) if len(firsts) == MAX_PAGE and names else ""
-    if after and len(firsts) < MAX_PAGE:  # around the end
+    if after and len(firsts) < MAX_PAGE:  # wrap around
         firsts += yield from groups.restore(queue, None, "")
     return firsts
 
@@ -85,9 +85,9 @@ class _Look:
     page: list[Document]
     #: The most messages that the page can have.
     size: int
-    #: The limit on concurrency; None: there is none.
+    #: The limit on concurrency, or None.
     limit: Limit | None
-    #: The free slots; empty without a limit.
+    #: The free slots; empty if there is no limit.
     free: Mapping[str, FreeSlots] = field(default_factory=dict)
     #: The earliest end of each block, by group. Groups without an entry are expected to be free.
     blocked: dict[Hashable, datetime] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class _Look:
         return any(hashable_id(each["_id"]) not in self.done for each in self.page)
 
     def heads(self) -> list[Document]:
-        """Return the messages to claim: the first one of each free group, in page order."""
+        """Return the messages to claim: the first message of each free group, in page order."""
         heads: dict[Hashable, Document] = {}
         for place, each in enumerate(self.page):
             name = group_in(each)
@@ -140,7 +140,7 @@ def _take(scan: Scan) -> Plan[Taken | None]:
         limit = None  # ``paced`` enforces the rate
     if limit is not None:
         state.limit.blocked_until = None
-    scan = replace(scan)  # its instant moves on
+    scan = replace(scan)  # its instant advances
     taken: Taken | None = None
     for _ in range(ROUNDS):
         look = yield from _look(scan, limit)
@@ -232,7 +232,7 @@ def _walked(scan: Scan, heads: Sequence[Document]) -> Plan[list[Document]]:
 
 
 def _claim_heads(look: _Look, heads: Sequence[Document]) -> Plan[list[Document] | None]:
-    """Claim the first of the chosen messages; beside competing processes, a random selection."""
+    """Claim the first of the chosen messages, or a random selection if other processes compete."""
     scan, state = look.scan, look.scan.state
     if look.limit is not None:
         found = yield from limit_scan.claim_free(scan, look.limit, heads, look.free)
@@ -249,7 +249,7 @@ def _claim_heads(look: _Look, heads: Sequence[Document]) -> Plan[list[Document] 
 def _verify(look: _Look, documents: Sequence[Document]) -> Plan[list[Document]]:
     """Give back messages that are not the first of their groups. Return the other messages.
 
-    In the group of each kept message, the next one becomes eligible when the lease ends.
+    In the group of each kept message, the next message becomes eligible when the lease ends.
     """
     queue, now = look.scan.terms.queue, look.scan.now
     names = groups.groups_in(documents)
@@ -282,7 +282,7 @@ def _verify(look: _Look, documents: Sequence[Document]) -> Plan[list[Document]]:
 
 
 def _release(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
-    """Give claimed messages back to their places. The try is not counted."""
+    """Give claimed messages back to their places, without counting the try."""
     terms, now = scan.terms, scan.now
     yield from UpdateEach(
         [

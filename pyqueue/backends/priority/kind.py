@@ -1,6 +1,6 @@
 """The kind of queue with priorities: highest priority first, oldest first within a priority.
 
-A message has a priority from 0 to 9. It keeps it for life: in the history, in a dead-letter queue
+A message has a priority from 0 to 9 and keeps it for life: in the history, in a dead-letter queue
 and in queues of other kinds. The object in the table of kinds scans by age, as every plan except a
 claim does. ``levels`` contains the scans by level.
 """
@@ -47,7 +47,7 @@ class Priority(Standard):
     _scan_and_claim = staticmethod(claim_by_level)
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
-        """Return the indexes, with the index for claims by level."""
+        """Return the indexes, including the index for claims by level."""
         return {**super().needs(shape), **_INDEXES}
 
     def levels(self, priorities: Collection[int | None]) -> Sequence[int]:

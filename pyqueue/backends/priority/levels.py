@@ -86,7 +86,7 @@ class LevelStarts(Memory):
         self.strict = isinstance(shape, Mapping) and shape.get("strict") is True
 
     def begin_rescan(self) -> bool:
-        """Start the next scans at the very start, by level and by age. False: no level is used."""
+        """Begin the next scans at the very start, by level and by age. False: no level is used."""
         if not self.in_use:
             return False
         self.starts = {}
@@ -111,7 +111,7 @@ class LevelStarts(Memory):
         return ready_by_level(queue, self.in_use, now, self.starts)
 
     def learn(self, seen: Scanned, margin: ScanStart) -> None:
-        """Learn from a scan by level. ``margin``: above it, producers may still insert."""
+        """Learn from a scan by level. Producers may still insert above ``margin``."""
         level, place = None if seen.ended else seen.level, seen.last
         starts = dict(self.starts)
         for each in self.in_use:

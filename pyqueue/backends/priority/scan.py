@@ -51,7 +51,7 @@ def _adopt(scan: Scan, levels: LevelStarts) -> Plan[bool]:
 
     Other programs wrote these messages. A message without a priority gets the default priority.
 
-    Each call reads a few messages by age; the next call reads the following ones.
+    Each call reads a few messages by age; the next call continues after them.
     """
     queue = scan.terms.queue
     match = transitions.scan_range(
