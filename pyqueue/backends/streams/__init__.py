@@ -1,1 +1,1 @@
-"""Streams: logs that each consumer group reads at its own place."""
+"""Streams: logs that each consumer group reads at its own position."""

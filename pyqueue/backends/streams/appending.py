@@ -1,7 +1,7 @@
 """Streams: append to a log.
 
 An append inserts a pack at the *tail*, the position after the last message. The unique ``_id``
-keeps a second pack out, and its writer reads the tail again. A tail is known only from an
+keeps out a second pack, whose writer then reads the tail again. A tail is known only from an
 acknowledged append or from a read at majority: a fail-over could undo a tail that only the primary
 knew, and leave a gap. A tail is used for a minute, and a pack younger than 10 minutes is never
 deleted. So an append with an old tail meets the pack that took its place.
@@ -47,10 +47,10 @@ from pyqueue.requests import (
 
 #: The most bytes of a pack of several messages.
 MAX_PACK_BYTES: Final = 4 * 2**20
-#: An append whose tail is older, in seconds, checks whether its place has been deleted.
+#: An append with a tail older than this, in seconds, checks whether its place has been deleted.
 LATE_S: Final = 120.0
 
-#: How often other processes may be faster, even if the time is up.
+#: Even if its time is up, an append gives up only after other writers were faster this often.
 MAX_OVERTAKEN: Final = 5
 
 
@@ -91,10 +91,11 @@ def append(
         state: the state of the log in this process.
         payloads: the payloads.
         headers: the headers of every message.
-        limit_s: for how long an append with an unknown outcome is tried again, in seconds.
+        limit_s: how long an append with an unknown outcome is tried again, in seconds.
 
     Raises:
-        Unavailable: the outcome of some is unknown. The text says how many are surely stored.
+        Unavailable: the outcome is unknown for some messages. The error text says how many are
+            certainly stored.
     """
     if isinstance(payloads, (str, bytes, bytearray, Mapping)) or not isinstance(payloads, Iterable):
         raise ConfigurationError(
@@ -117,7 +118,7 @@ def append(
             text = f"{answer}; the first {len(positions)} messages are stored, up to position "
             raise Unavailable(f"{text}{positions[-1]}") from answer
         if isinstance(answer, QueueError):
-            raise type(answer)(str(answer)) from answer  # each caller gets its own
+            raise type(answer)(str(answer)) from answer  # each caller gets its own error
         positions += range(answer, answer + len(chunk.entries))
     return positions
 
@@ -147,7 +148,7 @@ def _append_chunks(
     limit_s: float,
     chunks: Sequence[Chunk],
 ) -> Plan[list[int | QueueError]]:
-    """Append the chunks of several callers, in as few packs as they fit into."""
+    """Append the chunks of several callers, in as few packs as possible."""
     answers: list[int | QueueError] = []
     while (done := len(answers)) < len(chunks):
         shared = 0
@@ -189,10 +190,10 @@ class _Append:
     nonce: str = field(default_factory=new_token)
     #: The tail as this process last knew it.
     known: Known | None = None
-    #: Where an insert has an unknown outcome.
+    #: The position of an insert with an unknown outcome.
     unknown: int | None = None
     failure: Unavailable | None = None
-    #: How often another process appended there first.
+    #: How often another process appended first.
     overtaken: int = 0
 
     def check_time(self, mono: float) -> None:
@@ -202,7 +203,7 @@ class _Append:
         if self.failure is not None:
             raise self.failure
         if self.overtaken >= MAX_OVERTAKEN:
-            text = "other processes append all the time, and were faster; nothing was stored"
+            text = "other processes kept appending first; nothing was stored: try again"
             raise Unavailable(f"stream {self.stream!r}: {text}")
 
     def was_stored(self) -> Plan[bool]:
@@ -224,7 +225,7 @@ class _Append:
         return self.known is None or self.known.age_s(mono, now) > TAIL_AGE_S
 
     def insert(self, first: int, document: RawBSONDocument) -> Plan[bool]:
-        """Insert it at a position. Return whether it is part of the log."""
+        """Insert the pack at a position. Return whether it is part of the log."""
         try:
             refused = yield from Insert([document], majority=True, half_time=True)
         except Unavailable as error:
@@ -241,7 +242,7 @@ class _Append:
         elif self.unknown is None:
             self.state.tail = None  # another process was faster
             self.overtaken += 1
-        # Else the pack at this place may be ours: the next round checks.
+        # Otherwise the pack at this position may be ours: the next round checks.
         return False
 
     def stored_at(self, first: int, mono: float, now: datetime) -> int:
@@ -256,7 +257,7 @@ def _append_pack(
     """Append a pack. Return its first position.
 
     If the outcome of an insert is unknown, the nonce at its position says whether it was stored.
-    The same pack may be inserted there again: the position takes one pack only.
+    The same pack may be inserted there again: the position takes only one pack.
     """
     append = _Append(stream, state, chunk, (yield from MonotonicTime()) + limit_s)
     first = 0
@@ -268,7 +269,7 @@ def _append_pack(
                 return append.stored_at(append.unknown, mono, now)
         except Unavailable as error:
             if append.unknown is None:
-                raise  # nothing of it is stored
+                raise  # no part of it is stored
             append.failure = error
             continue
         if append.is_late(mono, now):
@@ -282,7 +283,7 @@ def _append_pack(
 
 
 def _writer(stream: str, position: int) -> Plan[object]:
-    """Return the nonce of the pack at a position, or None if there is none."""
+    """Return the nonce of the pack at a position, or None if there is no pack."""
     match = {"_id": pack_id(stream, position)}
     found = yield from Find(match, {"nonce": 1}, limit=1, majority=True)
     return found[0].get("nonce", "") if found else None
@@ -291,7 +292,7 @@ def _writer(stream: str, position: int) -> Plan[object]:
 def _is_in_place(stream: str, first: int, nonce: str, known: Known | None) -> Plan[bool]:
     """Return whether an acknowledged pack is part of the log; delete it if it is not.
 
-    A process that slept since it knew the tail may have appended where packs were deleted.
+    A process that slept after it learned the tail may have appended where packs were deleted.
     """
     mono, now = yield from instants()
     if known is not None and known.age_s(mono, now) <= LATE_S:

@@ -93,7 +93,7 @@ class GroupPlans:
         lease: Duration | None = None,
         misfits: Misfits | None = None,
     ) -> Plan[list[Any]]:
-        """Receive up to ``limit`` messages; wait for the first one up to ``timeout``."""
+        """Receive up to ``limit`` messages; wait up to ``timeout`` for the first one."""
         if pop:
             raise refusal("pop")
         options = self.options
@@ -137,7 +137,7 @@ class GroupPlans:
         error: BaseException | str | None = None,
         session: object = None,
     ) -> Plan[None]:
-        """Give messages back for another try. Bury messages that had their last try."""
+        """Give messages back for another try, and bury messages that had their last try."""
         if session is not None:
             raise refusal("session")
         given, options = settling.reservations(self.state, held), self.options
@@ -152,7 +152,7 @@ class GroupPlans:
         )
 
     def release(self, held: Sequence[object]) -> Plan[None]:
-        """Give messages back unprocessed: the try is not counted."""
+        """Give messages back unprocessed, without counting the try."""
         given = settling.reservations(self.state, held)
         delays = {each.tries: 0.0 for each in given}
         yield from settling.rollback(self.state, given, delays, None, counted=False)
@@ -203,7 +203,7 @@ class GroupPlans:
         return _counts(group, first, end, (yield from ServerTime()))
 
     def next_when(self) -> Plan[datetime | None]:
-        """Return the earliest instant at which a message can be received, ends of leases included.
+        """Return the earliest instant at which a message can be received, including ends of leases.
 
         None means that the group has finished the stream.
         """
@@ -268,7 +268,7 @@ def groups(stream: str) -> Plan[list[ConsumerInfo]]:
 
 
 def delete_group(stream: str, name: str) -> Plan[bool]:
-    """Delete a group. Its holders get LeaseLost. Return whether there was one."""
+    """Delete a group. Its holders get LeaseLost. Return whether the group existed."""
     state = GroupState(stream, arguments.group(name, "name"))
     while (group := (yield from reload(state))) is not None:
         if group.left:

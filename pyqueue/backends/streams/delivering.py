@@ -68,9 +68,9 @@ class Share:
     def __init__(self, messages: Received, most: int, room: int) -> None:
         self.messages = messages
         self._most = most
-        #: How many bytes fit.
+        #: How many bytes still fit.
         self.room = room
-        #: Whether it gets no more messages, even if it wants some.
+        #: Whether the caller gets no more messages, even if it wants some.
         self.full = False
 
     @property
@@ -82,7 +82,7 @@ class Share:
 def packs_of(
     state: GroupState, ranges: Sequence[Range], max_bytes: int
 ) -> Plan[tuple[list[Pack], int]]:
-    """Return the packs of ranges; and, if one is missing, the first position of the log, else 0."""
+    """Return the packs of ranges, and the log's first position, or 0 if no pack is missing."""
     packs: list[Pack] = []
     missing = False
     spans: list[list[int]] = []
@@ -111,7 +111,7 @@ class _Delivery:
     terms: Terms
     share: Share
     range: Range
-    #: Whether the message is buried, because it was tried too often.
+    #: Whether the message is buried because it was tried too often.
     exhausted: bool
     #: Whether the size of each message matters.
     measured: bool
@@ -122,7 +122,7 @@ class _Delivery:
     dead: list[Buried] = field(default_factory=list)
 
     def divide(self, packs: Sequence[Pack], first: int, now: datetime) -> None:
-        """Decide the outcome of each position. ``first``: the first one of the log, or 0."""
+        """Decide the outcome of each position. ``first``: the log's first position, or 0."""
         for position, pack in _with_packs(self.range.positions(), packs):
             if pack is not None:
                 self.take(pack, position, now)
@@ -176,14 +176,14 @@ def deliver(
     if delivery.skipped:
         yield from _skip(state, one.token, delivery.skipped, first)
     if rest and not touched and not share.messages:
-        raise Unavailable(f"stream {state.stream!r}: a majority does not have {rest[0]} now")
+        raise Unavailable(f"stream {state.stream!r}: position {rest[0]} is not on a majority now")
     return bool(rest)
 
 
 def _with_packs(
     positions: Iterable[int], packs: Sequence[Pack]
 ) -> Iterator[tuple[int, Pack | None]]:
-    """Yield positions, in order, each with its pack; None: no pack has it."""
+    """Yield positions, in order, each with its pack; None if no pack has it."""
     following = iter(packs)
     pack = next(following, None)
     for position in positions:
@@ -195,7 +195,7 @@ def _with_packs(
 def _message(
     terms: Terms, one: Range, pack: Pack, position: int
 ) -> StreamReservation[Any] | Exception:
-    """Return a message, or the error of one that does not fit the model."""
+    """Return a message, or the error if it does not fit the model."""
     entry = pack.entry(position)
     try:
         payload = terms.codec.load(entry["p"])
@@ -249,7 +249,7 @@ def _burial(
 
 
 def _skip(state: GroupState, token: str, positions: Sequence[int], first: int) -> Plan[None]:
-    """Pass over messages that the retention of the stream deleted, and all that come before."""
+    """Pass over messages that the retention of the stream deleted, and all messages before them."""
     yield from settle(state, [Ending(token, frozenset(positions), skipped=True)])
     number = len(positions)
     group = yield from reload(state)

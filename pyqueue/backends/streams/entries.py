@@ -17,19 +17,19 @@ from pyqueue.backends.transitions import new_token
 
 #: The most messages of one range that a claim takes.
 MAX_RANGE: Final = 1000
-#: The most ranges that were given back.
+#: The most given-back ranges of a group.
 MAX_BACK: Final = 1000
 #: Fewer ranges are not merged. Then processes that give messages back do not compete.
 MERGE_ABOVE: Final = 64
-#: Ends of leases less than this part of the delay apart are alike.
+#: Ends of leases are alike if they differ by less than the delay divided by this number.
 _PART_OF_DELAY: Final = 16
 #: How often the window of positions may double. It limits the bits of an entry to 8 KB.
 _MOST_DOUBLED: Final = 6
-#: The positions over which merging always leaves fewer than ``MAX_BACK`` ranges.
+#: The span of positions over which merging always leaves fewer than ``MAX_BACK`` ranges.
 MAX_BACK_SPAN: Final = MAX_BACK // 2 * (MAX_RANGE << _MOST_DOUBLED)
 #: All instants up to the year 9999 share one cell of this many bits of milliseconds.
 _ALL_TIME_BITS: Final = 48
-#: From here on, messages with different tries are merged, too.
+#: From this coarseness on, messages with different tries are merged, too.
 _MIX_TRIES: Final = 8
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
@@ -37,7 +37,7 @@ _MS: Final = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A range of positions, of which some may have left it."""
+    """A range of positions, some of which may have left it."""
 
     token: str
     start: int
@@ -64,7 +64,7 @@ class Range:
         )
 
     def stored(self) -> dict[str, Any]:
-        """Return the entry that stores it."""
+        """Return the entry that stores this range."""
         entry = {"t": self.token, "s": self.start, "e": self.end, "d": bits(self.done)}
         entry |= {"u": self.until, "k": self.tries}
         if self.lapses:
@@ -100,7 +100,7 @@ class Range:
         return found
 
     def part(self, mask: int, **changes: Any) -> Range:
-        """Return a range of the positions in ``mask``, with narrow ends."""
+        """Return a range of the positions in ``mask``, trimmed to them."""
         low = (mask & -mask).bit_length() - 1
         width = mask.bit_length() - low
         done = ~(mask >> low) & ((1 << width) - 1)
@@ -129,7 +129,7 @@ class Merged(NamedTuple):
 
 
 def merged(back: Sequence[Range], new: Sequence[Range], now: datetime) -> Merged | None:
-    """Return how to add ranges so that fewer entries result. None: append them.
+    """Return how to add ranges so that fewer entries result, or None to append them.
 
     Merging never makes a message due earlier. It lengthens a wait by less than a tenth of the
     delay, unless there would be more than ``MAX_BACK`` entries.

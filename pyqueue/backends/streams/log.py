@@ -36,7 +36,7 @@ from pyqueue.requests import Document, EnsureQueue, Filter, Find, MonotonicTime,
 MAX_PACK: Final = 1000
 #: How long a tail is used, in seconds.
 TAIL_AGE_S: Final = 60.0
-#: How many packs one read of the server returns, and when more may follow a shorter answer.
+#: The most packs of one read, and from how many bytes on more may follow a shorter page.
 _PAGE: Final = 100
 _PAGE_BYTES: Final = 8 * 2**20
 #: More than every position.
@@ -49,7 +49,7 @@ PLACE: Final = {"s": 1, "n": 1}
 
 
 class Known(NamedTuple):
-    """A tail, and since when it is known by the monotonic clock and by the primary's."""
+    """A tail, and when it became known, by the monotonic clock and by the primary's clock."""
 
     position: int
     mono: float
@@ -57,7 +57,7 @@ class Known(NamedTuple):
 
     def age_s(self, mono: float, now: datetime) -> float:
         """Return the seconds since then. The monotonic clock stands still while a machine sleeps,
-        and the primary's may be set."""
+        and the primary's clock may be set."""
         return max(mono - self.mono, abs((now - self.at).total_seconds()))
 
 
@@ -99,7 +99,7 @@ def pack_id(stream: str, position: int) -> str:
 
 
 def packs_between(stream: str, low: int = 0, high: int = END) -> Filter:
-    """Return the filter of the packs that begin at ``low`` or later, and before ``high``."""
+    """Return the filter that matches the packs that begin at ``low`` or later, before ``high``."""
     return {"_id": {"$gte": pack_id(stream, low), "$lt": pack_id(stream, high)}}
 
 
@@ -145,17 +145,17 @@ def require_limit(stream: str, limit: Limit) -> None:
     """Refuse a limit that a stream does not offer.
 
     Raises:
-        ConfigurationError: it is not a rate alone.
+        ConfigurationError: the limit is not only a rate.
     """
     for name in ("concurrency", "per"):
         if getattr(limit, name) is not None:
             raise ConfigurationError(
-                f"limit.{name}: {stream!r} is a stream, which does not offer it: give rate only"
+                f"limit.{name}: {stream!r} is a stream, which does not offer it: set only rate"
             )
 
 
 def check(stream: str, state: LogState) -> Plan[None]:
-    """Refuse the name of a queue. Creates no record.
+    """Refuse the name of a queue. Create no record.
 
     Raises:
         ConfigurationError: a queue has this name.
@@ -197,7 +197,7 @@ def first_position(stream: str) -> Plan[int]:
 
 
 def tail(stream: str, state: LogState) -> Plan[Known]:
-    """Return the tail. Read it if this process knows none, or one that is too old."""
+    """Return the tail. Read it if this process knows no tail, or only one that is too old."""
     mono, now = yield from instants()
     known = state.tail
     if known is None or known.age_s(mono, now) > TAIL_AGE_S:
@@ -207,7 +207,7 @@ def tail(stream: str, state: LogState) -> Plan[Known]:
 
 
 def instants() -> Plan[tuple[float, datetime]]:
-    """Return the time by the monotonic clock and by the primary's."""
+    """Return the time by the monotonic clock and by the primary's clock."""
     return (yield from MonotonicTime()), (yield from ServerTime())
 
 
@@ -242,10 +242,10 @@ def position_at(stream: str, start: object) -> Plan[int]:
 
 
 def check_start(start: object) -> datetime | None:
-    """Refuse a value that stands for no position. Return the instant if it is one.
+    """Refuse a value that does not stand for a position. Return the instant if it is an instant.
 
     Raises:
-        ConfigurationError: it is neither "first" nor "last", nor an instant, nor a position.
+        ConfigurationError: the value is not "first", "last", an instant or a position.
     """
     if isinstance(start, datetime):
         return arguments.instant("start", start)
@@ -258,7 +258,7 @@ def position_argument(name: str, value: object) -> int:
     """Return a valid position.
 
     Raises:
-        ConfigurationError: it is none.
+        ConfigurationError: the value is not a position.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < END:
         remedy = f"a position from 0 to {END - 1}"
@@ -277,7 +277,7 @@ def fetch(
 ) -> Plan[list[Pack]]:
     """Return the packs with messages from ``low`` to before ``high``, as a majority stored them.
 
-    It ends after ``limit`` messages or ``max_bytes``, but never before the first pack.
+    Stop after ``limit`` messages or ``max_bytes``, but return at least the first pack.
     """
     packs: list[Pack] = []
     size = number = 0
@@ -316,7 +316,7 @@ def _pack_over(stream: str, position: int) -> Plan[list[Document]]:
 def read(
     stream: str, codec: Codec[Any], state: LogState, after: object, limit: int
 ) -> Plan[list[StreamMessage[Any]]]:
-    """Return messages by position, from the one after ``after`` or from the first."""
+    """Return messages by position, beginning after ``after``, or with the first message."""
     arguments.count("limit", limit)
     start = 0 if after is None else position_argument("after", after) + 1
     yield from check(stream, state)

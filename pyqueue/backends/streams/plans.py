@@ -1,4 +1,4 @@
-"""The table of contents of streams: which plan is which operation."""
+"""The table of contents of streams: the plan of each operation."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ class StreamPlans:
         return (yield from consumers.groups(self.stream))
 
     def delete_group(self, name: str) -> Plan[bool]:
-        """Delete a consumer group. Return whether there was one."""
+        """Delete a consumer group. Return whether it existed."""
         return consumers.delete_group(self.stream, name)
 
     def trim(self, before: object) -> Plan[int]:
-        """Delete the packs that lie wholly before a position or an instant."""
+        """Delete the packs that lie entirely before a position or an instant."""
         return retention.trim(self.stream, self.state, before)

@@ -6,8 +6,8 @@ A group is one document::
     next     the first position that was never claimed
     out      the ranges that are held, or whose lease has lapsed
     back     the ranges that were given back: they wait for their next try
-    left     copies in the dead-letter queue that were decided and must still be shown
-    skipped  how many messages the retention took before they were finished
+    left     copies in the dead-letter queue that were decided and are still hidden
+    skipped  how many messages the retention deleted before they were finished
     paused   true while the group is paused
     changes  how often it was changed
 
@@ -21,9 +21,9 @@ range, or finished. A range is an entry of ``out`` or ``back``::
     k        how often it was claimed;  x: how many of these claims lapsed
     r        the error of the last try
 
-Every change is one update that matches the entry as it was read: its token, its bits and, where
-the lease counts, its end. So it never overwrites a change that another process made in between,
-and a former holder changes nothing.
+Every change is one update that matches the entry as it was read: its token, its bits and, where the
+lease counts, its end. So it never overwrites a change that another process made in between, and a
+former holder cannot change anything.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Step(NamedTuple):
 class Taken(NamedTuple):
     """A range that a claim takes."""
 
-    #: Which of several callers gets it.
+    #: Which of several callers gets the range.
     place: int
     range: Range
     #: Whether it was a single message whose lease had lapsed.
@@ -124,8 +124,8 @@ def claim_step(
         until: the end of the lease.
         tail: the tail of the log, as a majority stored it.
         wanted: how many messages each caller wants.
-        served: which callers have messages already. They get no message whose lease has lapsed:
-            if it ends its consumer again, their other messages would seem guilty, too.
+        served: which callers have messages already. They get no message whose lease has lapsed: if
+            it crashes its consumer again, their other messages would seem guilty, too.
 
     Returns:
         None if there is nothing to claim.
@@ -153,10 +153,10 @@ def claim_step(
 
 
 def _divided(found: Range, held: bool, until: datetime, wanted: int) -> tuple[Range, Range | None]:
-    """Divide a range that was claimed before: into the part that a claim takes, and the rest.
+    """Divide a range that was claimed before into the part that a claim takes and the rest.
 
-    Each lapse divides the largest part by ten. So a message that ends its consumers is soon alone,
-    and its tries cost the other messages nothing.
+    Each lapse divides the largest part by ten. So a message that crashes its consumers is soon
+    alone, and its tries cost the other messages nothing.
     """
     lapses = found.lapses + held
     most = max(1, MAX_RANGE // 10**lapses) if lapses else MAX_RANGE
@@ -176,7 +176,7 @@ def _divided(found: Range, held: bool, until: datetime, wanted: int) -> tuple[Ra
 
 def _again(found: Range, taken: Range, rest: Range | None, held: bool) -> Step:
     """Claim positions that were claimed before."""
-    # $set comes first: mongomock knows the matched entry only until another operator ran.
+    # $set comes first: mongomock knows the matched entry only until another operator has run.
     match = {"out" if held else "back": {"$elemMatch": found.same()}}
     update: dict[str, dict[str, Any]] = {}
     if held:
@@ -255,7 +255,7 @@ class Ending(NamedTuple):
     back: Back | None = None
     #: The copy in the dead-letter queue that takes the place of the message.
     copy: Any = None
-    #: Whether the retention of the stream took the messages.
+    #: Whether the retention of the stream deleted the messages.
     skipped: bool = False
 
 
@@ -277,7 +277,7 @@ def settle_step(
         now: the instant.
 
     Returns:
-        The update, and the endings whose positions are all no longer held.
+        The update, and the endings of which no position is held any more.
     """
     held = {each.token: each for each in group.out}
     of_token: dict[str, list[int]] = {}

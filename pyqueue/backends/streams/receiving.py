@@ -1,6 +1,6 @@
 """Streams: how a consumer group receives messages.
 
-A claim reads the group, takes ranges of positions by one update, and then reads their packs, as a
+A claim reads the group, takes ranges of positions with one update, and then reads their packs, as a
 majority stored them. Only the update decides who holds which messages. A process may therefore
 remember a stale group: its update then matches nothing, and it reads the group again.
 """
@@ -76,7 +76,7 @@ def create(state: GroupState, start: object) -> Plan[Group]:
         )
     made = yield from reload(state)
     if made is None:
-        raise Unavailable(f"group {state.name!r} of stream {state.stream!r} was deleted just now")
+        raise Unavailable(f"group {state.name!r} of stream {state.stream!r} was just deleted")
     return made
 
 
@@ -93,7 +93,7 @@ def receive(
     poll_s: float,
     shape: Mapping[str, object],
 ) -> Plan[Received]:
-    """Receive up to ``limit`` messages; wait for the first one up to ``timeout``."""
+    """Receive up to ``limit`` messages; wait up to ``timeout`` for the first one."""
     arguments.count("limit", limit)
     arguments.count("max_bytes", max_bytes)
     timeout_s = None if timeout is None else arguments.duration("timeout", timeout)
@@ -156,7 +156,7 @@ def _wake_time(
 def _give_back(
     state: GroupState, received: Iterable[StreamReservation[Any]], claimed: Sequence[Taken] = ()
 ) -> Plan[None]:
-    """Give back positions whose callers do not get them. The try is not counted."""
+    """Give back positions that callers do not get, without counting the try."""
     ranges = {each.range.token: [*each.range.positions()] for each in claimed}
     for each in received:
         ranges.setdefault(each.token, []).append(each.position)
@@ -242,7 +242,7 @@ def _take(
 
 
 class _Permits:
-    """The permits of one claim, if the stream has a limit. Each group has permits of its own."""
+    """The permits of one claim, if the stream has a limit. Each group has its own permits."""
 
     __slots__ = ("_permits", "asked")
 
@@ -253,7 +253,7 @@ class _Permits:
 
     @property
     def until(self) -> datetime | None:
-        """The end of the permits; None: there are none."""
+        """The end of the permits; None if there are none."""
         return self._permits.until
 
     def ask(self, taken: Sequence[Taken], wanted: Sequence[int], now: datetime) -> Plan[list[int]]:

@@ -26,9 +26,10 @@ from pyqueue.backends.transitions import record_id
 from pyqueue.errors import QueueError
 from pyqueue.requests import Delete, Find, Plan, ServerTime, Update
 
-#: No pack that is younger is ever deleted.
+#: No pack that is younger than this is ever deleted.
 LEAST_AGE: Final = timedelta(minutes=10)
-#: The time between two checks for packs to delete, in seconds, and how many one check deletes.
+#: The time between two checks for packs to delete, in seconds, and how many packs one check
+#: deletes.
 RETENTION_INTERVAL_S: Final = 60.0
 _MAX_DELETED: Final = 200
 
@@ -55,7 +56,7 @@ def retain(stream: str, state: LogState) -> Plan[None]:
 
 
 def trim(stream: str, state: LogState, before: object) -> Plan[int]:
-    """Delete the packs that lie wholly before a position or an instant. Return the first position.
+    """Delete the packs that lie entirely before a position or instant. Return the first position.
 
     Raises:
         ConfigurationError: the argument is neither, or a queue has this name.

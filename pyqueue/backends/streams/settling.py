@@ -2,7 +2,7 @@
 
 A burial changes two documents: the group finishes the message, and a copy appears in the
 dead-letter queue. The copy is first inserted hidden, at majority. The update that ends the claim
-lists the copy in ``left``, and this decides the burial. Then the copy is published and taken off
+lists the copy in ``left``, which decides the burial. Then the copy is published and taken off
 the list. Each claim publishes the copies that it finds listed. So a process that dies in between
 leaves the message in one place, never in both or in none.
 """
@@ -49,7 +49,8 @@ from pyqueue.requests import (
 
 #: The longest text of an error in the document of a group.
 _MAX_ERROR_TEXT: Final = 200
-#: A burial with older copies fails. Copies of undecided burials are deleted after a day.
+#: A burial whose copies are older than this fails. Copies of undecided burials are deleted after a
+#: day.
 _MAX_BURIAL: Final = timedelta(minutes=10)
 _ABANDONED: Final = timedelta(days=1)
 
@@ -70,11 +71,11 @@ class GroupState:
         self.id = group_id(stream, group)
         #: The group as it was last seen; None: read it.
         self.seen: Group | None = None
-        #: The log reaches at least to here, as a majority stored it.
+        #: The log reaches at least this position, as a majority stored it.
         self.tail = 0
         #: Whether this process has deleted the copies of burials that were never decided.
         self.swept = False
-        #: Packs that were read last.
+        #: The packs that were read last.
         self.kept: list[Pack] = []
 
     @property
@@ -84,7 +85,7 @@ class GroupState:
 
 
 def reload(state: GroupState) -> Plan[Group | None]:
-    """Read the group. None: it does not exist."""
+    """Read the group. Return None if it does not exist."""
     before = state.seen
     found = yield from Find({"_id": state.id}, limit=1)
     group = Group.of(found[0]) if found else None
@@ -151,7 +152,7 @@ def _settle_all(state: GroupState, endings: Sequence[Ending]) -> Plan[list[froze
             group, fresh = (yield from reload(state)), True
             if group is None:
                 break  # the group was deleted
-        # One at a time: each step is computed from the group that the last one returned.
+        # One at a time: each step is computed from the group that the last step returned.
         one, lost = settle_step(group, pending, (yield from ServerTime()))
         if lost and not fresh:
             group = None  # the known group may be stale: read it before giving up
@@ -174,7 +175,7 @@ def _settle_all(state: GroupState, endings: Sequence[Ending]) -> Plan[list[froze
 
 
 def give_back(state: GroupState, ranges: Mapping[str, Range | Sequence[int]]) -> Plan[None]:
-    """Give back positions that no caller gets. The try is not counted."""
+    """Give back positions that no caller gets, without counting the try."""
     now = yield from ServerTime()
     back = Back(now, counted=False)
     endings = [
@@ -187,7 +188,7 @@ def give_back(state: GroupState, ranges: Mapping[str, Range | Sequence[int]]) ->
 
 
 def reservations(state: GroupState, given: Sequence[object]) -> list[StreamReservation[Any]]:
-    """Return the given reservations of this group without repetitions."""
+    """Return the given reservations of this group, without duplicates."""
     unique: dict[tuple[int, str], StreamReservation[Any]] = {}
     for each in given:
         if not isinstance(each, StreamReservation):
@@ -270,7 +271,7 @@ def _settle_held(state: GroupState, held: Held, backs: Mapping[int, Back]) -> Pl
 
 
 def raise_lost(state: GroupState, held: Held, lost: Held) -> None:
-    """Raise LeaseLost if there are any."""
+    """Raise LeaseLost if any reservations were lost."""
     if lost:
         raise LeaseLost(
             f"{len(lost)} of {len(held)} reservations of group {state.name!r} of stream "
@@ -288,7 +289,7 @@ def extend(
     """Hold messages for another lease, from now. Messages of one range share a lease.
 
     Raises:
-        LeaseLost: some were no longer held; the rest are extended.
+        LeaseLost: some messages were no longer held; the rest are extended.
     """
     held = reservations(state, given)
     lease_s = None if lease is None else arguments.duration("lease", lease, positive=True)
@@ -297,17 +298,17 @@ def extend(
 
 
 def renew(state: GroupState, held: Held) -> Plan[list[QueueError | None]]:
-    """Extend each lease by its own length. Return the error of each, or None."""
+    """Extend each lease by its own length. Return for each an error, or None."""
     lost = {id(each) for each in (yield from _extend(state, held, None, w1=True))}
-    text = "it is no longer held: its lease ended, or it was settled"
+    text = "is no longer held: its lease ended, or it was settled"
     return [
-        LeaseLost(f"message {each.id}: {text}", lost=[each]) if id(each) in lost else None
+        LeaseLost(f"message {each.id} {text}", lost=[each]) if id(each) in lost else None
         for each in held
     ]
 
 
 def _extend(state: GroupState, held: Held, lease_s: float | None, *, w1: bool) -> Plan[Held]:
-    """Extend leases, one command for each range. Return the reservations no longer held."""
+    """Extend leases, with one command per range. Return the reservations no longer held."""
     now = yield from ServerTime()
     lost: list[StreamReservation[Any]] = []
     ranges: dict[str, list[StreamReservation[Any]]] = {}
@@ -376,7 +377,7 @@ def bury(
 def entomb(
     state: GroupState, dead_letter: str, messages: Sequence[Buried]
 ) -> Plan[set[tuple[int, str]]]:
-    """Move messages to the dead-letter queue. Return those not held, by position and token."""
+    """Move messages to the dead-letter queue. Return the position and token of each not held."""
     target = yield from namespace.target(dead_letter)
     now = yield from ServerTime()
     copies = [_copy(state, target.queue, each, now) for each in messages]
@@ -416,7 +417,7 @@ def _copy(state: GroupState, queue: str, message: Buried, now: datetime) -> Docu
 
 
 def show_left(state: GroupState, ids: Sequence[Any]) -> Plan[None]:
-    """Publish the copies of decided burials. It may run any number of times."""
+    """Publish the copies of decided burials. This may run any number of times."""
     found = yield from Find({"_id": {"$in": list(ids)}, "q": state.hidden}, {"to": 1})
     targets: dict[str, list[Any]] = {}
     for each in found:
@@ -433,7 +434,7 @@ def show_left(state: GroupState, ids: Sequence[Any]) -> Plan[None]:
 
 
 def sweep(state: GroupState) -> Plan[None]:
-    """Delete copies of burials that were never decided, once for each process."""
+    """Delete copies of burials that were never decided, once per process."""
     if state.swept or state.seen is None:
         return
     state.swept = True
