@@ -1,7 +1,7 @@
 """The rules that both drivers share.
 
-Which collection a command goes to, how errors translate, when the primary is asked for its time and
-which events are counted. This module sends nothing; ``runtime/drivers.py`` does.
+They say which collection a command goes to, how errors are translated, when the primary is asked
+for its time, and which events are counted. This module sends nothing; ``runtime/drivers.py`` does.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from signals import AsyncBus, Bus, Listener
 
 
 class ListensAsync(Protocol):
-    """A listener of a bus that is awaited."""
+    """An awaitable listener of a bus."""
 
     @property
     def when(self) -> datetime | None:
@@ -65,7 +65,7 @@ class ListensAsync(Protocol):
         """Wait up to ``timeout`` seconds. Return whether an event was heard."""
 
     def close(self) -> None:
-        """Stop hearing."""
+        """Stop listening."""
 
 
 L = TypeVar("L", Listener, ListensAsync)
@@ -77,11 +77,11 @@ _CLOCK_SAMPLES: Final = 5
 _IDLE_S: Final = 600.0
 _DROP_INTERVAL_S: Final = 60.0
 
-#: How long a waiting consumer tries to refresh the clock, and how long it rests if that failed. It
+#: How long a waiting consumer tries to refresh the clock, and how long it rests if that fails. It
 #: hears no signal in the meantime.
 REFRESH_TIMEOUT_S: Final = 5.0
 _REFRESH_REST_S: Final = (2.0, 3.0)
-#: A wait may end too early by this time.
+#: A wait may end this much too early.
 _EARLY_S: Final = 0.01
 
 #: The driver has to wait for the answer.
@@ -108,14 +108,14 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _admit_none(items: list[Any]) -> None:
-    """Admit no call to a batch, because none waits: blocking calls run alone."""
+    """Admit no call to a batch, because none is waiting: blocking calls run alone."""
 
 
 def seconds_left(request: Wait, clock: Clock | None) -> float | None:
     """Return the longest time that a consumer may wait.
 
     Args:
-        request: its wait.
+        request: the wait of the consumer.
         clock: the clock, if it watches the time for all consumers of its queue.
     """
     limits = []
@@ -134,7 +134,7 @@ class BaseDriver(Generic[L]):
         name: the name of the collection.
         bus: the bus that wakes consumers.
         durability: "majority" or "acknowledged".
-        timeout: seconds that a command may take, its retries included.
+        timeout: seconds that a command may take, including its retries.
         topic: the prefix of the topics on the bus.
         owner: returns the label of this process, which records show.
     """
@@ -159,7 +159,7 @@ class BaseDriver(Generic[L]):
         #: Signals that wait for the commit of a transaction, by the id() of its session. The
         #: sessions of motor cannot be hashed.
         self.sessions: dict[int, list[Signal]] = {}
-        #: Whether the server is a replica set or a mongos. Then it has transactions.
+        #: Whether the server is a replica set or a mongos. If so, it has transactions.
         self.replicated = False
         self._admit: Callable[[list[Any]], object] = _admit_none
         self._name, self._timeout = name, timeout
@@ -169,7 +169,7 @@ class BaseDriver(Generic[L]):
         self._primary: tuple[object, ...] = ()
         self._waiters: dict[str, Waiters] = {}
         self._drop_at = 0.0
-        #: The waiting consumers of this driver, and of those that run on it.
+        #: The waiting consumers of this driver, and of the drivers that run on it.
         self._all_waiters = [self._waiters]
         self._listeners: dict[Waiters, L] = {}
         #: The known records of queues, and the known indexes.
@@ -219,7 +219,7 @@ class BaseDriver(Generic[L]):
         return found
 
     def _drop_idle(self) -> None:
-        """Forget queues that were not used for long. Losing it costs one scan.
+        """Forget queues that have not been used for long. Each costs one scan when used again.
 
         A queue with a listener is kept, because consumers have waited for its events.
         """
@@ -239,11 +239,11 @@ class BaseDriver(Generic[L]):
             raise QueueClosed("the client was closed")
         if self._forks != _forks:  # not covered: in a forked process, which ends at once
             raise ConfigurationError(
-                "this client was made before this process was forked: make a client after the fork"
+                "this client was created before the process forked: create a client after the fork"
             )
 
     def _deadline(self, request: Command[Any]) -> AbstractContextManager[Any]:
-        """Return a block that limits the time of one command, its retries included.
+        """Return a block that limits the time of one command, including its retries.
 
         The owner of a transaction limits its commands.
         """
@@ -252,11 +252,11 @@ class BaseDriver(Generic[L]):
         return pymongo.timeout(_limit_s(request, self._timeout))
 
     def _preparation(self) -> Plan[None]:
-        """Set the clock by the primary. If it is another member, create missing indexes too."""
+        """Set the clock by the primary. If the primary has changed, create missing indexes, too."""
         if not self.clock.stale:
             return
         if self._prepared:
-            self.clock.touch()  # concurrent callers use the present estimate
+            self.clock.touch()  # concurrent callers use the current estimate
         try:
             primary = yield from self._sample()
             if not self._prepared or primary != self._primary:
@@ -271,7 +271,7 @@ class BaseDriver(Generic[L]):
             raise
 
     def _sample(self) -> Plan[tuple[object, ...]]:
-        """Ask the primary for its time, once if that agrees with the clock. Return who it is."""
+        """Ask the primary for its time, once if it agrees with the clock. Return its identity."""
         if self.memory:
             self.clock.touch()
             return ()
@@ -301,7 +301,7 @@ class BaseDriver(Generic[L]):
         return request.send(self._w1 if request.w1 else self._durable)
 
     def _failed(self, request: Command[Any], error: Exception) -> Any:
-        """Return the answer that an error stands for, or raise the error that it means."""
+        """Return the answer that an error stands for, or raise the error for the caller."""
         if lacks_sessions(error) and id(request.session) in self.sessions:
             # Another connection has sessions, so the transaction is repeated.
             raise transient(error) from error
@@ -333,9 +333,9 @@ class BaseDriver(Generic[L]):
         return meant
 
     def _expect_changes(self) -> None:
-        """Ask for the time again, because another member may be primary now; and rescan.
+        """Ask for the time again, and rescan, because another member may be primary now.
 
-        Claims may be undone, and pushes that were delayed arrive where scans have been.
+        Claims may have been undone, and delayed pushes may arrive where scans have been.
         """
         self.clock.expire()
         for table in self._all_waiters:
@@ -361,12 +361,12 @@ class BaseDriver(Generic[L]):
             if heard:
                 waiters: Waiters = request.waiters
                 return waiters.on_signal(listener.when, clock.now())
-            # It is time; or the listener was closed; or ``until`` is not to be trusted any more.
+            # It is time; or the listener was closed; or ``until`` can no longer be trusted.
             if left <= pause or time.monotonic() < end or clock.changes != changes:
                 return True
 
     def _answer_now(self, request: Request[Any]) -> Any:
-        """Return the answer to a request that needs no waiting, else PENDING."""
+        """Return the answer to a request that needs no waiting, otherwise PENDING."""
         if type(request) is ServerTime:
             return self.clock.now()
         if type(request) is MonotonicTime:
@@ -388,7 +388,7 @@ class BaseDriver(Generic[L]):
         if request.session is None:
             self.stats["signals"] += 1
             waiters = self.waiters(request.queue)
-            # This client takes the signal in at once, even if it does not listen.
+            # This client learns of the signal at once, even if it does not listen.
             waiters.on_signal(request.when, self.clock.now())
             self.bus.emit(waiters.topic, request.when)
         elif id(request.session) in self.sessions:
@@ -400,7 +400,7 @@ class BaseDriver(Generic[L]):
             self.signal(Signal(request.queue, request.when))
 
     def close_waiters(self) -> None:
-        """Wake every consumer that waits. Each then finds the client closed."""
+        """Wake every waiting consumer. Each then finds the client closed."""
         self.closed = True
         self._all_waiters[:] = [each for each in self._all_waiters if each is not self._waiters]
         for waiters in self._waiters.values():

@@ -1,4 +1,4 @@
-"""An async driver over a blocking one, for async code that serves a blocking client."""
+"""An async driver on top of a blocking driver, for async code that serves a blocking client."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class BlockingAdapter(AsyncDriver):
 
 
 class AdaptedListener:
-    """The blocking listener of a bus, awaited.
+    """A blocking listener of a bus, made awaitable.
 
-    It waits in short slices, so that its thread ends soon after the caller was cancelled.
+    It waits in short slices, so that its thread ends soon after the caller is cancelled.
     """
 
     SLICE_S: Final = 0.25
@@ -110,5 +110,5 @@ class AdaptedListener:
                 return False
 
     def close(self) -> None:
-        """Stop hearing."""
+        """Stop listening."""
         self._listener.close()

@@ -35,7 +35,7 @@ class Promise(Protocol):
     """The result that a caller waits for."""
 
     def done(self) -> bool:
-        """Return whether the caller waits no longer."""
+        """Return whether the caller no longer waits."""
 
 
 P = TypeVar("P", bound=Promise)
@@ -49,7 +49,7 @@ class Drive(Protocol):
 
 
 class PendingCalls(Generic[P]):
-    """The calls with one key that wait for the next batch, in the order they came."""
+    """The calls with one key that wait for the next batch, in order of arrival."""
 
     __slots__ = ("running", "waiting")
 
@@ -71,7 +71,7 @@ class Batch(Generic[P]):
         self.take()
 
     def take(self) -> None:
-        """Take in waiting calls until the batch is full."""
+        """Add waiting calls until the batch is full."""
         waiting, calls, size = self._pending.waiting, self.calls, 0
         while waiting:
             request, promise = call = waiting[0]
@@ -99,8 +99,8 @@ def _deadline() -> float:
 class Coalescer:
     """Runs concurrent calls in shared batches.
 
-    Each batch runs in its own task, so a cancelled caller cannot stop it half way. No deadline of a
-    caller limits it; the caller leaves at its deadline as if it was cancelled.
+    Each batch runs in its own task, so a cancelled caller cannot stop it halfway. No deadline of a
+    caller limits it; the caller leaves at its deadline, as if it were cancelled.
 
     Args:
         drive: runs the plan of a batch.
@@ -115,11 +115,11 @@ class Coalescer:
         #: The running batches, and the plans that give results back. They outlive their callers.
         self.tasks: set[asyncio.Task[Any]] = set()
         self._stats = stats
-        #: Whether the last batch had several calls. Then a call waits for the end of the current
-        #: turn of the event loop, because more calls come in the same turn: those that got their
+        #: Whether the last batch had several calls. If so, a call waits for the end of the current
+        #: turn of the event loop, because more calls come in the same turn: callers that got their
         #: results together also make their next calls together.
         self._crowded = False
-        #: How many batches are running, of all keys.
+        #: How many batches are running, across all keys.
         self._running = 0
 
     async def join(self, request: Coalesce[Any, R]) -> R:
@@ -141,11 +141,11 @@ class Coalescer:
             async with asyncio.timeout(deadline - time.monotonic()):
                 return await future
         except (asyncio.CancelledError, TimeoutError) as error:
-            # If the result was there already, the caller never sees it.
+            # If the result has already arrived, the caller never sees it.
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._undo(request, future.result())
             if isinstance(error, TimeoutError):
-                raise TimedOut("the time limit of pymongo.timeout is over") from error
+                raise TimedOut("the time limit of pymongo.timeout has passed") from error
             raise
 
     async def _run_alone(
@@ -224,8 +224,8 @@ class Coalescer:
             await self._drive(plan)
         except QueueError as error:
             log.warning(
-                "what a cancelled call received cannot be given back: reservations come back when "
-                "their leases end, popped messages may be lost: %s",
+                "messages of a cancelled call cannot be given back: reservations come back when "
+                "their leases end, but popped messages may be lost: %s",
                 error,
             )
 
@@ -257,9 +257,9 @@ class _Turn:
 class ThreadCoalescer:
     """Runs concurrent calls of threads in shared batches, where that pays (``Coalesce.threads``).
 
-    The thread of the first call of a batch runs it, and gives the next batch to another thread
-    when it is done. The main thread shares nothing, because Ctrl-C may interrupt it at any time. A
-    thread with a ``pymongo.timeout`` shares nothing either, because it limits the whole thread.
+    The thread of the first call of a batch runs it, and gives the next batch to another thread when
+    it is done. The main thread shares nothing, because Ctrl-C may interrupt it at any time. A
+    thread with a ``pymongo.timeout`` shares nothing either, because that limits the whole thread.
 
     Args:
         drive: runs the plan of a batch.

@@ -1,6 +1,6 @@
-"""Connections: from a target to a database, a bus, a driver and, if asked for, an embedded server.
+"""Connections turn a target into a database, a bus, a driver and, if wanted, an embedded server.
 
-A connection is the plan runner of its client. Making one does no I/O: the driver is opened by the
+A connection is the plan runner of its client. Creating one does no I/O: the driver is opened by the
 first plan, or when the client is entered. A database or a bus that the user passed in is never
 closed here.
 """
@@ -46,7 +46,7 @@ Durability = Literal["majority", "acknowledged"]
 
 
 class ConnectionOptions(TypedDict, total=False):
-    """The options of a connection, the same as of ``Client``."""
+    """The options of a connection, the same as for ``Client``."""
 
     namespace: str
     signals: str | Bus | AsyncBus | None
@@ -64,9 +64,9 @@ class BaseConnection(Generic[D]):
     """The part of a connection that is the same for blocking and for async code.
 
     Args:
-        target: as of ``Client``.
+        target: as for ``Client``.
         namespace: the name of the collection.
-        signals: as of ``Client``.
+        signals: as for ``Client``.
         durability: "majority" or "acknowledged".
         owner: the label written into claims; None means "host:pid".
         command_timeout: seconds that a command may take.
@@ -78,7 +78,7 @@ class BaseConnection(Generic[D]):
 
     #: The class of the driver.
     driver_type: type[Any]
-    #: Closes everything opened, if the connection is dropped unclosed.
+    #: Closes everything that was opened if the connection is dropped without being closed.
     finalizer: Callable[[object, str, Opened], Finalizer]
     renewer: LeaseRenewer
 
@@ -123,9 +123,9 @@ class BaseConnection(Generic[D]):
             raise targets.invalid(target)
 
     def __reduce__(self) -> str:
-        # The clients, and all that they make, hold their connection.
+        # The clients, and everything that they create, hold their connection.
         raise ConfigurationError(
-            "a client cannot be pickled, and neither can its queues: pass Client.url, and make a "
+            "a client cannot be pickled, and neither can its queues: pass Client.url, and create a "
             "client in each process"
         )
 
@@ -139,7 +139,7 @@ class BaseConnection(Generic[D]):
         raise NotImplementedError
 
     def open(self) -> D:
-        """Return the driver, which is made at the first call.
+        """Return the driver, which the first call creates.
 
         This may start an embedded server, but sends no command.
 
@@ -204,7 +204,7 @@ class BaseConnection(Generic[D]):
                 retryReads=True,
             )
             return self._mongo.get_default_database("pyqueue")
-        except (PyMongoError, ValueError, OSError) as error:  # OSError: of a certificate file
+        except (PyMongoError, ValueError, OSError) as error:  # OSError: from a certificate file
             text = str(translated(error)).removeprefix("target: ")
             raise ConfigurationError(f"target: {text}") from error
 
@@ -237,7 +237,7 @@ class BaseConnection(Generic[D]):
 
     @property
     def url(self) -> str | None:
-        """The URL that another process can use, credentials included, or None if there is none."""
+        """The URL that another process can use, including credentials, or None if there is none."""
         if isinstance(self.target, str) and self.target.startswith("mongodb"):
             return self.target
         if self._server is not None:
@@ -250,7 +250,7 @@ class BaseConnection(Generic[D]):
         """A value that is equal for clients of one database."""
         database = self.database if self.target == "memory:" else self.target
         if type(database).__module__.startswith("mongomock"):
-            return id(database)  # mongomock calls all of its databases equal
+            return id(database)  # mongomock treats all of its databases as equal
         return self.url or database
 
     @property
@@ -305,7 +305,7 @@ class Connection(BaseConnection[Driver]):
 
     @contextmanager
     def transaction(self) -> Iterator[Any]:
-        """Give a session for the block of ``Client.transaction``."""
+        """Provide the session for the block of ``Client.transaction``."""
         with transactions.transaction(self._transactional(), self._database.client) as session:
             yield session
 
@@ -379,7 +379,7 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Any]:
-        """Give a session for the block of ``AsyncClient.transaction``."""
+        """Provide the session for the block of ``AsyncClient.transaction``."""
         driver = await self._transactional()
         async with transactions.async_transaction(driver, self._database.client) as session:
             yield session
@@ -406,7 +406,7 @@ C_co = TypeVar("C_co", bound=BaseConnection[Any], covariant=True)
 
 
 class Connected(Generic[C_co]):
-    """The base of both clients: a facade of a connection."""
+    """The base of both clients: a facade for a connection."""
 
     def __init__(self, connection: C_co) -> None:
         self._connection = connection
@@ -423,7 +423,7 @@ class Connected(Generic[C_co]):
 
     @property
     def url(self) -> str | None:
-        """The URL that another process can use, credentials included, or None if there is none."""
+        """The URL that another process can use, including credentials, or None if there is none."""
         return self._connection.url
 
     @property

@@ -67,10 +67,10 @@ class Driver(BaseDriver[Listener]):
         return self._drive(plan)
 
     def prepare(self, limit_s: float = math.inf) -> None:
-        """Set the clock by the primary. If it is another member, create missing indexes too.
+        """Set the clock by the primary. If the primary has changed, create missing indexes, too.
 
-        One thread does this for all concurrent callers. Once the client is prepared, the rest use
-        the present estimate.
+        One thread does this for all concurrent callers. Once the client is prepared, the other
+        callers use the current estimate.
 
         Args:
             limit_s: seconds that it may take, if that is less than the time limit of a command.
@@ -131,8 +131,9 @@ class Driver(BaseDriver[Listener]):
             try:
                 if self.memory or request.session is not None:
                     return self._carry_out(request)
-                # In a copy of the context: Ctrl-C may come where the deadline is set, and not yet
-                # to be reset. It would limit all later commands of the main thread.
+                # In a copy of the context: Ctrl-C may arrive after the deadline is set and before
+                # it can be reset. The deadline would then limit all later commands of the main
+                # thread.
                 return contextvars.copy_context().run(self._carry_out, request)
             except Exception as error:
                 try:
@@ -200,7 +201,7 @@ class Driver(BaseDriver[Listener]):
                 else:
                     seconds = steps.send(listener.wait(seconds))
         except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]  # whether to look
+            return stop.value  # type: ignore[no-any-return]  # whether to scan
 
 
 class AsyncDriver(BaseDriver[ListensAsync]):
@@ -210,7 +211,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        #: The event loop of this driver, once it was used.
+        #: The event loop of this driver, once it has been used.
         self.loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
         self._preparing = AsyncSingleFlight()
@@ -232,7 +233,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
             if self.loop is not None:
                 raise ConfigurationError(
                     "this client was first used in another event loop: "
-                    "make one client for each loop (for each asyncio.run)"
+                    "create one client for each loop (for each asyncio.run)"
                 )
             self.loop = loop
 
@@ -328,8 +329,8 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         if request.cursor and not self.memory:
             raw = await raw.to_list(None)
         if task and task.cancelling() > cancelled:
-            # PyMongo waits by ``asyncio.wait_for``, which loses a cancellation in Python 3.11 if it
-            # comes with the answer. The caller would continue, and might wait for ever.
+            # PyMongo waits with ``asyncio.wait_for``, which loses a cancellation in Python 3.11 if
+            # it comes with the answer. The caller would continue, and might wait forever.
             raise asyncio.CancelledError
         return raw
 
@@ -393,4 +394,4 @@ class AsyncDriver(BaseDriver[ListensAsync]):
                 else:
                     seconds = steps.send(await listener.wait(seconds))
         except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]  # whether to look
+            return stop.value  # type: ignore[no-any-return]  # whether to scan

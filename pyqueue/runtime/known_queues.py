@@ -1,7 +1,7 @@
 """The memory of a client: the records of its queues and the indexes of its namespace.
 
 So an operation need not read the record of its queue first. A record is read again after a while,
-because the queue may have been deleted. This module does no I/O: its plans do.
+because the queue may have been deleted. This module does no I/O; the drivers run its plans.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyqueue.backends import indexes, namespace
 from pyqueue.backends.kind import IndexTerms
 from pyqueue.requests import Coalesce, EnsureQueue, Plan
 
-#: How long the record of a queue is taken as known, in seconds.
+#: How long a client relies on the record of a queue, in seconds.
 _LIFETIME_S: Final = 30.0
 #: The same if the record has options that ``reshape`` changes, which all users then follow, or if
 #: no program has named its kind.
@@ -66,7 +66,7 @@ class KnownQueues:
         return {} if record is None else record.shape
 
     def ensuring(self, request: EnsureQueue) -> Coalesce[EnsureQueue, str]:
-        """Read or create the record of a queue once for all who need it at the same time."""
+        """Return the request that reads or creates a queue's record, once for concurrent calls."""
         shape = repr(sorted(request.shape.items()))
         how = (request.kind, request.guessed, shape, tuple(request.levels))
         key = ("ensure", request.queue, *how)
@@ -88,7 +88,7 @@ class KnownQueues:
         queue, shown = request.queue, request.options and request.options()
         stored = self._options.setdefault(queue, [])
         agreed = self._agreed.setdefault(queue, [])
-        # Before a limit is there: a consumer that follows it relies on the unique index.
+        # Before a limit is stored: a consumer that follows it relies on the unique index.
         yield from self._make_missing(indexes.indexes_of(request.kind, request.shape))
         record = yield from namespace.read_or_create_record(
             request,
@@ -125,12 +125,12 @@ class KnownQueues:
         self._records.clear()
 
     def forget(self, queue: str) -> None:
-        """Forget a queue, which was deleted."""
+        """Forget a queue that was deleted."""
         for table in (self._records, self._options, self._agreed):
             table.pop(queue, None)
 
     def forget_idle(self, idle_s: float) -> None:
-        """Forget the queues whose record was not read for so long, in seconds."""
+        """Forget the queues whose record has not been read for this many seconds."""
         now = time.monotonic()
         for queue, (_, read) in list(self._records.items()):
             if now - read > idle_s:

@@ -1,7 +1,8 @@
-"""The resources of a connection: closed with it, or when the connection was dropped unclosed.
+"""The resources of a connection: closed with it, or when it is dropped without being closed.
 
 A dropped connection is noticed by the garbage collector, at any moment and in any thread. So a
-blocking one is closed in a thread of its own, and an async one in a task of its event loop.
+blocking connection is closed in a separate thread, and an async connection in a task of its event
+loop.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Finalizer: TypeAlias = "weakref.finalize[..., Any]"
 
 
 class Opened(NamedTuple):
-    """The resources to close, blocking or async. Those that the user passed in are left out."""
+    """The resources to close, blocking or async. Resources that the user passed in are left out."""
 
     driver: Any
     renewer: Any
@@ -32,14 +33,14 @@ class Opened(NamedTuple):
 
     @property
     def leaks(self) -> bool:
-        """Whether anything of it would outlive the connection."""
+        """Whether any of these resources would outlive the connection."""
         if self.driver is None or self.driver.memory:
             return False
         return any(each is not None for each in (self.bus, self.mongo, self.server))
 
 
 def close_opened(opened: Opened) -> None:
-    """Wake the waiting consumers, and close all."""
+    """Wake the waiting consumers, and close everything."""
     opened.renewer.close()
     if opened.driver is not None:
         opened.driver.close_waiters()
@@ -53,7 +54,7 @@ def close_opened(opened: Opened) -> None:
 
 
 async def close_opened_async(opened: Opened) -> None:
-    """Wake the waiting consumers, and close all."""
+    """Wake the waiting consumers, and close everything."""
     await opened.renewer.close()
     if opened.driver is not None:
         await opened.driver.settled()
@@ -73,14 +74,14 @@ _closing: set[asyncio.Task[None]] = set()
 
 
 def close_if_dropped(connection: object, name: str, opened: Opened) -> Finalizer:
-    """Close once the connection is garbage, with a warning. Detach the result to prevent that."""
+    """Close, with a warning, once the connection is garbage. Detach the result to prevent that."""
     finalizer = weakref.finalize(connection, _dropped, name, opened, os.getpid())
     finalizer.atexit = False  # nothing needs closing when the process ends
     return finalizer
 
 
 def close_if_dropped_async(connection: object, name: str, opened: Opened) -> Finalizer:
-    """Close once the connection is garbage, with a warning. Detach the result to prevent that."""
+    """Close, with a warning, once the connection is garbage. Detach the result to prevent that."""
     finalizer = weakref.finalize(connection, _dropped_async, name, opened, os.getpid())
     finalizer.atexit = False
     return finalizer
@@ -103,7 +104,7 @@ def _dropped_async(name: str, opened: Opened, pid: int) -> None:
     if os.getpid() != pid or (loop is None and opened.server is None):
         return  # never used, or a fork
     if loop is not None and not loop.is_closed():
-        with contextlib.suppress(RuntimeError):  # it was closed just now
+        with contextlib.suppress(RuntimeError):  # it was just closed
             loop.call_soon_threadsafe(_close_soon, opened)
     elif opened.server is not None:  # the rest ended with its loop
         _thread.start_new_thread(opened.server.close, ())
@@ -123,6 +124,6 @@ async def _close_quietly_async(opened: Opened) -> None:
 
 def _warn(name: str, opened: Opened) -> None:
     if opened.mongo is None and opened.server is None:
-        return  # its user has the connections
+        return  # the user owns the connections
     text = f"{name} was dropped without being closed: use `with` or `async with`, or call close()"
     warnings.warn(text, ResourceWarning, stacklevel=2)

@@ -24,9 +24,9 @@ from pyqueue.errors import Fenced, LeaseLost, QueueClosed, QueueError, Unavailab
 
 log = logging.getLogger("pyqueue")
 
-#: How many renewals run at once. A renewal that waits for a lock delays no other one.
+#: How many renewals run at once. A renewal that waits for a lock does not delay other renewals.
 MAX_IN_FLIGHT: Final = 8
-#: At most one failure is logged in this many seconds. An outage fails every renewal.
+#: At most one failure is logged per this many seconds. An outage fails every renewal.
 LOG_INTERVAL_S: Final = 10.0
 
 
@@ -48,7 +48,8 @@ Results = Sequence[QueueError | None] | None
 #: The function that extends the leases of a group: a function for threads, or a coroutine function.
 Extend = TypeVar("Extend", bound=Callable[..., object])
 
-#: A suspended reservation is being settled in a transaction. A lost one belongs to another holder.
+#: A suspended reservation is being settled in a transaction. A lost reservation belongs to another
+#: holder.
 State = Literal["renewed", "suspended", "lost"]
 
 
@@ -69,8 +70,8 @@ class LeaseRenewer(Protocol):
             reservation: the reservation.
             extend: extends the leases of a group.
             lost: called when the lease is lost.
-            group: reservations of equal groups are extended together; None: alone.
-            age_s: for how many seconds the lease has run.
+            group: reservations with equal groups are extended together; None: separately.
+            age_s: how many seconds the lease has run.
         """
 
     def state(self, reservation: Leased) -> State | None:
@@ -97,7 +98,7 @@ class Entry(Generic[Extend]):
     extend: Extend
     #: Called once when the lease is lost.
     lost: Callable[[], object]
-    #: Entries of equal groups are extended together, by the ``extend`` of any of them; None: alone.
+    #: Entries with equal groups are extended together, by the ``extend`` of any; None: separately.
     group: Hashable = None
     due: float = 0.0
     #: When the last renewal began.
@@ -105,7 +106,7 @@ class Entry(Generic[Extend]):
     state: State = "renewed"
     #: How many settlements of it are in progress.
     settling: int = 0
-    #: The interval under which the schedule keeps it.
+    #: The interval under which the schedule keeps the entry.
     after: float = 0.0
 
 
@@ -113,10 +114,10 @@ class Schedule(Generic[Extend]):
     """Says when each reservation is renewed: a third into its lease.
 
     If its claim took long, it is renewed at once. After a failure, or a renewal that took long, the
-    next one follows a tenth of the lease later: a lease runs from the beginning of its renewal.
-    Entries with the same group and the same interval are kept together, in the order they came,
-    which is also the order they are due. So each step takes the same time, however many entries
-    there are, and leases that failed are tried again apart from the rest.
+    next renewal follows a tenth of the lease later: a lease runs from the beginning of its renewal.
+    Entries with the same group and the same interval are kept together in the order in which they
+    came, which is also the order in which they are due. So each step takes the same time, however
+    many entries there are, and failed renewals are tried again apart from the rest.
     """
 
     def __init__(self) -> None:
@@ -129,7 +130,7 @@ class Schedule(Generic[Extend]):
         """Start renewing a reservation. Return whether the renewer must wake up earlier for it."""
         self.entries[id(entry.reservation)] = entry
         lease_s = entry.reservation.lease
-        # The claim of a slow server may have taken a part of the lease.
+        # A claim on a slow server may have used up a part of the lease.
         self._plan(entry, lease_s / 3 if age_s < lease_s / 10 else 0.0)
         return entry.due < self._asleep_until
 
@@ -161,7 +162,7 @@ class Schedule(Generic[Extend]):
     def settling(self, reservation: Leased, begins: bool) -> None:
         """Note that a settlement of a reservation begins, or that it failed.
 
-        In between, a renewal that finds the message gone may have come after the settlement.
+        In between, a renewal may find the message gone because of the settlement.
         """
         entry = self.entries.get(id(reservation))
         if entry is not None:
@@ -176,9 +177,9 @@ class Schedule(Generic[Extend]):
         return entry.state
 
     def take(self) -> list[Entry[Extend]]:
-        """Take out the entries that are renewed next, together; none if none is due.
+        """Remove and return the entries to renew next, together; none if no entry is due.
 
-        Entries of the same group that would be due soon are taken along, so that leases which began
+        Entries of the same group that would be due soon are taken along, so that leases that began
         one after the other share a command.
         """
         line = min(self._lines.values(), key=_due, default=None)
@@ -197,7 +198,7 @@ class Schedule(Generic[Extend]):
     def pause(self) -> float | None:
         """Return the seconds until the next entry is due, or None if there is none.
 
-        The renewer sleeps for so long.
+        The renewer sleeps that long.
         """
         self._asleep_until = min(map(_due, self._lines.values()), default=math.inf)
         if self._asleep_until == math.inf:
@@ -418,7 +419,7 @@ class AsyncRenewer(BaseRenewer[Callable[..., Awaitable[Results]]]):
         """Renew a reservation until it is discarded or lost."""
         early = self._schedule.add(Entry(reservation, extend, lost, group), age_s)
         if self._task is None or self._task.done():  # a program may cancel every task that runs
-            # In a new context: the caller's may limit the time of its commands.
+            # In a new context: the caller's context may limit the time of commands.
             self._task = asyncio.get_running_loop().create_task(
                 self._run(), name="pyqueue-renewer", context=contextvars.Context()
             )

@@ -13,7 +13,7 @@ _MAX_TRIES: Final = 1000
 
 
 class RetryDelays(Iterator[float]):
-    """The seconds to wait before each next try, from a ``Backoff``. The iterator never ends.
+    """The seconds to wait before each further try, from a ``Backoff``. The iterator never ends.
 
     Args:
         backoff: the first delay, the factor by which delays grow, and the longest delay.

@@ -1,4 +1,4 @@
-"""The translation of errors of a database driver into errors of pyqueue."""
+"""Translate the errors of a database driver into errors of pyqueue."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def lacks_sessions(error: Exception) -> bool:
 
 
 def transient(error: Exception) -> errors.AutoReconnect:
-    """Return an error of a transaction as one that retry loops repeat."""
+    """Return an error of a transaction in the form that makes retry loops repeat it."""
     return errors.AutoReconnect(str(error), {"errorLabels": ["TransientTransactionError"]})
 
 
 def translated(error: Exception) -> Exception:
-    """Return the error of pyqueue that an error of a driver means, or any other error unchanged."""
+    """Return the pyqueue error for an error of a driver, or any other error unchanged."""
     if isinstance(error, QueueError):
         return error
     if isinstance(error, errors.BulkWriteError):
@@ -96,13 +96,13 @@ def translated(error: Exception) -> Exception:
 
 
 def shown_cause(error: Exception, meant: Exception) -> Exception | None:
-    """Return the cause to show with a translated error; None: its text may show a payload."""
+    """Return the cause to show with a translated error; None if its text may show a payload."""
     secret = isinstance(meant, InvalidMessage) or isinstance(error, errors.BulkWriteError)
     return None if secret else error
 
 
 def _is_time_limit(error: Exception) -> bool:
-    """Return whether the command itself took too long, and not its replication."""
+    """Return whether the command itself took too long, rather than its replication."""
     if isinstance(error, errors.OperationFailure) and not isinstance(
         error, errors.WriteConcernError
     ):
@@ -139,7 +139,7 @@ def _failure(place: int, code: int | None, details: Mapping[str, Any]) -> WriteF
     if code != _DUPLICATE_KEY:
         return WriteFailure(place, None, _refusal(errors.WriteError(text, code)))
     pattern = details.get("keyPattern")
-    if pattern is None:  # mongomock names the values only
+    if pattern is None:  # mongomock names only the values
         pattern = {"key": 1} if "'key'" in text or "key:" in text else {"_id": 1}
     field = "_id" if "_id" in pattern else "key"
     return WriteFailure(place, field, DuplicateKey("the key or the id is taken"))

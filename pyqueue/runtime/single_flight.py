@@ -1,6 +1,6 @@
 """One call at a time, whose result is shared by all concurrent callers.
 
-A caller that is cancelled or interrupted takes back its own call only.
+A caller that is cancelled or interrupted withdraws only its own call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyqueue.runtime.coalescing import copy_of
 
 
 class SingleFlight:
-    """For threads. The first caller does the work; if it is interrupted, another one takes over."""
+    """For threads. The first caller does the work; if it is interrupted, the next takes over."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -28,7 +28,7 @@ class SingleFlight:
 
         Args:
             work: the call.
-            joins: whether to wait if another thread does it already.
+            joins: whether to wait if another thread is already doing the work.
             timeout_s: how long to wait for another thread, in seconds.
         """
         mine: Future[None] = Future()
@@ -49,7 +49,7 @@ class SingleFlight:
             finally:
                 if self._current is mine:
                     self._current = None
-                    mine.cancel()  # without effect on a result
+                    mine.cancel()  # this has no effect on a result
             if not joins:
                 return
             try:
@@ -75,7 +75,7 @@ class AsyncSingleFlight:
 
         Args:
             work: the call.
-            joins: whether to wait if it is being done already.
+            joins: whether to wait if the work is already being done.
         """
         task = self._task
         if task is None:

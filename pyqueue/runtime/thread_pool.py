@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class DaemonThreadPool:
-    """A pool that grows with the number of concurrent calls and uses idle threads again."""
+    """A pool that grows with the number of concurrent calls and reuses idle threads."""
 
     def __init__(self) -> None:
         self._idle: deque[SimpleQueue[Any]] = deque()
@@ -75,5 +75,5 @@ class DaemonThreadPool:
             work.put(None)
         else:
             self._idle.append(work)
-        if not future.done():  # else the caller was cancelled
+        if not future.done():  # otherwise the caller was cancelled
             future.set_result((result, error))

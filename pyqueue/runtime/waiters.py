@@ -1,9 +1,9 @@
 """The consumers of a queue that wait in one client: a leader and its followers.
 
 The leader listens to the bus and watches the time. The followers sleep until they are woken. A
-consumer that stops receiving wakes the next one, unless there is a leader. So one push wakes one
-consumer, and no wake-up is lost with a consumer that has gone. This module does no I/O; the drivers
-wait.
+consumer that stops receiving wakes the next consumer, unless there is a leader. So one push wakes
+one consumer, and no wake-up is lost with a consumer that has gone. This module does no I/O; the
+drivers wait.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Waiters:
 
     Args:
         topic: the topic of the queue on the bus.
-        count_misfit: is called for each message that was claimed and could not be delivered.
-        sweep: the upkeep that all queues of the client share; None: none.
+        count_misfit: called for each message that was claimed and could not be delivered.
+        sweep: the upkeep that all queues of the client share; None if there is none.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Waiters:
         #: Where the next scan of the queue starts.
         self.scan = ScanState()
         self._recovery = Recovery(sweep or Sweep())
-        #: When it was last asked for, by the monotonic clock.
+        #: When this object was last asked for, by the monotonic clock.
         self.used = 0.0
         self._lock = Lock()
         self._has_leader = False
@@ -62,7 +62,7 @@ class Waiters:
 
     @property
     def count(self) -> int:
-        """How many consumers wait, the leader included."""
+        """How many consumers wait, including the leader."""
         return int(self._has_leader) + len(self._followers)
 
     def upkeep(self, queue: str, now: datetime) -> Plan[None]:
@@ -115,7 +115,7 @@ class Waiters:
                     wake()
 
     def on_signal(self, when: datetime | None, now: datetime) -> bool:
-        """Take in an event of the bus. Return whether a message may be ready by now."""
+        """Learn from an event of the bus. Return whether a message may be ready by now."""
         if when is None:
             self.scan.on_missed_signals()
             return True
