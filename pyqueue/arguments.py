@@ -61,7 +61,7 @@ def dead_letter(queue: str, value: Any) -> str:
 def targets(queue: str, value: Any, *, least: int = 1) -> tuple[str, ...]:
     """Return the queues that a stage of a queue leads to: each is named once."""
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise ConfigurationError(f"to: of queue {queue!r}: give a list of queue names")
+        raise ConfigurationError(f"to: give a list of queue names for the stage of queue {queue!r}")
     names = tuple(map(queue_name, value))
     if len(names) < least:
         raise ConfigurationError(
@@ -140,7 +140,9 @@ def takes_second(what: str, function: Callable[..., Any], names: tuple[str, str]
     ]
     takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters)
     if len(required) > 2 or required_by_name or not (positional or takes_any):
-        raise ConfigurationError(f"{what}: it must take ({first}) or ({first}, {second})")
+        raise ConfigurationError(
+            f"{what}: give a function that takes ({first}) or ({first}, {second})"
+        )
     return len(required) == 2 or (len(positional) > 1 and positional[1].name == second)
 
 

@@ -197,7 +197,7 @@ class Delivery(Generic[T]):
     def _run(self, operation: Callable[..., Any], *args: Any) -> Any:
         if self.lost:
             raise LeaseLost(
-                f"message {self.message.id} is not held by this handler any more",
+                f"this handler no longer holds message {self.message.id}: stop and return",
                 lost=[self.message],
             )
         if self._loop is None:

@@ -66,9 +66,9 @@ class Limit:
         _check_count("burst", self.burst)
         if self.rate is None:
             if self.burst is not None:
-                raise ConfigurationError("burst: it belongs to a rate: give rate, too")
+                raise ConfigurationError("burst: has no effect without a rate: give rate, too")
             if self.period != 1:
-                raise ConfigurationError("period: it belongs to a rate: give rate, too")
+                raise ConfigurationError("period: has no effect without a rate: give rate, too")
         else:
             _check_number("rate", self.rate)
             period_s = self.period_s

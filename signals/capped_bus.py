@@ -134,8 +134,8 @@ class CappedTransport:
                     # it holds signals alone.
                     if (yield self._events.find_one({"topic": {"$exists": False}})) is not None:
                         raise BusError(
-                            f"the collection {self} is not capped and holds other things: "
-                            "use another prefix, or rename it"
+                            f"the collection {self} is not capped and holds other documents: "
+                            "use another prefix, or rename the collection"
                         )
                     yield command({"convertToCapped": self._collection, "size": self._size})
                 self._checked = monotonic()

@@ -182,7 +182,8 @@ def _delete_stream(stream: str, force: bool) -> Plan[int]:
     _, end = yield from log.bounds(stream)
     if end > first and not force:
         raise ConfigurationError(
-            f"stream {stream!r} has {end - first} messages: use force to delete them, too"
+            f"force: stream {stream!r} has {end - first} messages: give force=True to delete "
+            "them, too"
         )
     yield from namespace.bury_record(stream)
     yield from ForgetQueue(stream)
@@ -197,7 +198,7 @@ def _refuse_live(queue: str, packs: bool) -> Plan[None]:
     if (yield from Find(transitions.live(queue, None), {"_id": 1}, limit=1, hint=HOT)):
         counts = yield from (managing if packs else reading).counts(queue, None)
         raise ConfigurationError(
-            f"queue {queue!r} has {counts.ready} ready, {counts.scheduled} scheduled and "
-            f"{counts.reserved} reserved messages: finish or move them, or use force to delete "
-            "them, too"
+            f"force: queue {queue!r} has {counts.ready} ready, {counts.scheduled} scheduled and "
+            f"{counts.reserved} reserved messages: finish or move them, or give force=True to "
+            "delete them, too"
         )

@@ -116,7 +116,9 @@ class Runner:
             else ("a queue", "Client.queue")
         )
         if not runs_on(queue, connection_of(self._client)):
-            raise ConfigurationError(f"queue: {queue.name!r} is {what} of another client")
+            raise ConfigurationError(
+                f"queue: {queue.name!r} is {what} of another client: make it with this one"
+            )
         if configured:
             raise ConfigurationError(
                 f"queue: {queue.name!r} is {what}: give model and options to {makers}"

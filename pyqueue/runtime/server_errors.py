@@ -163,7 +163,9 @@ def _refusal(error: errors.OperationFailure) -> QueueError:
             f"remove on the collection: {text}"
         )
     if code == 18:
-        return ConfigurationError("target: the server refused the user name or the password")
+        return ConfigurationError(
+            "target: the server refused the user name or the password: check both, and authSource"
+        )
     if code in (85, 86):
         return ConfigurationError(
             f"the collection has an index of the same name with other options: drop it ({text})"

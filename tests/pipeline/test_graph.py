@@ -42,7 +42,7 @@ WRONG: dict[str, tuple[Callable[[Pipeline], Any], str]] = {
     ),
     "a choice of a str": (
         lambda p: p.choice("a", same, to="bc"),
-        "to: of queue 'a': give a list of queue names",
+        "to: give a list of queue names for the stage of queue 'a'",
     ),
     "name": (lambda p: p.link("a b", same, to="b"), "invalid queue name 'a b'"),
     "name of a target": (lambda p: p.link("a", same, to="b~"), "invalid queue name 'b~'"),

@@ -238,7 +238,10 @@ WRONG_STAGES: list[tuple[str, dict[str, Any]]] = [
     ("output", {"output": "copy"}),
     ("model", {"model": dict}),
     ("transform: a stage without a target", {"to": None}),
-    ("transform: it must take .df. or .df, number.", TABLE | {"transform": lambda a, b, c: None}),
+    (
+        "transform: give a function that takes .df. or .df, number.",
+        TABLE | {"transform": lambda a, b, c: None},
+    ),
     ("output", TABLE | {"output": "transaction"}),
     ("members", TABLE | {"members": 2}),
     ("max_messages", TABLE | {"max_messages": 100_001}),

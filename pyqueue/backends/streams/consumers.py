@@ -30,10 +30,10 @@ Duration = float | timedelta
 #: Operations and arguments that a consumer group does not offer, and why.
 _REFUSED: Final = {
     "move": "a message stays in its stream: push its payload to the queue, then commit",
-    "progress": "a stream stores no progress",
-    "checkpoint": "a stream stores no checkpoints",
+    "progress": "a stream stores no progress: keep it in a collection of yours",
+    "checkpoint": "a stream stores no checkpoints: keep them in a collection of yours",
     "session": "a stream takes no part in transactions: an open one would block the whole group",
-    "payload": "a message of a stream never changes",
+    "payload": "a message of a stream never changes: leave it out",
     "pop": "a consumer group reserves messages: use reserve()",
 }
 
