@@ -31,8 +31,8 @@ def run(bench: Bench) -> None:
 
         ours = spent(lambda: queue.push_many(hundred))
         report(bench, "push_many of 100, per message", 100, spent(raw_push), ours)
-    with bench.looped("acknowledged") as (runner, client, raw, store):
-        sides = Sides(client, raw, store, store.database["raw"])
+    with bench.looped("acknowledged") as (runner, looped, raw, store):
+        sides = Sides(looped, raw, store, store.database["raw"])
         compare(bench, "async", sides, in_loop(runner))
 
 

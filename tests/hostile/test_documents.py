@@ -646,7 +646,8 @@ def test_trace_shows_any_document(client: Client, capsys: pytest.CaptureFixture[
     for field in fields:
         for value in ODD.values():
             encoded = bson.encode(message("a", **{field: value}), codec_options=OPTIONS)
-            shown = trace.to_json(bson.decode(encoded, OPTIONS), now, 20)
+            document = bson.decode(encoded, OPTIONS)
+            shown = trace.to_json(document, now, 20)
             trace.show(shown)
             assert as_json_text(shown)
         bare = {key: value for key, value in message("a").items() if key != field}

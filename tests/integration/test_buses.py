@@ -277,7 +277,8 @@ def test_default_bus_without_permission_warns_once(
             future = waiting(pool, client, "jobs", queue.pop)
             queue.push(n)
             assert future.result(SECONDS).payload == n
-        stats = runner_of(client).open().bus.stats
+        bus: Any = runner_of(client).open().bus
+        stats = bus.stats
         eventually(lambda: stats["failed"] >= 2, "a second attempt to send")
     warnings = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
     assert len(warnings) == 1, warnings

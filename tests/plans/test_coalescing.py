@@ -156,7 +156,7 @@ async def finished(fake: FakeDriver, test: Coroutine[Any, Any, None]) -> None:
 
 def on_the_loop(
     test: Callable[Concatenate[FakeDriver, P], Coroutine[Any, Any, None]],
-) -> Callable[Concatenate[FakeDriver, P], None]:
+) -> Callable[..., None]:
     """Return a test that runs in an event loop."""
 
     @functools.wraps(test)

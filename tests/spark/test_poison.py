@@ -207,7 +207,7 @@ def test_transaction_leaves_out_rows_with_a_taken_key(flow: Flow) -> None:
 
 def test_move_keeps_types_of_headers_and_payloads(flow: Flow) -> None:
     headers = {"text": "a", "whole": 5, "part": 0.5, "true": True, "quoted": '"a"'}
-    payload = {"whole": 1, "part": 1.0, "none": None, "list": [1, [2, "3"]]}
+    payload: dict[str, object] = {"whole": 1, "part": 1.0, "none": None, "list": [1, [2, "3"]]}
     payload["text"] = '{"$oid": "no"}'
     flow.raw.push(payload, headers=headers, key="k")
     flow.stage(None).run_once(no_session)
