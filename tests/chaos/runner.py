@@ -11,12 +11,12 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.chaos import ledger
@@ -58,8 +58,7 @@ def run(
     Args:
         minutes: For how long faults are injected.
         seed: The seed of all random choices: the faults, their order and lengths, the workload.
-        kinds: The names of the faults to inject; at least one of the servers and one of the
-            clients.
+        kinds: The faults to inject, by name; at least one of servers and one of clients.
         at_least: How often to inject each kind of fault, even if that takes longer.
         haste: The factor for the lengths of faults.
         pause: The shortest and the longest pause between two faults, in seconds.
@@ -75,9 +74,7 @@ def run(
         Unavailable: The servers did not start or recover.
         QueueError: A process of the workload ended early.
     """
-    with tempfile.TemporaryDirectory(
-        prefix="pyqueue-faults-", ignore_cleanup_errors=True
-    ) as folder:
+    with TemporaryDirectory(prefix="pyqueue-faults-", ignore_cleanup_errors=True) as folder:
         path = Path(folder)
         with Cluster(path, seed, rate, mutant) as cluster, progress(minutes * 60) as update:
             begun = time.monotonic()

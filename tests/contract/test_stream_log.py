@@ -160,7 +160,7 @@ def test_trim_deletes_whole_packs(world: World, client: AnyClient, name: str) ->
 def test_delete_queue_deletes_a_stream(client: AnyClient, name: str) -> None:
     log = client.stream(name)
     log.append_many(range(5))
-    with pytest.raises(ConfigurationError, match="has 5 messages: use force"):
+    with pytest.raises(ConfigurationError, match="has 5 messages: give force=True"):
         client.delete_queue(name)
     assert client.delete_queue(name, force=True) == 5
     assert log.read() == []

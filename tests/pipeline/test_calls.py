@@ -100,7 +100,7 @@ def test_answer_of_a_batch_is_one_for_each_message(
         ("link", [1, 2], None, "rows returned a list of 2 for a batch of 3 messages"),
         ("choice", [1] * 4, None, "rows returned a list of 4 for a batch of 3 messages"),
         ("sink", [1] * 4, None, "rows returned a list of 4 for a batch of 3 messages"),
-        ("link", None, None, "rows returned None for a batch of 3 messages: give a list with"),
+        ("link", None, None, "rows returned None for a batch of 3 messages: return a list"),
         ("link", (1, 2, 3), None, "rows returned a value of type tuple for a batch of 3"),
         ("link", None, BatchFailed({0: A}), "BatchFailed with results=None for a batch of 3"),
         ("sink", To("next"), None, "returned a value of type To for a batch of 3 messages"),
@@ -152,7 +152,7 @@ def test_handler_of_batches_takes_two_lists(offline: Client) -> None:
 
     worker = Worker(offline).on("a", rows, batch=2).on("b", optional, batch=2)
     assert [each.delivery for each in worker.graph.stages.values()] == [False, True]
-    with pytest.raises(ConfigurationError, match=r"take \(payloads\) or \(payloads, deliveries\)"):
+    with pytest.raises(ConfigurationError, match=r"takes \(payloads\) or \(payloads, deliveries\)"):
         worker.on("c", three, batch=2)
 
 

@@ -52,9 +52,12 @@ WRONG: dict[str, tuple[Callable[[Pipeline], Any], str]] = {
     ),
     "three arguments": (
         lambda p: p.sink("a", lambda x, y, z: x),
-        "must take .payload. or .payload, delivery.",
+        "give a function that takes .payload. or .payload, delivery.",
     ),
-    "no argument": (lambda p: p.sink("a", lambda: 1), "must take .payload. or .payload, delivery."),
+    "no argument": (
+        lambda p: p.sink("a", lambda: 1),
+        "give a function that takes .payload. or .payload, delivery.",
+    ),
     "concurrency": (lambda p: p.sink("a", same, concurrency=0), "concurrency: 0 is not allowed"),
     "time limit": (lambda p: p.sink("a", same, time_limit=0), "time_limit: 0 is not allowed"),
     "lease": (lambda p: p.sink("a", same, lease=-1), "lease: -1 is not allowed"),

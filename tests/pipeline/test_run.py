@@ -270,7 +270,7 @@ def test_result_is_not_applied_after_the_lease_was_lost(place: Place) -> None:
         return "moved"
 
     place.queue("in").push("x")
-    counters = place.run_stage(steal, kind="link", to="out")
+    counters = place.run_stage(steal, stage="link", to="out")
     assert counters == {"in": 2, "lost": 1, "out": 1}
     assert place.payloads("out") == ["moved"]
 

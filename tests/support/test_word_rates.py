@@ -31,8 +31,9 @@ def test_word_of_the_glossary_is_no_dialect() -> None:
     assert [*word_rates.dialect(ours)] == ["lapsed"]
 
 
-def test_limits_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_rates, "AREAS", {"docs": ("docs/glossary.md",)})
+def test_limits_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("It says what it lapses.\n")
+    monkeypatch.setattr(word_rates, "AREAS", {"docs": (tmp_path,)})
     monkeypatch.setattr(word_rates, "TODAY", {})
     monkeypatch.setattr(word_rates, "DIALECT_TODAY", 10_000)
     monkeypatch.setattr(word_rates, "MOST_TIMES", 1_000)
