@@ -6,6 +6,7 @@ queue; never in two of these places, and never in none.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -316,6 +317,20 @@ def test_backoff_delays_only_failed_messages() -> None:
     steps.seconds += 30
     again = steps.run(consumer.receive(100))
     assert [(each.position, each.tries) for each in again] == [(0, 2), (1, 2)]
+
+
+def test_failing_messages_do_not_starve_the_rest() -> None:
+    """A consumer rolls back all that it receives, at once. Each message is tried in its turn."""
+    steps, consumer = Steps(stored()), Consumer(max_tries=None)
+    tries: Counter[int] = Counter()
+    for number in range(300):
+        (held,) = steps.run(consumer.receive(1))
+        tries[held.position] += 1
+        steps.run(consumer.plans.rollback([held], delay=0))
+        steps.seconds += 0.01
+        if number == 50:
+            assert set(tries) == set(range(MESSAGES)), "new messages wait for failing ones"
+    assert min(tries.values()) >= 5
 
 
 def test_group_behind_the_retention_jumps(caplog: pytest.LogCaptureFixture) -> None:

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from pyqueue.backends.streams.entries import (
@@ -47,6 +47,10 @@ from pyqueue.requests import Document
 
 #: No new position is claimed while ``out`` has this many ranges. Ranges in ``back`` still are.
 MAX_HELD: Final = 100
+#: After this many tries, a message that was given back lets new messages pass for a while. So they
+#: do not starve if it always fails, without a delay between its tries.
+PATIENCE: Final = 10
+RETRY_PAUSE: Final = timedelta(seconds=1)
 
 
 def group_id(stream: str, group: str) -> str:
@@ -134,22 +138,37 @@ def claim_step(
         return None
     lapsed = [(each, True) for each in group.out if each.until <= now]
     ready = lapsed + [(each, False) for each in group.back if each.until <= now]
-    if ready:
-        found, held = min(ready, key=lambda each: next(each[0].positions(), each[0].start))
-        apart = held or found.lapses > 0
-        free = [
-            place
-            for place, number in enumerate(wanted)
-            if number > 0 and not (apart and served and served[place])
-        ]
-        if not free:
-            return None
-        first = free[0]
-        taken, rest = _divided(found, held, until, wanted[first])
-        more = merged(group.back, [rest], now) if held and rest else None
-        step = _again(found, taken, rest, held) if more is None else _merge([(found, taken)], more)
-        return step, [Taken(first, taken, held and found.size == 1)]
-    return _new(group, until, tail, wanted)
+    if not ready:
+        return _new(group, until, tail, wanted)
+    found, held = min(ready, key=_turn)
+    if found.tries > PATIENCE and found.until > now - RETRY_PAUSE:
+        step = _new(group, until, tail, wanted)
+        if step is not None:
+            return step
+    first = _first_free(wanted, served if held or found.lapses else ())
+    if first is None:
+        return None
+    taken, rest = _divided(found, held, until, wanted[first])
+    more = merged(group.back, [rest], now) if held and rest else None
+    again = _again(found, taken, rest, held) if more is None else _merge([(found, taken)], more)
+    return again, [Taken(first, taken, held and found.size == 1)]
+
+
+def _first_free(wanted: Sequence[int], served: Sequence[bool]) -> int | None:
+    """Return the first caller that wants messages and is not served yet, or None."""
+    for place, number in enumerate(wanted):
+        if number > 0 and not (served and served[place]):
+            return place
+    return None
+
+
+def _turn(ready: tuple[Range, bool]) -> tuple[datetime, int]:
+    """Return the place of a range among the ranges that were claimed before.
+
+    The longest wait comes first. By position, a message that always fails would come first again.
+    """
+    one, _ = ready
+    return one.until, next(one.positions(), one.start)
 
 
 def _divided(found: Range, held: bool, until: datetime, wanted: int) -> tuple[Range, Range | None]:
