@@ -61,10 +61,10 @@ RULES = (
         "write \"invalid queue name 'x': use ...\"",
         kinds=frozenset({"error"}),
     ),
-    Rule("others", r"\bothers\b", "name them: other consumers, the other messages", limit=21),
-    Rule("nobody", r"\bnobody\b", "write 'no consumer', 'no process', or rephrase", limit=19),
-    Rule("of its own", r"\bof\s+its\s+own\b", "write 'its own X', or 'separate'", limit=12),
-    Rule("as it is", r"\bas\s+it\s+is\b", "write 'unchanged'", limit=6),
+    Rule("others", r"\bothers\b", "name them: other consumers, the other messages", limit=1),
+    Rule("nobody", r"\bnobody\b", "write 'no consumer', 'no process', or rephrase", limit=1),
+    Rule("of its own", r"\bof\s+its\s+own\b", "write 'its own X', or 'separate'", limit=2),
+    Rule("as it is", r"\bas\s+it\s+is\b", "write 'unchanged'", limit=3),
 )  # fmt: skip
 
 
