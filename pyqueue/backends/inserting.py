@@ -75,7 +75,11 @@ class Entries(NamedTuple):
 def write(entries: Entries) -> Plan[Written]:
     """Write the documents that the unique indexes accept."""
     if entries.session is None and len(entries.encoded) == 1:
-        return (yield from _insert(entries))  # its batch sends the signal
+        return _insert(entries)  # its batch sends the signal
+    return _write_several(entries)
+
+
+def _write_several(entries: Entries) -> Plan[Written]:
     chosen = entries.given or any("key" in document for document in entries.documents)
     if entries.session is not None and chosen:
         written = yield from _upsert_each(entries)
@@ -122,7 +126,8 @@ def _insert_once(entries: Entries) -> Plan[Written]:
     written = Written([document["_id"] for document in documents])
     try:
         if entries.session is None and len(documents) == 1:
-            failures = yield from _insert_with_callers(entries)
+            failure = yield from _insert_with_callers(entries)
+            failures = [] if failure is None else [failure]
         else:
             failures = yield from Insert(entries.encoded, session=entries.session)
     except Unavailable as error:
@@ -137,8 +142,8 @@ def _insert_once(entries: Entries) -> Plan[Written]:
     return written
 
 
-def _insert_with_callers(entry: Entries) -> Plan[list[WriteFailure]]:
-    """Insert one document, together with the documents of concurrent callers."""
+def _insert_with_callers(entry: Entries) -> Coalesce[Pushed, WriteFailure | None]:
+    """Return the request to insert one document together with those of concurrent callers."""
     (document,), (raw,) = entry.documents, entry.encoded
     call: Coalesce[Pushed, WriteFailure | None]
     item = (entry.queue, document["when"], raw)
@@ -147,8 +152,7 @@ def _insert_with_callers(entry: Entries) -> Plan[list[WriteFailure]]:
         # An open transaction may hold the key or the id. Then only this call waits for it.
         call.key, call.alone = ("insert", entry.queue), True
         call.max_in_flight, call.threads = MAX_LOCKABLE, False
-    failure = yield from call
-    return [] if failure is None else [failure]
+    return call
 
 
 def _judge(entries: Entries, failures: Sequence[WriteFailure], written: Written) -> Plan[None]:

@@ -6,7 +6,7 @@ register a table with other rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial, wraps
@@ -31,7 +31,7 @@ from pyqueue.backends.options import Options, QueueTerms, Target
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.receiving import Claims, ReceiveOptions, Waiting
 from pyqueue.backends.taking_kind import again_in_kind, await_kind, recorded_kind
-from pyqueue.errors import ConfigurationError
+from pyqueue.errors import ConfigurationError, OtherKind
 from pyqueue.limits import stored_limit
 from pyqueue.messages import (
     MAX_RECEIVED_BYTES,
@@ -43,7 +43,7 @@ from pyqueue.messages import (
     Message,
 )
 from pyqueue.payloads import Codec
-from pyqueue.requests import EnsureQueue, Plan
+from pyqueue.requests import EnsureQueue, ForgetQueue, Plan
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -59,16 +59,22 @@ def _takes_kind(
         if plans.kind_name is not None:
             return operation(plans, *args, **options)
         # It may run again, so it must not use up its arguments.
-        given: Any = tuple(map(_kept, args))
-        named: Any = {name: _kept(value) for name, value in options.items()}
-        row = operation.__name__  # the table of the kind may have another row
-        return in_recorded_kind(plans, lambda found: getattr(found, row)(*given, **named))
+        given: Any = [_kept(each) for each in args]
+        named: Any = {
+            # Most options are None, and each push comes here.
+            name: None if each is None else _kept(each)
+            for name, each in options.items()
+        }
+        # The table of the kind may have another row.
+        return _in_known_kind(plans, lambda found: getattr(found, row)(*given, **named))
 
+    row = operation.__name__
     return run
 
 
-def _kept(argument: object) -> object:
-    return list(argument) if isinstance(argument, Iterator) else argument
+def _kept(argument: Any) -> Any:
+    # Not isinstance with an ABC, which takes ten times as long.
+    return list(argument) if hasattr(argument, "__next__") else argument
 
 
 class QueuePlans:
@@ -137,8 +143,10 @@ class QueuePlans:
     ) -> Plan[list[Any]]:
         """Receive up to ``limit`` messages; wait up to ``timeout`` for the first one."""
         if self.kind_name is None:
-            return again_in_kind(
-                [self.queue], lambda: _await_and_receive(self, waiting, limit, how)
+            return _in_known_kind(
+                self,
+                lambda found: found.receive(waiting, limit, **how),
+                lambda: _await_and_receive(self, waiting, limit, how),
             )
         if how.get("pop"):
             kinds.require(self.kind, self.queue, "pop")
@@ -383,11 +391,36 @@ def in_kind(plans: QueuePlans, kind: str, names: bool = False) -> QueuePlans:
 
 def in_recorded_kind(plans: QueuePlans, operation: Callable[[QueuePlans], Plan[T]]) -> Plan[T]:
     """Run an operation in the kind that the queue has."""
+    return operation(plans) if plans.kind_name is not None else _in_known_kind(plans, operation)
+
+
+def _in_known_kind(
+    plans: QueuePlans,
+    operation: Callable[[QueuePlans], Plan[T]],
+    otherwise: Callable[[], Plan[T]] | None = None,
+) -> Plan[T]:
+    """Run an operation of plans without a kind, in few steps if it ran in the same kind before.
+
+    Args:
+        plans: the plans.
+        operation: the operation.
+        otherwise: how to run it in another kind; None: find the kind, and run it.
+    """
 
     def run() -> Plan[T]:
         return (yield from operation((yield from found(plans))))
 
-    return run() if plans.kind_name is not None else again_in_kind([plans.queue], run)
+    same = None
+    if plans.in_kinds:  # else the kind would be asked for twice
+        same = plans.in_kinds.get((yield EnsureQueue(plans.terms.queue, None)))
+    if same is not None:
+        try:
+            return (yield from operation(same))
+        except OtherKind as error:
+            if error.queue != plans.queue:
+                raise
+            yield from ForgetQueue(error.queue)
+    return (yield from again_in_kind([plans.queue], otherwise or run))
 
 
 def _await_and_receive(

@@ -14,7 +14,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 import pymongo
@@ -57,7 +57,13 @@ class ConnectionOptions(TypedDict, total=False):
 
 def process_label() -> str:
     """Return "host:pid" of this process, which may be a fork of the one that made the client."""
-    return f"{socket.gethostname()}:{os.getpid()}"
+    return _label(os.getpid())
+
+
+@cache
+def _label(pid: int) -> str:
+    # Every reserve needs it, and the name of the host costs a system call.
+    return f"{socket.gethostname()}:{pid}"
 
 
 class BaseConnection(Generic[D]):

@@ -58,6 +58,8 @@ DIGITS: Final = 4
 _PLACE: Final = re.compile(
     rf"([0-9A-Fa-f]{{24}}):(0|[1-9][0-9]{{,{DIGITS - 1}}}|[0-9]{{{DIGITS}}})"
 )
+#: The places with leading zeros. A push of a pack needs all of them.
+_PADDED: Final = tuple(f"{place:0{DIGITS}}" for place in range(MAX_PACK))
 #: How many bits a number holds: numbers on the server have 64, and the highest is the sign.
 _WORD: Final = 62
 _SIZES: Final = (100, 10, 1)
@@ -78,10 +80,10 @@ class Place(NamedTuple):
 def naming(pack: Mapping[str, Any]) -> Callable[[int], str]:
     """Return the function that makes the id of a message from its place in this pack."""
     first, at = _first_pack(pack["_id"]), pack.get("at")
-    form = f"0{DIGITS}" if _is_padded(pack) else ""
+    numbers: Sequence[str | int] = _PADDED if _is_padded(pack) else range(MAX_PACK)
     if at is None:
-        return lambda place: f"{first}:{place:{form}}"
-    return lambda place: f"{first}:{at[place]:{form}}"
+        return lambda place: f"{first}:{numbers[place]}"
+    return lambda place: f"{first}:{numbers[at[place]]}"
 
 
 def message_id(pack: Mapping[str, Any], place: int) -> str:
