@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import anyio
@@ -19,18 +18,9 @@ from pyqueue.messages import Duration, Id
 from pyqueue.requests import Document, Plan
 from pyqueue.reserved import log_failed_rollback
 from pyqueue.runtime.plan_runner import AsyncPlanRunner, PlanRunner, RunnerBase
+from pyqueue.runtime.renewal import NamedLease
 
 Runs = TypeVar("Runs", bound=RunnerBase)
-
-
-@dataclass(frozen=True)
-class RunnerLease:
-    """The lease of the process that holds a claim. It keeps Spark stages of the group away."""
-
-    #: The name that the log shows.
-    id: str
-    #: The length of the lease in seconds.
-    lease: float
 
 
 class ClaimSize(NamedTuple):
@@ -70,7 +60,8 @@ class ClaimBase(Generic[Runs]):
         self.lease = claims.backend.options.lease
         if lease is not None:
             self.lease = arguments.duration("lease", lease, positive=True)
-        self._runner_lease = RunnerLease(
+        #: The lease of the process that holds the claim. It keeps Spark stages of the group away.
+        self._runner_lease = NamedLease(
             f"the runner of group {claims.group!r}", runner_lease_s(self.lease)
         )
 

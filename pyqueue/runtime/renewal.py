@@ -42,6 +42,16 @@ class Leased(Protocol):
         """The length of the lease in seconds."""
 
 
+@dataclass(frozen=True)
+class NamedLease:
+    """The name and the length of a lease."""
+
+    #: The name that the log shows.
+    id: str
+    #: The length of the lease in seconds.
+    lease: float
+
+
 L = TypeVar("L", bound=Leased)
 #: One entry for each lease: None, or its error. None for all: all were extended.
 Results = Sequence[QueueError | None] | None

@@ -1,4 +1,4 @@
-"""The batches of a stage as they are claimed and read, one of them ahead of the work.
+"""The batches of a stage as they are claimed, read and held, one of them ahead of the work.
 
 While Spark works on a batch and the driver settles it, a thread claims and reads the next one. The
 work stays in order: a batch is settled and acknowledged before the work on the next one begins. If
@@ -8,19 +8,29 @@ the process is killed, both are outstanding, and the next process works on both.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from pyqueue.backends.claims.claims import ClaimRange, NamedClaims, id_order, reservations_of
+from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.documents import eligible_since
-from pyqueue.errors import QueueError
+from pyqueue.errors import (
+    ConfigurationError,
+    Fenced,
+    LeaseLost,
+    QueueClosed,
+    QueueError,
+    Unavailable,
+)
 from pyqueue.messages import MAX_BATCH_BYTES, NEVER, Id, Reservation
 from pyqueue.requests import Document, Plan
+from pyqueue.reserved import log_failed_rollback
 from pyqueue.runtime.connecting import Connection
+from pyqueue.runtime.renewal import NamedLease
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +46,13 @@ class Claimed:
     read_at: float
 
 
-def claimed_now(claims: NamedClaims, token: str, limit: int, lease_s: float) -> Plan[Claimed]:
+def claimed_now(claims: NamedClaims, token: str, limit: int) -> Plan[Claimed]:
     """Return the outstanding claims, or claim anew if there are none.
 
     Raises:
         Fenced: Another process runs the group now.
     """
+    lease_s = claims.backend.options.lease
     upto, ids = yield from claims.proceed(token, limit, lease_s, max_bytes=MAX_BATCH_BYTES)
     if not ids:
         return Claimed(token, 0, upto, {}, {}, read_at=time.monotonic())
@@ -72,6 +83,56 @@ def _read(claims: NamedClaims, token: str, after: int, upto: int) -> Plan[Claime
 def _order(document: Document) -> tuple[datetime, tuple[bool, Any]]:
     """Return the place of a message in the order in which the messages became ready."""
     return eligible_since(document) or NEVER, id_order(document["_id"])
+
+
+@contextmanager
+def working(
+    connection: Connection, claims: NamedClaims, claimed: Claimed, *, blames: bool = True
+) -> Iterator[None]:
+    """Renew the leases of a claim during a block. If the block fails, give the messages back.
+
+    A claim that another runner has, or whose server does not answer, stays unchanged.
+
+    Args:
+        connection: The connection of a blocking client.
+        claims: The plans of the group.
+        claimed: The claim.
+        blames: Whether an error counts as a try of the messages. Misuse and interrupts never do.
+    """
+    run, token, upto = connection.run, claimed.token, claimed.upto
+    lease = NamedLease(f"group {claims.group!r}", claims.backend.options.lease)
+    connection.renewer.add(lease, lambda _: run(claims.renew(token, lease.lease)))
+    try:
+        yield
+    except (Fenced, QueueClosed, Unavailable):
+        raise
+    except BaseException as error:
+        misuse = isinstance(error, ConfigurationError) or not isinstance(error, Exception)
+        try:
+            run(claims.rollback(token, upto, error, tried=blames and not misuse))
+        except QueueError as failure:  # the first exception matters more
+            log_failed_rollback(f"the batch of {lease.id}", failure)
+        raise
+    finally:
+        connection.renewer.discard(lease)
+
+
+class Rejected(Exception):
+    """A message, or a part of a batch, cannot be worked on."""
+
+
+def bury_killer(source: QueuePlans, held: Reservation[Any]) -> Plan[bool]:
+    """Bury a message on which processes have died, if it had all its tries. Return whether it had.
+
+    Another consumer may have taken it just now.
+    """
+    most = source.options.max_tries
+    if most is None or held.tries <= most:
+        return False
+    error = Rejected("the process ended each time it worked on this message")
+    with suppress(LeaseLost):
+        yield from source.rollback((held,), error=error)
+    return True
 
 
 class Ahead:

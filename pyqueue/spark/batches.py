@@ -11,14 +11,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypeVar, Unpack
+from dataclasses import replace
+from typing import Final, Unpack
 
 from pyspark.sql import DataFrame, SparkSession
 
 from pyqueue import arguments
 from pyqueue.backends.claims.acknowledging import NOTE
 from pyqueue.backends.claims.claims import MAX_CLAIM, NamedClaims
-from pyqueue.backends.options import NewMessage
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.errors import (
     ConfigurationError,
@@ -26,16 +26,14 @@ from pyqueue.errors import (
     LeaseLost,
     Occupied,
     QueueClosed,
-    QueueError,
     Unavailable,
 )
 from pyqueue.messages import BatchOptions, Id
 from pyqueue.requests import Plan, ServerTime
-from pyqueue.reserved import log_failed_rollback
 from pyqueue.runtime.connecting import Connection
-from pyqueue.spark.ahead import Ahead, Claimed, claimed_now
+from pyqueue.spark.ahead import Ahead, Claimed, Rejected, bury_killer, claimed_now, working
 from pyqueue.spark.models import frame, payload_type
-from pyqueue.spark.outputs import Held, Output, Report, Route, Transform
+from pyqueue.spark.outputs import Held, Output, Report, Route, Tally, Transform
 from pyqueue.spark.runners import GroupRunner, members_of
 from pyqueue.spark.sinks import TableSink
 
@@ -48,13 +46,8 @@ MAX_FAILURES: Final = 40
 #: The most times that a part is transformed. It is transformed again if messages were lost.
 MAX_ATTEMPTS: Final = 3
 
-R = TypeVar("R")
 #: Returns the DataFrame of the messages with these ids.
 FrameOf = Callable[[Sequence[Id]], DataFrame]
-
-
-class Rejected(Exception):
-    """A part of a batch failed."""
 
 
 class Batches:
@@ -99,31 +92,19 @@ class Batches:
                 "number is not safe from the rest: leave members out, or take no number"
             )
         self._connection = connection
+        self.run = connection.run
         self.source = source
+        lease_s = source.options.lease
         self._runner = GroupRunner(
-            connection, members_of(source, group, members), source.options.lease, source.terms.owner
+            connection, members_of(source, group, members), lease_s, source.terms.owner
         )
         self._limit = max_messages
-        self._ahead = Ahead(connection, f"the next batch of group {group!r}", self.lease)
+        self._ahead = Ahead(connection, f"the next batch of group {group!r}", lease_s)
 
     @property
     def claims(self) -> NamedClaims:
         """The plans of the group, or of the member that this process runs."""
         return self._runner.claims
-
-    @property
-    def id(self) -> str:
-        """The name in log messages."""
-        return f"group {self.claims.group!r}"
-
-    @property
-    def lease(self) -> float:
-        """The length of the lease in seconds."""
-        return self.source.options.lease
-
-    def run(self, plan: Plan[R]) -> R:
-        """Run a plan."""
-        return self._connection.run(plan)
 
     def run_once(self, session: Callable[[], SparkSession], *, ahead: bool = False) -> Report:
         """Work on one batch. From then on this process runs the group, until ``release``.
@@ -139,8 +120,9 @@ class Batches:
             Occupied: Another process runs the group.
             Fenced: Another process took the group over.
         """
+        began = time.monotonic()
         try:
-            return self._run_once(session, ahead=ahead)
+            report = self._run_once(session, ahead=ahead)
         except (Fenced, QueueClosed, Unavailable) as error:
             # Another runner has the batch, or it stays claimed for the next call.
             self._ahead.forget()
@@ -149,6 +131,7 @@ class Batches:
         except BaseException:
             self._ahead.give_back(self.source.release)
             raise
+        return replace(report, seconds=time.monotonic() - began)
 
     def release(self) -> None:
         """Let another process run the group at once. Give back the claim made ahead."""
@@ -161,43 +144,29 @@ class Batches:
         return self.run(_has_ready(self.source))
 
     def _run_once(self, session: Callable[[], SparkSession], *, ahead: bool) -> Report:
-        began = time.monotonic()
         claimed = self._ahead.take()
         if claimed is None or not claimed.held or claimed.token != self._runner.token:
             # A process that runs the group checks before it claims. An idle check writes nothing.
             if self._runner.token is not None and not self.run(self.claims.has_work()):
-                return Report(0, 0, 0, 0, 0, seconds=time.monotonic() - began)
+                return Report()
             token = self._runner.take()
             if self._sink is not None:
                 return self._sink.run_once(self.claims, token, session)
-            claimed = self.run(claimed_now(self.claims, token, self._limit, self.lease))
+            claimed = self.run(claimed_now(self.claims, token, self._limit))
         if not claimed.held:
-            return Report(0, 0, 0, 0, 0, seconds=time.monotonic() - began)
+            return Report()
         token, upto, documents = claimed.token, claimed.upto, claimed.documents
-        batch, model = Batch(self, token, claimed.after, upto), self.source.codec.model
-        batch.know(claimed)
-        renewer = self._connection.renewer
-        renewer.add(batch, lambda _: self.run(self.claims.renew(token, self.lease)))
-        if ahead and batch.is_new and len(documents) >= self._limit:
-            self._ahead.begin(self.claims, token, upto, self._limit)
-        try:
+        batch, model = Batch(self, claimed), self.source.codec.model
+        with working(self._connection, self.claims, claimed):
+            if ahead and batch.is_new and len(documents) >= self._limit:
+                self._ahead.begin(self.claims, token, upto, self._limit)
             batch.work(
                 lambda part: frame(
                     session(), [documents[id] for id in part if id in documents], model
                 )
             )
-        except (Fenced, QueueClosed, Unavailable):
-            raise
-        except BaseException as error:
-            try:
-                batch.give_back(error)
-            except QueueError as failure:  # the first exception matters more
-                log_failed_rollback(f"the batch of {self.id}", failure)
-            raise
-        finally:
-            renewer.discard(batch)
         self.run(self.claims.acknowledge(token, upto))
-        return batch.report(len(documents), time.monotonic() - began)
+        return batch.report()
 
     def foreach_batch(self, df: DataFrame) -> None:
         """Work on a batch of a stream that reads the source for the same group.
@@ -216,8 +185,9 @@ class Batches:
                 "for each query"
             )
         progress = self.run(self.claims.progress())
-        self.run(self.claims.begin_work(progress.token, progress.claimed))
-        batch = Batch(self, progress.token, 0, progress.claimed, streams=True)
+        token, upto = progress.token, progress.claimed
+        self.run(self.claims.begin_work(token, upto))
+        batch = Batch(self, Claimed(token, 0, upto, {}, {}, read_at=0.0), streams=True)
         batch.refresh()
         if not batch.held:
             if df.isEmpty():
@@ -261,59 +231,39 @@ def _has_ready(source: QueuePlans) -> Plan[bool]:
 
 
 class Batch:
-    """The messages that a group has claimed, and the work on them."""
+    """The messages that a group has claimed, and the work on them.
 
-    def __init__(
-        self,
-        batches: Batches,
-        token: str,
-        after: int,
-        upto: int,
-        *,
-        streams: bool = False,
-    ) -> None:
-        self._batches = batches
-        self._token, self._after, self._upto, self._streams = token, after, upto, streams
+    Args:
+        batches: The group.
+        claimed: The claim.
+        streams: Whether it is the batch of a stream, whose documents are not known.
+    """
+
+    def __init__(self, batches: Batches, claimed: Claimed, *, streams: bool = False) -> None:
+        self._batches, self._claimed, self._streams = batches, claimed, streams
+        self._run, self._source = batches.run, batches.source
         #: The stored payloads, as far as they are known.
-        self.payloads: dict[Id, Any] = {}
-        self._written = self._dropped = self._lost = self._buried = 0
-        self._failed: list[tuple[Id, Exception]] = []
+        self.payloads = {id: each.get("payload") for id, each in claimed.documents.items()}
+        self._tally = Tally()
+        self._buried = 0
         #: The messages that were not tried by themselves, because too many jobs failed before.
         self._untried: list[Id] = []
         self._failures_left = MAX_FAILURES
         self._first_error: Exception | None = None
-        self.held: Held = {}
-        self._refreshed_at = 0.0
-
-    @property
-    def id(self) -> str:
-        """The name in log messages."""
-        return self._batches.id
-
-    @property
-    def lease(self) -> float:
-        """The length of the lease in seconds."""
-        return self._batches.lease
+        #: The messages that are held, and when they were read.
+        self.held: Held = claimed.held
+        self._refreshed_at = claimed.read_at
 
     @property
     def is_new(self) -> bool:
         """Whether the batch contains messages that were not tried before."""
         return min((each.tries for each in self.held.values()), default=1) == 1
 
-    def _run(self, plan: Plan[R]) -> R:
-        return self._batches.run(plan)
-
-    def know(self, claimed: Claimed) -> None:
-        """Begin with the messages that were read at the claim."""
-        self.held, self._refreshed_at = claimed.held, claimed.read_at
-        self.payloads = {id: each.get("payload") for id, each in claimed.documents.items()}
-
     def refresh(self) -> None:
         """Read which messages are held, and until when."""
         fit = {NOTE: {"$exists": False}}  # a stream leaves bad records out, and buries them
-        found = self._run(
-            self._batches.claims.reservations(self._token, self._after, self._upto, fit)
-        )
+        claimed, claims = self._claimed, self._batches.claims
+        found = self._run(claims.reservations(claimed.token, claimed.after, claimed.upto, fit))
         self.held = {each.id: each for each in found}
         self._refreshed_at = time.monotonic()
 
@@ -329,7 +279,7 @@ class Batch:
         for part in self._parts():
             self._attempt(part, frame_of)
             tried += len(part)
-        failed = len(self._failed) + len(self._untried)
+        failed = len(self._tally.failed) + len(self._untried)
         if self._first_error is not None and failed == tried > 1 and not all_failed_before:
             raise self._first_error
         if tried and failed:
@@ -348,32 +298,23 @@ class Batch:
             yield ids
             return
         tries = min(each.tries for each in self.held.values())
-        claims = self._batches.claims
-        marks = self._run(claims.marks(self._token, self._upto))
+        claims, token = self._batches.claims, self._claimed.token
+        marks = self._run(claims.marks(token, self._claimed.upto))
         number = max(marks.values(), default=0)
         groups: dict[int, list[Id]] = {}
         for id in ids:
             groups.setdefault(marks.get(id, 0), []).append(id)
-        if number and len(groups.get(number, ())) == 1:
-            self._bury_suspect(groups[number])
+        suspects = groups.get(number, []) if number else []
+        if len(suspects) == 1 and self._run(bury_killer(self._source, self.held[suspects[0]])):
+            self._buried += 1
+            del groups[number]
         for _, group in sorted(groups.items()):
             pieces = min(len(group), 2 ** min(tries - 1, 20))
             for piece in range(pieces):
                 part = group[len(group) * piece // pieces : len(group) * (piece + 1) // pieces]
                 number += 1
-                self._run(claims.mark(self._token, part, number))
+                self._run(claims.mark(token, part, number))
                 yield part
-
-    def _bury_suspect(self, group: list[Id]) -> None:
-        """Take the only message out of the group and bury it, if it had all its tries."""
-        held, source = self.held[group[0]], self._batches.source
-        if source.options.max_tries is None or held.tries <= source.options.max_tries:
-            return
-        error = Rejected("the process ended each time it worked on this message")
-        with suppress(LeaseLost):
-            self._run(source.rollback((held,), error=error))
-            self._buried += 1
-        group.clear()
 
     def _attempt(self, part: Sequence[Id], frame_of: FrameOf) -> None:
         """Work on a part; if it fails, work on its halves."""
@@ -389,8 +330,8 @@ class Batch:
             self._first_error = self._first_error or error
             if len(part) == 1:
                 text = "message %s of queue %r makes the batch fail: %s"
-                log.warning(text, part[0], self._batches.source.queue, str(error)[:500])
-                self._failed.append((part[0], error))
+                log.warning(text, part[0], self._source.queue, str(error)[:500])
+                self._tally.failed.append((part[0], error))
                 return
             middle = len(part) // 2
             self._attempt(part[:middle], frame_of)
@@ -398,49 +339,42 @@ class Batch:
 
     def _settle(self, part: Sequence[Id], frame_of: FrameOf) -> None:
         """Transform a part and settle it. Lost messages are counted only if the part succeeds."""
-        size = len(part)
+        size, tally, output = len(part), self._tally, self._batches.output
         for _ in range(MAX_ATTEMPTS):
             part = [id for id in part if id in self.held]
             if not part:
-                self._lost += size
+                tally.lost += size
                 return
-            rows = self._batches.output.transformed(frame_of(part))
-            if self._batches.output.moves:
-                self._batches.output.check_ids(part, rows)
-            if self._streams or time.monotonic() - self._refreshed_at > self.lease / 4:
+            rows = output.transformed(frame_of(part))
+            if output.moves:
+                output.check_ids(part, rows)
+            age_s = time.monotonic() - self._refreshed_at
+            if self._streams or age_s > self._source.options.lease / 4:
                 self.refresh()
             held = {id: self.held[id] for id in part if id in self.held}
-            if self._batches.output.moves:
-                self._move(held, rows, size)
+            if output.moves:
+                here = {str(id) for id in held}
+                output.move(held, [row for row in rows if row.id in here], self.payloads, tally)
+                tally.lost += size - len(held)
                 return
             # If messages were lost, the rows must be made anew from the remaining messages.
             if len(held) == len(part):
                 try:
-                    self._batches.output.transact(held, rows)
+                    output.transact(held, rows)
                 except LeaseLost:
                     self.refresh()
                 else:
-                    self._written += len(rows)
-                    self._lost += size - len(part)
+                    tally.written += len(rows)
+                    tally.lost += size - len(part)
                     return
         raise Rejected(
             f"the part lost messages to other consumers {MAX_ATTEMPTS} times: give a longer lease"
         )
 
-    def _move(self, held: Held, rows: Sequence[NewMessage], size: int) -> None:
-        here = {str(id) for id in held}
-        result = self._batches.output.move(
-            held, [row for row in rows if row.id in here], self.payloads
-        )
-        self._failed += result.refused
-        self._written += result.moved
-        self._dropped += result.dropped
-        self._lost += result.lost + size - len(held)
-
     def _roll_back(self) -> None:
         self.refresh()
-        source = self._batches.source
-        for id, error in self._failed:
+        source = self._source
+        for id, error in self._tally.failed:
             if id in self.held:
                 with suppress(LeaseLost):
                     self._run(source.rollback((self.held[id],), error=error))
@@ -448,21 +382,9 @@ class Batch:
         with suppress(LeaseLost):
             self._run(source.release(untried))
 
-    def give_back(self, error: BaseException) -> None:
-        """Roll back the rest of the batch.
-
-        Misuse and interrupts are no failures of the messages: these release the messages, and no
-        try is counted.
-        """
-        self.refresh()
-        held, source = tuple(self.held.values()), self._batches.source
-        if isinstance(error, Exception) and not isinstance(error, ConfigurationError):
-            self._run(source.rollback(held, error=error))
-        else:
-            self._run(source.release(held))
-        self._run(self._batches.claims.acknowledge(self._token, self._upto))
-
-    def report(self, claimed: int, seconds: float) -> Report:
+    def report(self) -> Report:
         """Return the outcome of the batch."""
-        failed = len(self._failed) + len(self._untried) + self._buried
-        return Report(claimed, self._written, self._dropped, failed, self._lost, seconds=seconds)
+        tally = self._tally
+        failed = len(tally.failed) + len(self._untried) + self._buried
+        claimed = len(self._claimed.documents)
+        return Report(claimed, tally.written, tally.dropped, failed, tally.lost)

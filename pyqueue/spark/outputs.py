@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -41,28 +41,29 @@ class Report:
     """The outcome of one batch."""
 
     #: The messages that were claimed, or taken over from an earlier claim.
-    claimed: int
+    claimed: int = 0
     #: The messages that were written to the targets, or by a stage without a target.
-    written: int
+    written: int = 0
     #: With output "move", the messages whose ids the transform left out. They are finished.
-    dropped: int
+    dropped: int = 0
     #: The messages on which the transform failed, which were rolled back or buried. This includes
     #: messages that were released untried, because the transform failed on too many.
-    failed: int
+    failed: int = 0
     #: The messages whose lease ran out and that have another holder now. They were left alone.
-    lost: int
-    seconds: float
+    lost: int = 0
+    seconds: float = 0.0
 
 
 @dataclass(slots=True)
-class Moved:
-    """The outcome of moving the messages of a part."""
+class Tally:
+    """What has become of the messages of a batch so far."""
 
-    moved: int
-    dropped: int
-    lost: int
-    #: The messages that the target refused, for example because their key is taken there.
-    refused: list[tuple[Id, Exception]]
+    written: int = 0
+    dropped: int = 0
+    lost: int = 0
+    #: The messages on which the transform failed, or that a target refused, for example because
+    #: their key is taken there.
+    failed: list[tuple[Id, Exception]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,9 @@ class Output:
                 )
             seen.add(row.id)
 
-    def move(self, held: Held, rows: Sequence[NewMessage], payloads: Mapping[Id, Any]) -> Moved:
+    def move(
+        self, held: Held, rows: Sequence[NewMessage], payloads: Mapping[Id, Any], tally: Tally
+    ) -> None:
         """Move each message that has a row, and commit all other messages.
 
         Args:
@@ -153,31 +156,30 @@ class Output:
             rows: The rows.
             payloads: The stored payloads, as far as they are known. A payload that the row does not
                 change is not written again.
+            tally: Counts the messages.
         """
         by_id = {str(id): each for id, each in held.items()}
         pairs = {
             str(row.id): (by_id[str(row.id)], self._changed(by_id[str(row.id)], row, payloads))
             for row in rows
         }
-        result = Moved(0, 0, 0, [])
         for each, outcome in self._move_each(list(pairs.values())):
             if isinstance(outcome, Unavailable):
                 raise outcome
             if isinstance(outcome, QueueError):
-                result.refused.append((each.id, outcome))
+                tally.failed.append((each.id, outcome))
             elif outcome == "done":
-                result.moved += 1
+                tally.written += 1
             else:
-                result.lost += 1
+                tally.lost += 1
         absent = tuple(each for id, each in by_id.items() if id not in pairs)
         gone = 0
         try:
             self._connection.run(self._source.commit(absent))
         except LeaseLost as error:
             gone = len(error.lost) + len(error.unknown)
-        result.dropped = len(absent) - gone
-        result.lost += gone
-        return result
+        tally.dropped += len(absent) - gone
+        tally.lost += gone
 
     def _move_each(
         self, pairs: Sequence[tuple[Reservation[Any], NewMessage]]

@@ -8,27 +8,17 @@ that make it fail: a failed claim is released, and claimed again in parts with n
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from pyspark.sql import SparkSession
 
 from pyqueue import arguments
 from pyqueue.backends.claims.claims import NamedClaims, forget_tries
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.errors import (
-    ConfigurationError,
-    Fenced,
-    LeaseLost,
-    QueueClosed,
-    QueueError,
-    Unavailable,
-)
-from pyqueue.messages import MAX_BATCH_BYTES, Reservation
-from pyqueue.reserved import log_failed_rollback
+from pyqueue.errors import ConfigurationError, Fenced, QueueClosed, Unavailable
 from pyqueue.runtime.connecting import Connection
+from pyqueue.spark.ahead import Claimed, bury_killer, claimed_now, working
 from pyqueue.spark.models import frame
 from pyqueue.spark.outputs import Report
 
@@ -70,16 +60,6 @@ class TableSink:
         #: How many messages have failed alone since the function last succeeded.
         self._failed = 0
 
-    @property
-    def id(self) -> str:
-        """The name in log messages."""
-        return f"the claim of queue {self._source.queue!r}"
-
-    @property
-    def lease(self) -> float:
-        """The length of the lease in seconds."""
-        return self._source.options.lease
-
     def run_once(
         self, claims: NamedClaims, token: str, session: Callable[[], SparkSession]
     ) -> Report:
@@ -88,105 +68,58 @@ class TableSink:
         Raises:
             Exception: The function's error, if it fails on one message after another.
         """
-        began, run = time.monotonic(), self._connection.run
+        run = self._connection.run
         while True:
             before = run(claims.progress(token))
-            plan = claims.proceed(token, self._size, self.lease, max_bytes=MAX_BATCH_BYTES)
-            number, ids = run(plan)
-            if not ids:
-                return Report(0, 0, 0, 0, 0, seconds=time.monotonic() - began)
-            outstanding = number <= before.claimed
-            if outstanding and before.adopted >= DEATHS and self._divided(claims, token, number):
+            claimed = run(claimed_now(claims, token, self._size))
+            count = len(claimed.held)
+            if not count:
+                return Report()
+            outstanding = claimed.upto <= before.claimed
+            if outstanding and before.adopted >= DEATHS and self._divided(claims, claimed):
                 continue
             try:
-                self._write(claims, token, number, session)
+                # Only a message that fails alone is rolled back. Smaller claims find it.
+                with working(self._connection, claims, claimed, blames=count == 1):
+                    self._write(claimed, session)
             except (ConfigurationError, Fenced, QueueClosed, Unavailable):
                 raise
             except Exception as error:
-                if len(ids) > 1:
-                    self._size = len(ids) // 2
+                if count > 1:
+                    self._size = count // 2
                     continue
-                log.warning(
-                    "message %s of queue %r makes the stage fail: %s",
-                    ids[0],
-                    self._source.queue,
-                    str(error)[:500],
-                )
+                (id,) = claimed.held
+                text = "message %s of queue %r makes the stage fail: %s"
+                log.warning(text, id, self._source.queue, str(error)[:500])
                 self._failed += 1
                 if self._failed > 1:
                     raise
-                return Report(1, 0, 0, 1, 0, seconds=time.monotonic() - began)
-            done = run(claims.finish(token, number))
+                return Report(1, failed=1)
+            done = run(claims.finish(token, claimed.upto))
             self._size, self._failed = min(self._limit, 2 * self._size), 0
-            return Report(len(ids), done, 0, 0, len(ids) - done, seconds=time.monotonic() - began)
+            return Report(count, done, lost=count - done)
 
-    def _held(self, claims: NamedClaims, token: str, number: int) -> Sequence[Reservation[Any]]:
-        return self._connection.run(claims.reservations(token, 0, number))
-
-    def _divided(self, claims: NamedClaims, token: str, number: int) -> bool:
+    def _divided(self, claims: NamedClaims, claimed: Claimed) -> bool:
         """End a claim on which processes have died. Return whether it ended.
 
         It is claimed again in parts. A message that is alone is buried, if it had all its tries.
         """
-        held, most = self._held(claims, token, number), self._source.options.max_tries
-        if len(held) > 1:
-            # The parts will show which message killed the process. The rest is not to blame.
-            self._connection.run(forget_tries(claims, token))
-            self._release(claims, token, number)
-            self._size = max(1, len(held) // PARTS)
-        elif held and (most is None or held[0].tries <= most):
-            return False
-        else:
-            error = "the process ended each time it worked on this message"
-            self._connection.run(claims.rollback(token, number, error))
+        run, held = self._connection.run, [*claimed.held.values()]
+        if len(held) == 1:
+            return run(bury_killer(self._source, held[0]))
+        # The parts will show which message killed the process. The rest is not to blame.
+        run(forget_tries(claims, claimed.token))
+        run(claims.rollback(claimed.token, claimed.upto, tried=False))
+        self._size = max(1, len(held) // PARTS)
         return True
 
-    def _write(
-        self,
-        claims: NamedClaims,
-        token: str,
-        number: int,
-        session: Callable[[], SparkSession],
-    ) -> None:
-        run, renewer = self._connection.run, self._connection.renewer
-        documents = [
-            each
-            for part in run(claims.ranges(token, 0, number, 1))
-            for each in run(claims.read(part))
-        ]
-        renewer.add(self, lambda _: run(claims.renew(token, self.lease)))
-        try:
-            df = frame(session(), documents, self._source.codec.model)
-            result = self._function(df, number) if self.takes_number else self._function(df)
-            if result is not None:
-                raise ConfigurationError(
-                    f"to: the stage of queue {self._source.queue!r} has no target, and its "
-                    f"transform returned a {type(result).__name__}: name the target, or write the "
-                    "messages in the transform and return nothing"
-                )
-        except (Fenced, QueueClosed, Unavailable):
-            raise
-        except BaseException as error:
-            try:
-                self._give_back(claims, token, number, error)
-            except QueueError as failure:  # the first exception matters more
-                log_failed_rollback(self.id, failure)
-            raise
-        finally:
-            renewer.discard(self)
-
-    def _give_back(
-        self, claims: NamedClaims, token: str, number: int, error: BaseException
-    ) -> None:
-        """Roll back a message that failed alone. Otherwise release the messages of the claim."""
-        held = self._held(claims, token, number)
-        alone = len(held) == 1 and isinstance(error, Exception)
-        if alone and not isinstance(error, ConfigurationError):
-            self._connection.run(claims.rollback(token, number, error))
-        else:
-            self._release(claims, token, number)
-
-    def _release(self, claims: NamedClaims, token: str, number: int) -> None:
-        with suppress(LeaseLost):  # another consumer took some of them just now
-            self._connection.run(self._source.release(tuple(self._held(claims, token, number))))
-        self._connection.run(claims.acknowledge(token, number))
+    def _write(self, claimed: Claimed, session: Callable[[], SparkSession]) -> None:
+        documents = [*claimed.documents.values()]
+        df = frame(session(), documents, self._source.codec.model)
+        result = self._function(df, claimed.upto) if self.takes_number else self._function(df)
+        if result is not None:
+            raise ConfigurationError(
+                f"to: the stage of queue {self._source.queue!r} has no target, and its "
+                f"transform returned a {type(result).__name__}: name the target, or write the "
+                "messages in the transform and return nothing"
+            )

@@ -455,12 +455,23 @@ class NamedClaims(ClaimGroup):
         return settled
 
     def rollback(
-        self, token: str, upto: int, error: BaseException | str | None = None
+        self,
+        token: str,
+        upto: int,
+        error: BaseException | str | None = None,
+        *,
+        tried: bool = True,
     ) -> Plan[None]:
-        """Give back the messages still held, each as ``Queue.rollback`` does."""
-        held = yield from self.reservations(token, 0, upto)
+        """Give back the messages still held, each as ``Queue.rollback`` does.
+
+        If they were not ``tried``, each is given back as ``Queue.release`` does.
+        """
+        held = tuple((yield from self.reservations(token, 0, upto)))
         with suppress(LeaseLost):  # another process took some of them just now
-            yield from self.backend.rollback(tuple(held), error=error)
+            if tried:
+                yield from self.backend.rollback(held, error=error)
+            else:
+                yield from self.backend.release(held)
         yield from self.acknowledge(token, upto)
 
 
