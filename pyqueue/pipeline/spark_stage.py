@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.errors import ConfigurationError, Fenced, Occupied, QueueClosed
+from pyqueue.errors import ConfigurationError, QueueClosed
 from pyqueue.messages import Backoff
 from pyqueue.pipeline.graph import Stage
 from pyqueue.runtime.connecting import Connection
@@ -52,47 +52,28 @@ async def run_batches(
         ConfigurationError: The transform returned something unusable.
         QueueClosed: The client was closed.
     """
+    idle = RetryDelays(_IDLE)
     try:
-        await _run_batches(stage, batches, threads, count)
+        while True:
+            try:
+                with anyio.CancelScope(shield=True):
+                    report, delay_s = await threads.run(batches.step, _session)
+            except (ConfigurationError, QueueClosed):
+                raise
+            except Exception as error:
+                delay_s = _FAILED_BATCH_DELAY_S
+                text = "queue %r: a batch failed, trying again in %g s: %s"
+                log.warning(text, stage.name, delay_s, error)
+            else:
+                if report is not None:
+                    _count(report, count)
+                    if report.claimed:
+                        idle.reset()
+                    delay_s = next(idle)
+            await anyio.sleep(delay_s)
     finally:
         with anyio.move_on_after(_RELEASE_S, shield=True):
             await threads.run(batches.release)
-
-
-async def _run_batches(
-    stage: Stage, batches: Batches, threads: DaemonThreadPool, count: Callable[[str, int], None]
-) -> None:
-    idle = RetryDelays(_IDLE)
-    standing_by = False
-    while True:
-        try:
-            with anyio.CancelScope(shield=True):
-                report = await threads.run(_run_once, batches)
-        except Occupied as other:
-            if not standing_by:
-                log.info("queue %r: %s", stage.name, other)
-            standing_by = True
-            await anyio.sleep(other.wait_s)
-            continue
-        except Fenced as error:
-            log.warning("queue %r: %s", stage.name, error)
-            continue
-        except (ConfigurationError, QueueClosed):
-            raise
-        except Exception as error:
-            log.warning(
-                "queue %r: a batch failed, trying again in %g s: %s",
-                stage.name,
-                _FAILED_BATCH_DELAY_S,
-                error,
-            )
-            await anyio.sleep(_FAILED_BATCH_DELAY_S)
-            continue
-        standing_by = False
-        _count(report, count)
-        if report.claimed:
-            idle.reset()
-        await anyio.sleep(next(idle))
 
 
 def batches_of(
@@ -120,10 +101,6 @@ def batches_of(
     assert stage.spark is not None
     route = Route(source, targets, stage.spark.by_column)
     return Batches(connection, route, stage.spark.group, stage.handler, **stage.spark.batches)
-
-
-def _run_once(batches: Batches) -> Report:
-    return batches.run_once(_session, ahead=True)
 
 
 def _session() -> Any:

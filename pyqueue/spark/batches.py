@@ -100,11 +100,36 @@ class Batches:
         )
         self._limit = max_messages
         self._ahead = Ahead(connection, f"the next batch of group {group!r}", lease_s)
+        #: Whether another process ran the group at the last ``step``.
+        self.stands_by = False
 
     @property
     def claims(self) -> NamedClaims:
         """The plans of the group, or of the member that this process runs."""
         return self._runner.claims
+
+    def step(self, session: Callable[[], SparkSession]) -> tuple[Report | None, float]:
+        """Work on one batch of many, as ``run_once`` does, and claim the next one during the work.
+
+        Args:
+            session: Returns the Spark session.
+
+        Returns:
+            The outcome; None if another process runs the group, or took it over. And how many
+            seconds to wait before the next step.
+        """
+        try:
+            report = self.run_once(session, ahead=True)
+        except Occupied as other:
+            if not self.stands_by:
+                log.info("%s", other)
+            self.stands_by = True
+            return None, other.wait_s
+        except Fenced as error:
+            log.warning("%s", error)
+            return None, 0.0
+        self.stands_by = False
+        return report, 0.0
 
     def run_once(self, session: Callable[[], SparkSession], *, ahead: bool = False) -> Report:
         """Work on one batch. From then on this process runs the group, until ``release``.
@@ -138,6 +163,7 @@ class Batches:
         self._ahead.give_back(self.source.release)
         self._ahead.close()
         self._runner.release()
+        self.stands_by = False
 
     def has_ready(self) -> bool:
         """Return whether a message is ready."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Literal
@@ -13,15 +12,13 @@ from pyspark.sql import DataFrame
 from pyqueue import arguments
 from pyqueue.backends.queue_plans import QueuePlans, found, in_kind
 from pyqueue.client import Client
-from pyqueue.errors import Fenced, Occupied
+from pyqueue.errors import Occupied
 from pyqueue.messages import Duration
 from pyqueue.queue_base import backend_of
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark.addresses import NamespaceAddress, shared_client
 from pyqueue.spark.batches import Batches
 from pyqueue.spark.outputs import Report, Route, Transform
-
-log = logging.getLogger("pyqueue")
 
 #: The time between two scans of an empty queue, in seconds.
 IDLE_DELAY_S: Final = 1.0
@@ -181,30 +178,22 @@ class SparkStage:
             end, to give back the claim made ahead.
         """
         batches = self._connected()
-        standing_by = False
         try:
             while True:
-                try:
-                    report = batches.run_once(lambda: spark, ahead=True)
-                except Occupied as other:
+                stood_by = batches.stands_by
+                report, delay_s = batches.step(lambda: spark)
+                if report is None:
                     # At the second attempt, the other process has renewed its lease: it lives.
-                    if standing_by and until_empty and not batches.has_ready():
+                    if delay_s and stood_by and until_empty and not batches.has_ready():
                         return
-                    if not standing_by:
-                        log.info("%s", other)
-                    standing_by = True
-                    time.sleep(other.wait_s)
-                    continue
-                except Fenced as error:
-                    log.warning("%s", error)
-                    continue
-                standing_by = False
-                if report.claimed:
+                elif report.claimed:
                     yield report
                 elif until_empty:
                     return
                 else:
-                    time.sleep(IDLE_DELAY_S)
+                    delay_s = IDLE_DELAY_S
+                if delay_s:
+                    time.sleep(delay_s)
         finally:
             batches.release()
 
