@@ -13,6 +13,8 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
 from pyqueue import arguments
+from pyqueue.backends.options import Options as QueueOptions
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.errors import ConfigurationError
 from pyqueue.runtime.connecting import Connected, Connection, runner_of
 
@@ -135,6 +137,18 @@ def shared_client(address: NamespaceAddress, make: Callable[[NamespaceAddress], 
         if key not in _clients:
             _clients[key] = make(address)
         return cast(C, _clients[key])
+
+
+def plans_at(address: NamespaceAddress, queue: str, options: QueueOptions, kind: str) -> QueuePlans:
+    """Return the plans of a queue for the client of this process."""
+    connection = runner_of(client_of(address))
+    return plans_of(
+        queue,
+        options,
+        kind=kind,
+        owner=connection.owner,
+        command_timeout=connection.command_timeout,
+    )
 
 
 def _close_clients() -> None:

@@ -1,13 +1,20 @@
-"""The waits of an idle query between checks of its queue."""
+"""The waits of an idle query between checks of its queue. They need Spark 4.2."""
 
 from __future__ import annotations
 
 import math
 import time
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
-from signals import Listener
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+import signals as buses
+from pyqueue.runtime.connecting import runner_of
+from pyqueue.spark.addresses import client_of
+from pyqueue.spark.options import Options
 
 #: The longest time between two checks of an idle query, in seconds. Signals wake it earlier.
 IDLE_LOOK_S: Final = 2.0
@@ -25,10 +32,10 @@ class IdleWait:
         listen: Starts listening for signals of the queue. It is called before the first wait.
     """
 
-    def __init__(self, max_wait_s: float, listen: Callable[[], Listener]) -> None:
+    def __init__(self, max_wait_s: float, listen: Callable[[], buses.Listener]) -> None:
         self._max_wait_s = max_wait_s
         self._listen = listen
-        self._listener: Listener | None = None
+        self._listener: buses.Listener | None = None
         self._look_at = self._answered_at = -math.inf
 
     def look(self) -> bool:
@@ -51,3 +58,42 @@ class IdleWait:
     def answered(self) -> None:
         """Note that Spark gets its answer now."""
         self._answered_at = time.monotonic()
+
+
+class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A streaming read that waits for the signals of its queue while it is idle."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._idle = IdleWait(options.max_wait_ms / 1000, self._listen)
+        self._bus: buses.Bus | None = None
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the largest size of a batch."""
+        return ReadMaxRows(self._options.batch.max_messages)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return where the next batch ends, or ``start``. An idle query waits for a signal."""
+        looks = self._hurries(start) or self._idle.look()
+        end = self._next(start, limit) if looks else start
+        self._idle.answered()
+        return end
+
+    @abstractmethod
+    def _hurries(self, start: dict[str, Any]) -> bool:
+        """Return whether to check the queue without a wait."""
+
+    @abstractmethod
+    def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Check the queue. Return where the next batch ends, or ``start``."""
+
+    def _listen(self) -> buses.Listener:
+        client = client_of(self._options.address)
+        self._bus = buses.open("capped:", client.database)
+        topic = runner_of(client).waiters(self._options.queue).topic
+        return self._bus.listen(topic).__enter__()
+
+    def stop(self) -> None:
+        """Stop listening for signals."""
+        if self._bus is not None:
+            self._bus.close()

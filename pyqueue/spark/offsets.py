@@ -15,38 +15,9 @@ from pyqueue.backends.claims.claims import NamedClaims
 from pyqueue.backends.claims.groups import ClaimProgress
 from pyqueue.backends.namespace import target
 from pyqueue.backends.options import Options
-from pyqueue.backends.queue_plans import plans_of
 from pyqueue.backends.reading import options_of
 from pyqueue.runtime.connecting import runner_of
-from pyqueue.spark.addresses import NamespaceAddress, client_of
-
-
-def recorded_claims(
-    address: NamespaceAddress, queue: str, group: str, member: int | None = None
-) -> NamedClaims:
-    """Return the plans of a group or a member, with the options that the queue's programs use.
-
-    They decide how messages leave the queue. The queue's record has them.
-
-    Raises:
-        ConfigurationError: The record holds an option that is not valid.
-    """
-    connection = runner_of(client_of(address))
-    stored = {**Options().listed(), **connection.run(options_of(queue))}
-    tries, history = stored["max_tries"], stored["history"]
-    options = Options(
-        max_tries=None if tries is None else arguments.count("max_tries", tries),
-        dead_letter=arguments.dead_letter(queue, stored["dead_letter"] or None),
-        history=None if history is None else arguments.duration("history", history, positive=True),
-    )
-    plans = plans_of(
-        queue,
-        options,
-        kind=connection.run(target(queue)).kind.name,
-        owner=connection.owner,
-        command_timeout=connection.command_timeout,
-    )
-    return NamedClaims(plans, group, member)
+from pyqueue.spark.addresses import NamespaceAddress, client_of, plans_at
 
 
 @dataclass(frozen=True)
@@ -73,18 +44,10 @@ class Offset:
         Reading needs ``n``, ``after``, ``member`` and ``lineage``. The listener needs the rest, to
         acknowledge the last batch.
         """
-        fields = {
-            "n": self.n,
-            "token": self.token,
-            "queue": self.queue,
-            "group": self.group,
-            "namespace": self.address.namespace,
-            "member": self.member,
-            "after": self.after,
-            "lineage": self.lineage,
-        }
-        if self.count is not None:
-            fields["count"] = self.count
+        fields = vars(self) | {"namespace": self.address.namespace}
+        del fields["address"]
+        if self.count is None:
+            del fields["count"]
         if self.address.uri_env is not None:
             fields["uriEnv"] = self.address.uri_env
         elif not self.address.has_secret:
@@ -99,21 +62,31 @@ class Offset:
             KeyError, TypeError: This is the offset of another source.
             ConfigurationError: The offset does not contain the address of the server.
         """
-        n, token, queue, group = (fields[name] for name in ("n", "token", "queue", "group"))
+        given = {name: fields[name] for name in ("n", "token", "queue", "group")}
+        given |= {name: fields[name] for name in ("member", "after", "count") if name in fields}
         address = NamespaceAddress.of(fields.get("uri"), fields.get("uriEnv"), fields["namespace"])
-        after, lineage = fields.get("after", 0), lineage_of(fields)
-        member, count = fields.get("member"), fields.get("count")
-        return cls(
-            n=n,
-            token=token,
-            queue=queue,
-            group=group,
-            address=address,
-            member=member,
-            after=after,
-            lineage=lineage,
-            count=count,
+        return cls(address=address, lineage=lineage_of(fields), **given)
+
+    def claims(self) -> NamedClaims:
+        """Return the plans of the group or the member, with the options of the queue's programs.
+
+        They decide how messages leave the queue. The queue's record has them.
+
+        Raises:
+            ConfigurationError: The record holds an option that is not valid.
+        """
+        connection, queue = runner_of(client_of(self.address)), self.queue
+        stored = {**Options().listed(), **connection.run(options_of(queue))}
+        tries, history = stored["max_tries"], stored["history"]
+        if history is not None:
+            history = arguments.duration("history", history, positive=True)
+        options = Options(
+            max_tries=None if tries is None else arguments.count("max_tries", tries),
+            dead_letter=arguments.dead_letter(queue, stored["dead_letter"] or None),
+            history=history,
         )
+        kind = connection.run(target(queue)).kind.name
+        return NamedClaims(plans_at(self.address, queue, options, kind), self.group, self.member)
 
     def acknowledge(self) -> ClaimProgress:
         """Finish the messages of these claims, unless that is done. Return how far the group is.
@@ -121,8 +94,7 @@ class Offset:
         Raises:
             Fenced: Another runner took the group over.
         """
-        run = runner_of(client_of(self.address)).run
-        claims = recorded_claims(self.address, self.queue, self.group, self.member)
+        run, claims = runner_of(client_of(self.address)).run, self.claims()
         if not self.token:  # the query stands by
             return run(claims.progress())
         run(claims.acknowledge(self.token, self.n, self.count))

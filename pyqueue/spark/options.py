@@ -16,11 +16,11 @@ from pyqueue.backends.claims.claims import NamedClaims
 from pyqueue.backends.namespace import STREAM
 from pyqueue.backends.naming_kind import GUESSED_KIND
 from pyqueue.backends.options import Options as QueueOptions
-from pyqueue.backends.queue_plans import QueuePlans, plans_of
+from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.errors import ConfigurationError
 from pyqueue.requests import EnsureQueue, Plan
 from pyqueue.runtime.connecting import runner_of
-from pyqueue.spark.addresses import NamespaceAddress, client_of
+from pyqueue.spark.addresses import NamespaceAddress, client_of, plans_at
 from pyqueue.spark.columns import columns, log_columns
 from pyqueue.spark.option_table import (
     REFUSED,
@@ -93,14 +93,8 @@ class Options(ReadOptions):
         return self.run(_kind(self.queue, make=False))
 
     def _plans(self, queue: str, kind: str) -> QueuePlans:
-        connection = runner_of(client_of(self.address))
-        return plans_of(
-            queue,
-            QueueOptions(dead_letter=arguments.dead_letter(queue, None)),
-            kind=kind,
-            owner=connection.owner,
-            command_timeout=connection.command_timeout,
-        )
+        options = QueueOptions(dead_letter=arguments.dead_letter(queue, None))
+        return plans_at(self.address, queue, options, kind)
 
     def claims(self, member: int | None = None) -> NamedClaims:
         """Return the plans of the group, or of a member of it."""

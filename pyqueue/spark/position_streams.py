@@ -7,27 +7,25 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import DataType
 
-import signals as buses
 from pyqueue.errors import ConfigurationError
-from pyqueue.runtime.connecting import runner_of
-from pyqueue.spark.addresses import client_of
-from pyqueue.spark.idle import IdleWait
+from pyqueue.spark.idle import IdleReader
 from pyqueue.spark.options import Options
 from pyqueue.spark.positions import PositionReader
 
 
-class PositionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a stream by position. The checkpoint alone says how far the query is."""
+class PositionStreamReader(IdleReader):
+    """Reads a stream by position.
+
+    The checkpoint alone says how far the query is, so there is nothing to do at a commit.
+    """
 
     def __init__(self, options: Options, payload: DataType | None) -> None:
-        self._options = options
+        super().__init__(options)
         self._reader = PositionReader(options, payload, fails=options.fail_on_data_loss)
-        self._idle = IdleWait(options.max_wait_ms / 1000, self._listen)
-        self._bus: buses.Bus | None = None
         #: Where a query with the trigger ``availableNow`` ends.
         self._until: int | None = None
         self._tail = 0
@@ -49,15 +47,14 @@ class PositionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return self._offset(position)
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the largest size of a batch."""
-        return ReadMaxRows(self._options.batch.max_messages)
-
     def prepareForTriggerAvailableNow(self) -> None:
         """End at the current end of the stream."""
         self._until = self._reader.bounds()[1]
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    def _hurries(self, start: dict[str, Any]) -> bool:
+        return self._until is not None or self._tail > int(start["position"])
+
+    def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return where the next batch ends.
 
         Raises:
@@ -69,9 +66,6 @@ class PositionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"stream: the checkpoint is that of stream {start['stream']!r}, and the query "
                 f"reads {name!r}: give each its own checkpoint"
             )
-        if self._until is None and self._tail <= position and not self._idle.look():
-            self._idle.answered()
-            return start
         first, self._tail = self._reader.bounds()
         if position > self._tail:
             raise ConfigurationError(
@@ -81,16 +75,9 @@ class PositionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._tail if self._until is None else min(self._until, self._tail)
         if end <= position:
             self._idle.rest(math.inf)
-            self._idle.answered()
             return start
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else end
         return self._offset(min(end, max(first, position) + most))
-
-    def _listen(self) -> buses.Listener:
-        client = client_of(self._options.address)
-        self._bus = buses.open("capped:", client.database)
-        topic = runner_of(client).waiters(self._options.queue).topic
-        return self._bus.listen(topic).__enter__()
 
     def reportLatestOffset(self) -> dict[str, Any]:
         """Return the last known end of the stream."""
@@ -102,12 +89,4 @@ class PositionStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read a part of a batch."""
-        return self._reader.rows(partition)
-
-    def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: Spark's checkpoint says how far the query is."""
-
-    def stop(self) -> None:
-        """Hear no signals any more."""
-        if self._bus is not None:
-            self._bus.close()
+        return self._reader.read(partition)

@@ -86,22 +86,20 @@ class PositionReader:
             )
         log.warning("%s", text)
 
-    def rows(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the messages of a part."""
-        assert isinstance(part, _PositionRange)
-        options, low = self._options, part.start
-        while low < part.end:
+        assert isinstance(partition, _PositionRange)
+        options, low, end = self._options, partition.start, partition.end
+        while low < end:
             packs = options.run(
-                stream_log.fetch(options.queue, low, part.end, limit=min(CHUNK, part.end - low))
+                stream_log.fetch(options.queue, low, end, limit=min(CHUNK, end - low))
             )
-            there = packs[0].first if packs else part.end
+            there = packs[0].first if packs else end
             if there > low:  # since the parts were made
                 self._missed(low, there)
             if not packs:
                 return
-            found = [
-                each for pack in packs for each in _documents(options.queue, pack, low, part.end)
-            ]
+            found = [each for pack in packs for each in _documents(options.queue, pack, low, end)]
             yield log_rows_of(options, found, self._payload)
             low = packs[-1].end
 
@@ -130,19 +128,11 @@ def _documents(stream: str, pack: Pack, low: int, end: int) -> Iterator[Document
         }
 
 
-class LogReader(DataSourceReader):
+class LogReader(PositionReader, DataSourceReader):
     """Reads a range of a stream as a table."""
-
-    def __init__(self, options: Options, payload: DataType | None) -> None:
-        self._options = options
-        self._reader = PositionReader(options, payload)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Divide the range among tasks. Messages appended from now on are not part of it."""
-        reader, options = self._reader, self._options
-        start, end = reader.position(options.starting), reader.position(options.ending)
-        return reader.divided(start, min(end, reader.bounds()[1]))
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part of the range."""
-        return self._reader.rows(partition)
+        options = self._options
+        start, end = self.position(options.starting), self.position(options.ending)
+        return self.divided(start, min(end, self.bounds()[1]))

@@ -7,16 +7,15 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import DataType
 
-import signals as buses
 from pyqueue.backends.claims.claims import MAX_CLAIM, ClaimRange, NamedClaims, divided
 from pyqueue.backends.reading import backlog, due_in
 from pyqueue.concurrently import concurrently
@@ -26,8 +25,8 @@ from pyqueue.requests import Plan, ServerTime
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark.addresses import client_of
 from pyqueue.spark.encoded import decoded
-from pyqueue.spark.idle import IdleWait
-from pyqueue.spark.offsets import Offset, after_of, lineage_of, recorded_claims
+from pyqueue.spark.idle import IdleReader
+from pyqueue.spark.offsets import Offset, after_of, lineage_of
 from pyqueue.spark.options import CHUNK, Options
 from pyqueue.spark.rows import rows_of
 from pyqueue.spark.runners import StreamRunner, members_of
@@ -45,7 +44,7 @@ class _ClaimPartition(InputPartition):
     range: ClaimRange
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(IdleReader):
     """Claims batches for a group. The offset is the number of a claim.
 
     The process that plans the query runs the group and renews the outstanding claims. Executors
@@ -62,7 +61,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise ConfigurationError(
                 'group: a stream needs the durable name of this consumer: .option("group", "...")'
             )
-        self._options = options
+        super().__init__(options)
+        #: The name in log messages, and the length of the lease in seconds.
+        self.id, self.lease = f"group {options.group!r}", options.lease
+        #: The offset of a query that has committed no batch.
+        self._first = Offset(0, "", options.queue, options.group, options.address)
         self._payload = payload
         self._runner: StreamRunner | None = None
         self._since: datetime | None = None
@@ -72,24 +75,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._claimed_at = -math.inf
         #: The claims of the last batch, and the ids of their messages.
         self._batch: tuple[int, int, list[Id]] = (0, 0, [])
-        self._idle = IdleWait(options.max_wait_ms / 1000, self._listen)
-        self._bus: buses.Bus | None = None
         #: Whether the queue exists, and whether a warning has said that it does not.
         self._is_there = self._warned = False
         #: The number of ready messages and the age of the oldest, and when to count again. None: do
         #: not count, because no message is ready.
         self._backlog: tuple[int, float | None] = (0, None)
         self._count_at: float | None = -math.inf
-
-    @property
-    def id(self) -> str:
-        """The name in log messages."""
-        return f"group {self._options.group!r}"
-
-    @property
-    def lease(self) -> float:
-        """The length of the lease in seconds."""
-        return self._options.lease
 
     def _take(self, offset: Mapping[str, Any]) -> tuple[StreamRunner, str | None]:
         """Return the runner, and its token unless the query has to stand by.
@@ -100,7 +91,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         options = self._options
         connection = runner_of(client_of(options.address))
         if self._runner is None:
-            members = members_of(options.claims().backend, str(options.group), options.members)
+            members = members_of(options.claims().backend, self._first.group, options.members)
             self._runner = StreamRunner(connection, members, options.lease)
         runner, known = self._runner, lineage_of(offset) or None
         new = runner.token is None
@@ -113,24 +104,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             connection.renewer.add(self, lambda _: options.run(claims.renew(token, lease)))
         return runner, token
 
-    def _offset(self, runner: StreamRunner, n: int, after: int, count: int) -> dict[str, Any]:
-        options, member = self._options, runner.claims.member
-        return Offset(
-            n=n,
-            token=runner.token or "",
-            queue=options.queue,
-            group=str(options.group),
-            address=options.address,
-            member=member,
-            after=after,
-            lineage=runner.lineage or "",
-            count=count,
-        ).to_json()
-
     def _recorded(self, runner: StreamRunner) -> NamedClaims:
-        options = self._options
-        member = runner.claims.member
-        return recorded_claims(options.address, options.queue, str(options.group), member)
+        return replace(self._first, member=runner.claims.member).claims()
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the first offset of a query that has committed no batch.
@@ -138,26 +113,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Spark also calls this before it repeats the first batch after a crash. Only the offset of
         that batch, which comes next, shows the lineage. So this does not take the group over.
         """
-        options = self._options
         self._exists()  # a server that does not answer ends the query here
-        return Offset(0, "", options.queue, str(options.group), options.address).to_json()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the size of a batch."""
-        return ReadMaxRows(self._options.batch.max_messages)
+        return self._first.to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Take only the messages that are ready by now."""
         self._since = self._options.run(_server_time())
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Finish the committed batch, and claim the next. An idle query waits for a signal."""
-        looks = self._since is not None or self._idle.look()
-        end = self._next(start, limit) if looks else start
-        self._idle.answered()
-        return end
+    def _hurries(self, start: dict[str, Any]) -> bool:
+        return self._since is not None
 
     def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Finish the committed batch, and claim the next."""
         if not self._exists():
             self._idle.rest(math.inf)
             return start
@@ -216,8 +183,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._count_at is None or len(self._held(runner, token, after, n)) < most:
                 # Few messages are ready, so counting costs little, or the batch has many bytes.
                 self._count_at = -math.inf
-        count = len(self._held(runner, token, after, self._claimed))
-        return self._offset(runner, self._claimed, after, count)
+        return replace(
+            self._first,
+            n=self._claimed,
+            token=token,
+            member=runner.claims.member,
+            after=after,
+            lineage=runner.lineage or "",
+            count=len(self._held(runner, token, after, self._claimed)),
+        ).to_json()
 
     def _until_claim(self) -> float:
         """Return the seconds to wait before the next claim, if no signal comes earlier."""
@@ -232,12 +206,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         kind = options.claims().backend.kind
         ready, _ = run(backlog(options.queue, kind, options.batch.min_messages))
         return 0.0 if ready >= options.batch.min_messages else left_s
-
-    def _listen(self) -> buses.Listener:
-        client = client_of(self._options.address)
-        self._bus = buses.open("capped:", client.database)
-        topic = runner_of(client).waiters(self._options.queue).topic
-        return self._bus.listen(topic).__enter__()
 
     def _held(self, runner: StreamRunner, token: str, after: int, upto: int) -> list[Id]:
         """Return the ids of a batch. Spark asks for its end first, and then for its parts."""
@@ -335,8 +303,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._runner is not None:
             self._runner.drop(fenced=False)
             runner_of(client_of(self._options.address)).renewer.discard(self)
-        if self._bus is not None:
-            self._bus.close()
+        super().stop()
 
 
 def _server_time() -> Plan[datetime]:

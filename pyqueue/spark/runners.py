@@ -64,6 +64,8 @@ class GroupRunner:
         self._connection = connection
         self._members = members
         self._lease_s = lease_s
+        #: The length of the runner's lease in seconds.
+        self.lease = runner_lease_s(lease_s)
         self._owner = owner
         self._fenced = False
         self._looks: dict[str, datetime] = {}
@@ -76,11 +78,6 @@ class GroupRunner:
     def id(self) -> str:
         """The name in log messages."""
         return f"the runner of group {self.claims.group!r}"
-
-    @property
-    def lease(self) -> float:
-        """The length of the runner's lease in seconds."""
-        return runner_lease_s(self._lease_s)
 
     def take(self) -> str:
         """Return the token. If this process does not run the group, take it over.
