@@ -31,6 +31,7 @@ from bson.raw_bson import RawBSONDocument
 
 from pyqueue.backends import namespace
 from pyqueue.backends.bulk import staging
+from pyqueue.backends.bulk.epoch_records import RECORD, hidden_queue, parts_of, records, unclaimed
 from pyqueue.backends.bulk.id_sketch import IdSketch
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, Target
@@ -62,13 +63,6 @@ ABANDONED: Final = timedelta(days=1)
 TRIES: Final = 20
 #: The number of a task is below this.
 _TASKS: Final = 1 << 32
-#: The beginning of the _id of a record.
-RECORD: Final = "~stage:"
-
-
-def hidden_queue(name: str, epoch: int, place: str = "") -> str:
-    """Return the ``q`` of hidden rows, which cannot name a queue. Epochs sort by number."""
-    return f"~staged:{name}:{epoch:012d}:{place}"
 
 
 class EpochWrites:
@@ -255,39 +249,23 @@ class EpochWrites:
                 if not (yield from Update(there, {"$push": _out([run])})).matched:
                     return
             # The source may not read the rows of their committed epochs again.
-            writes = _named(self.target, each["_id"].removeprefix(RECORD))
+            writes = writes_of(self.target, each)
             if (left := (yield from writes.record())) is not None:
                 yield from writes.show_left(left)
-        yield from self._delete_abandoned(now)
+        owners = yield from records(self.target.queue, self._stage_name)
+        yield from Delete(unclaimed(self._stage, owners, now - ABANDONED), many=True)
         yield from Update({"_id": self._id, "run": self._run}, {"$unset": {"entering": ""}})
-
-    @property
-    def _of_this_stage(self) -> Filter:
-        """The filter of the records of this stage, by any query."""
-        return {"_id": {"$gte": RECORD + self._stage, "$lt": RECORD + self._stage + "~"}}
 
     def _others(self) -> Plan[list[Document]]:
         """Return the records of other queries of this stage. Writes without a stage have none."""
         if not self._stage_name:
             return []
-        found = yield from Find(self._of_this_stage)
+        found = yield from records(self.target.queue, self._stage_name)
         return [each for each in found if each["_id"] != self._id]
 
-    def _delete_abandoned(self, now: datetime) -> Plan[None]:
-        """Delete the hidden rows of this stage that no record claims."""
-        records = yield from Find(self._of_this_stage, {"_id": 1})
-        yield from Delete(
-            {
-                "q": {"$gte": f"~staged:{self._stage}", "$lt": f"~staged:{self._stage}~"},
-                "staged": {"$nin": [each["_id"].removeprefix(RECORD) for each in records]},
-                "processed": {"$lt": now - ABANDONED},
-            },
-            many=True,
-        )
-
-    def _check_rest(self, records: Sequence[Document], now: datetime) -> None:
+    def _check_rest(self, others: Sequence[Document], now: datetime) -> None:
         """Raise Occupied if one of these records was changed a moment ago."""
-        changed = [each["processed"] for each in records]
+        changed = [each["processed"] for each in others]
         if changed and (until := max(changed) + FRESH) > now:
             raise Occupied(
                 f"stage: {self._label()} is written by another query, too: give each query a "
@@ -360,7 +338,7 @@ class EpochWrites:
         start = f"{self.target.queue}~"
         names = {row["staged"] for row in rows} - {True}
         for name in sorted(name for name in names if name.startswith(start)):
-            yield from _named(self.target, name).give_way(
+            yield from writes_of(self.target, {"_id": RECORD + name}).give_way(
                 [row for row in rows if row["staged"] == name]
             )
         for row in rows:  # rows that are still hidden
@@ -493,7 +471,7 @@ def _out(runs: list[str]) -> Document:
     return {"out": {"$each": runs, "$slice": -FORMER}}
 
 
-def _named(target: Target, name: str) -> EpochWrites:
-    """Return the writes of the query whose record has a name."""
-    _, stage, query = name.split("~")
+def writes_of(target: Target, record: Document) -> EpochWrites:
+    """Return the writes of the query that has a record."""
+    _, stage, query = parts_of(record)
     return EpochWrites(target, stage, query)

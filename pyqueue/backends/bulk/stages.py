@@ -12,7 +12,15 @@ from typing import Final, NamedTuple
 
 from pyqueue import arguments
 from pyqueue.backends import namespace
-from pyqueue.backends.bulk.epochs import ABANDONED, RECORD, EpochWrites, hidden_queue
+from pyqueue.backends.bulk.epoch_records import (
+    hidden_queue,
+    name_of,
+    parts_of,
+    records,
+    starting_with,
+    unclaimed,
+)
+from pyqueue.backends.bulk.epochs import ABANDONED, writes_of
 from pyqueue.backends.namespace import HOT
 from pyqueue.errors import QueueError, Unavailable
 from pyqueue.requests import Count, Delete, Document, Filter, Find, Plan, ServerTime
@@ -39,31 +47,14 @@ class StageInfo(NamedTuple):
     at: datetime
 
 
-def _parts(record: Document) -> tuple[str, str, str]:
-    queue, stage, query = str(record["_id"]).removeprefix(RECORD).split("~")
-    return queue, stage, query
-
-
-def _after(prefix: str) -> Filter:
-    """Return the condition for texts that start with a prefix, then have printable ASCII."""
-    return {"$gte": prefix, "$lt": f"{prefix}\x7f"}
-
-
-def _records(queue: str | None, stage: str | None = None) -> Plan[list[Document]]:
-    """Return the records of all stages of a queue, or of one stage."""
-    prefix = RECORD if queue is None else f"{RECORD}{queue}~"
-    found = yield from Find({"_id": _after(prefix if stage is None else f"{prefix}{stage}~")})
-    return found
-
-
 def stages(queue: str | None = None) -> Plan[list[StageInfo]]:
     """Return the queries that write by epoch, in the order of their names.
 
     Args:
         queue: the first queue that they write to; None: any.
     """
-    found = yield from _records(queue)
-    infos = [StageInfo(*_parts(each), each["epoch"], each["processed"]) for each in found]
+    found = yield from records(queue)
+    infos = [StageInfo(*parts_of(each), each["epoch"], each["processed"]) for each in found]
     return sorted(infos)
 
 
@@ -86,12 +77,7 @@ def _abandoned() -> Plan[Filter]:
     A stage removes its own rows with the next batch, and may still commit them.
     """
     now = yield from ServerTime()
-    names = [str(each["_id"]).removeprefix(RECORD) for each in (yield from _records(None))]
-    return {
-        "q": _after("~staged:"),
-        "staged": {"$nin": names},
-        "processed": {"$lt": now - ABANDONED},
-    }
+    return unclaimed("", (yield from records(None)), now - ABANDONED)
 
 
 def forget(queue: str, stage: str) -> Plan[int]:
@@ -112,23 +98,23 @@ def forget(queue: str, stage: str) -> Plan[int]:
     arguments.queue_name(queue)
     if stage:
         arguments.group(stage, "stage")
-    records = yield from _records(queue, stage)
-    for record in records:
+    found = yield from records(queue, stage)
+    for record in found:
         yield from _end(queue, record)
-    return len(records)
+    return len(found)
 
 
 def show_decided(queue: str) -> Plan[None]:
     """Publish the committed rows of the stages of a queue, so that they count as messages."""
-    for record in (yield from _records(queue)):
+    for record in (yield from records(queue)):
         yield from _show(queue, record)
 
 
 def delete(queue: str) -> Plan[None]:
     """Delete the records of the stages of a queue, and the rows that are hidden for it."""
-    for record in (yield from _records(queue)):
+    for record in (yield from records(queue)):
         yield from _end(queue, record)
-    yield from Delete({"q": _after(f"~staged:{queue}~")}, many=True)
+    yield from Delete({"q": starting_with(f"~staged:{queue}~")}, many=True)
     # Rows of batch writes. Names may contain colons.
     of_a_job = f"^~staged:{re.escape(queue)}:[0-9a-f]{{32}}:[0-9a-f]{{32}}:[0-9]+(@|$)"
     yield from Delete({"q": {"$regex": of_a_job}}, many=True)
@@ -138,9 +124,8 @@ def _show(queue: str, record: Document) -> Plan[bool]:
     """Publish the committed rows of a record. Return whether all of them were there."""
     if record["places"]:
         target = yield from namespace.target(queue)
-        _, stage, query = _parts(record)
         try:
-            yield from EpochWrites(target, stage, query).show_left(record)
+            yield from writes_of(target, record).show_left(record)
         except Unavailable:
             raise
         except QueueError as error:  # else the stage could never be forgotten
@@ -163,6 +148,6 @@ def _end(queue: str, record: Document) -> Plan[None]:
         record = found[0]
     else:
         raise Unavailable(f"queue {queue!r}: its stages go on to write: stop their queries first")
-    name = str(record["_id"]).removeprefix(RECORD)
+    name = name_of(record)
     first, end = hidden_queue(name, 0), hidden_queue(name, _LAST, "\x7f")
     yield from Delete({"q": {"$gte": first, "$lt": end}}, many=True)

@@ -8,7 +8,7 @@ write has several queues, the name of a place contains the name of its queue.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any, Final
@@ -248,21 +248,6 @@ def append(
     return known + sum(id is not None for id in ids)
 
 
-def insert_hidden(rows: Sequence[RawBSONDocument]) -> Plan[tuple[int, list[RawBSONDocument]]]:
-    """Insert hidden rows. Return how many were written, and the rows whose id is taken.
-
-    A row is left out if another row of its place has its key, as in a push.
-    """
-    if not rows:
-        return 0, []
-    failures = yield from Insert(rows)
-    for failure in failures:
-        if failure.field is None:
-            raise failure.error
-    taken = [rows[failure.place] for failure in failures if failure.field == "_id"]
-    return len(rows) - len(failures), taken
-
-
 def free_again(queue: str, refused: list[RawBSONDocument]) -> Plan[list[RawBSONDocument]]:
     """Return the refused rows whose ids are free again, because their messages have finished.
 
@@ -282,15 +267,20 @@ def insert_until_known(
 ) -> Plan[int]:
     """Insert hidden rows for a queue. Return how many were written.
 
-    ``judge`` gets the refused rows and returns the rows to insert again.
+    ``judge`` gets the rows whose ids are taken and returns the rows to insert again. A row is left
+    out if another row of its place has its key, as in a push.
 
     Raises:
         Unavailable: some ids are taken and freed again and again.
     """
     written = 0
     for _ in range(_TRIES):
-        inserted, refused = yield from insert_hidden(rows)
-        written += inserted
+        failures = (yield from Insert(rows)) if rows else []
+        for failure in failures:
+            if failure.field is None:
+                raise failure.error
+        written += len(rows) - len(failures)
+        refused = [rows[failure.place] for failure in failures if failure.field == "_id"]
         rows = (yield from judge(refused)) if refused else []
         if not rows:
             return written
@@ -407,19 +397,19 @@ class Staging:
             "expires": now + STAGED_LIFETIME,
         }
         missing = yield from hidden_rows(target, messages, hidden, on_duplicate)
-        written, missing = yield from insert_hidden(missing)
-        ids = [each["_id"] for each in missing]
-        if ids:  # another attempt may have staged them
-            yield from Delete({"_id": {"$in": ids}, "staged": True}, many=True)
 
         def judge(refused: list[RawBSONDocument]) -> Plan[list[RawBSONDocument]]:
+            ids = [each["_id"] for each in refused]
+            # Another attempt may have staged them.
+            if (yield from Delete({"_id": {"$in": ids}, "staged": True}, many=True)):
+                return refused
             free = yield from free_again(target.queue, refused)
             if len(free) < len(refused) and on_duplicate == "error":
-                known = {each["_id"] for each in refused} - {each["_id"] for each in free}
+                known = set(ids) - {each["_id"] for each in free}
                 raise id_taken(target.queue, list(known))
             return free
 
-        return written + (yield from insert_until_known(target.queue, missing, judge))
+        return (yield from insert_until_known(target.queue, missing, judge))
 
     def publish(self, places: Mapping[str, int]) -> Plan[int]:
         """Publish the written messages, and delete rows that other attempts of this job left.
