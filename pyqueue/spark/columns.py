@@ -1,6 +1,10 @@
-"""The columns of reads."""
+"""The columns of reads: their types, and what they show of a stored message."""
 
 from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from pyspark.sql.types import (
     DataType,
@@ -13,22 +17,57 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from pyqueue.documents import STORED_GROUP, group_of, priority_of
+
+Document = Mapping[str, Any]
+
+
+class Column(NamedTuple):
+    """A column of a read of a queue."""
+
+    type: DataType
+    #: Returns the value for Arrow.
+    value: Callable[[Document], Any]
+    #: The stored fields that it needs beside those of ``NEEDED``.
+    fields: Sequence[str] = ()
+    nullable: bool = True
+
+
+def label(value: object) -> str:
+    """Return the value of a header as a string."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def labels(headers: Document | None) -> list[tuple[str, str]]:
+    """Return headers as the pairs of a map."""
+    return [(name, label(value)) for name, value in (headers or {}).items()]
+
+
+_TEXT: Final = StringType()
+#: The stored fields that every read needs.
+NEEDED: Final = ("_id", "q", "when")
+#: The columns, in order. The type of the payload differs; this one means JSON.
+COLUMNS: Final[Mapping[str, Column]] = {
+    "id": Column(_TEXT, lambda each: str(each["_id"]), nullable=False),
+    "queue": Column(_TEXT, lambda each: each["q"], nullable=False),
+    "payload": Column(_TEXT, lambda each: each.get("payload"), ["payload"]),
+    "headers": Column(MapType(_TEXT, _TEXT), lambda each: labels(each.get("headers")), ["headers"]),
+    "key": Column(_TEXT, lambda each: each.get("key"), ["key"]),
+    "when": Column(
+        TimestampType(), lambda each: each.get("due", each["when"]), ["due"], nullable=False
+    ),
+    "pushed": Column(TimestampType(), lambda each: each.get("pushed"), ["pushed"]),
+    "tries": Column(IntegerType(), lambda each: each.get("tries", 0), ["tries"], nullable=False),
+    "priority": Column(IntegerType(), priority_of, ["priority"]),
+    "group": Column(_TEXT, group_of, STORED_GROUP),
+}
+
 
 def columns(payload: DataType | None) -> StructType:
     """Return the columns of a read. A payload type of None means JSON."""
+    types = {name: each.type for name, each in COLUMNS.items()} | {"payload": payload or _TEXT}
     return StructType(
-        [
-            StructField("id", StringType(), nullable=False),
-            StructField("queue", StringType(), nullable=False),
-            StructField("payload", payload or StringType()),
-            StructField("headers", MapType(StringType(), StringType())),
-            StructField("key", StringType()),
-            StructField("when", TimestampType(), nullable=False),
-            StructField("pushed", TimestampType()),
-            StructField("tries", IntegerType(), nullable=False),
-            StructField("priority", IntegerType()),
-            StructField("group", StringType()),
-        ]
+        [StructField(name, types[name], each.nullable) for name, each in COLUMNS.items()]
     )
 
 

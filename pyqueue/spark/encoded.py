@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import bson
@@ -16,15 +17,13 @@ from pyqueue.errors import InvalidMessage
 from pyqueue.messages import HIGHEST_PRIORITY
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import Document
-from pyqueue.spark.frames import batch, label, payloads
+from pyqueue.spark.columns import COLUMNS, NEEDED, labels
+from pyqueue.spark.frames import batch, payloads
 
 if TYPE_CHECKING:
     from pyqueue.spark.bson_columns import Documents, Field
 
-_FIELDS: Final = (
-    *("_id", "q", "payload", "headers", "key", "when", "due", "pushed", "tries", "priority"),
-    *STORED_GROUP,
-)
+_FIELDS: Final = (*NEEDED, *chain.from_iterable(each.fields for each in COLUMNS.values()))
 
 
 def decoded(found: Sequence[bytes]) -> list[Document]:
@@ -55,10 +54,7 @@ def _batch(found: Sequence[bytes], payload: DataType | None) -> pa.RecordBatch:
     else:
         named = [{"_id": "", "payload": each} for each in _values(documents, fields["payload"])]
         values = payloads(named, payload, type)
-    headers = _values(documents, fields["headers"])
-    labels = [
-        [(name, label(value)) for name, value in each.items()] if each else () for each in headers
-    ]
+    headers = [labels(each) for each in _values(documents, fields["headers"])]
     due, instant = fields["due"], schema.field("when").type
     tries, _ = documents.integers(fields["tries"].without_null())
     levels, without = documents.integers(fields["priority"])
@@ -68,7 +64,7 @@ def _batch(found: Sequence[bytes], payload: DataType | None) -> pa.RecordBatch:
             documents.texts(fields["_id"].everywhere()),
             documents.strings(fields["q"].everywhere()),
             values,
-            pa.array(labels, schema.field("headers").type),
+            pa.array(headers, schema.field("headers").type),
             documents.strings(fields["key"]),
             pc.coalesce(
                 documents.instants(due.without_null(), instant),

@@ -7,23 +7,17 @@ or that another program wrote, is never a reason to leave the message out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from bson import ObjectId
 from pyspark.sql import datasource
 
-from pyqueue.documents import STORED_GROUP
 from pyqueue.errors import ConfigurationError, InvalidMessage
+from pyqueue.spark.columns import COLUMNS, NEEDED
 from pyqueue.spark.row_reader import from_json
 
-#: The stored fields that each column needs beside the id, the queue and ``when``.
-_FIELDS: Final[Mapping[str, Sequence[str]]] = {
-    **{name: (name,) for name in ("payload", "headers", "key", "pushed", "tries", "priority")},
-    "when": ("due",),
-    "group": STORED_GROUP,
-}
 #: The operators of the option ``match``.
 _OPERATORS: Final = ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$nin", "$exists")
 
@@ -32,8 +26,8 @@ Condition = dict[str, Any]
 
 def fields_of(columns: Iterable[str]) -> dict[str, int]:
     """Return the projection of the fields that these columns need."""
-    needed = {"_id": 1, "q": 1, "when": 1}
-    return needed | {field: 1 for name in columns for field in _FIELDS.get(name, ())}
+    more = (field for name in columns for field in COLUMNS[name].fields)
+    return dict.fromkeys((*NEEDED, *more), 1)
 
 
 def matching(text: str) -> Condition:

@@ -38,10 +38,10 @@ from pyspark.sql.types import (
     VariantVal,
 )
 
-from pyqueue.documents import group_of, invalid_fields, priority_of, without_fields
+from pyqueue.documents import invalid_fields, without_fields
 from pyqueue.errors import InvalidMessage
 from pyqueue.payloads import OPTIONS, error_text
-from pyqueue.spark.columns import columns
+from pyqueue.spark.columns import COLUMNS, Document, columns
 
 JSON: Final = json_util.RELAXED_JSON_OPTIONS.with_options(
     tz_aware=True,
@@ -59,7 +59,6 @@ _LARGEST_FLOAT: Final = 3.4028234663852886e38
 
 #: Converts a payload, or a part of one.
 Convert = Callable[[Any], Any]
-Document = Mapping[str, Any]
 
 #: The errors of Arrow and of the conversions for a value of another type.
 MISFITS: Final = (
@@ -195,11 +194,6 @@ def fields_of(converts: Mapping[str, Convert | None]) -> Convert:
     return convert_fields
 
 
-def label(value: object) -> str:
-    """Return the value of a header as a string."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
 def batch(documents: Sequence[Document], payload: DataType | None) -> pa.RecordBatch:
     """Return the rows of stored messages.
 
@@ -216,29 +210,13 @@ def batch(documents: Sequence[Document], payload: DataType | None) -> pa.RecordB
 
 def _rows(documents: Sequence[Document], payload: DataType | None) -> pa.RecordBatch:
     schema = to_arrow_schema(columns(payload), **_ZONE)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array([str(each["_id"]) for each in documents], pa.string()),
-            pa.array([each["q"] for each in documents], pa.string()),
-            payloads(documents, payload, schema.field("payload").type),
-            pa.array(
-                [
-                    [(name, label(value)) for name, value in (each.get("headers") or {}).items()]
-                    for each in documents
-                ],
-                schema.field("headers").type,
-            ),
-            pa.array([each.get("key") for each in documents], pa.string()),
-            pa.array(
-                [each.get("due", each["when"]) for each in documents], schema.field("when").type
-            ),
-            pa.array([each.get("pushed") for each in documents], schema.field("pushed").type),
-            pa.array([each.get("tries", 0) for each in documents], pa.int32()),
-            pa.array([priority_of(each) for each in documents], pa.int32()),
-            pa.array([group_of(each) for each in documents], pa.string()),
-        ],
-        schema=schema,
-    )
+    arrays = [
+        payloads(documents, payload, field.type)
+        if field.name == "payload"
+        else pa.array([COLUMNS[field.name].value(each) for each in documents], field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def payloads(

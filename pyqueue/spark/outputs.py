@@ -23,7 +23,7 @@ from pyqueue.messages import UNCHANGED, Id, Reservation
 from pyqueue.payloads import encode
 from pyqueue.runtime.connecting import Connection
 from pyqueue.runtime.server_errors import shown_cause, translated
-from pyqueue.spark.frames import label
+from pyqueue.spark.columns import label
 from pyqueue.spark.row_reader import Reader
 
 #: The function of a stage. Without a target it returns nothing, and may take the claim's number.
