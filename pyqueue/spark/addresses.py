@@ -6,10 +6,9 @@ import atexit
 import os
 import re
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar, cast
 
 from pyqueue import arguments
@@ -77,12 +76,15 @@ class NamespaceAddress:
             )
         return found
 
-    def open(self) -> TaskClient:
-        """Return a new client whose writes wake consumers.
-
-        Closing the client waits until its signals are sent.
-        """
-        return TaskClient(Connection(self.target, namespace=self.namespace))
+    @contextmanager
+    def open(self) -> Iterator[Connection]:
+        """Connect for a block whose writes wake consumers. Its end waits for their signals."""
+        connection = Connection(self.target, namespace=self.namespace)
+        connection.enter()
+        try:
+            yield connection
+        finally:
+            connection.close()
 
 
 class TaskClient(Connected[Connection]):
@@ -90,18 +92,6 @@ class TaskClient(Connected[Connection]):
 
     Unlike ``Client`` it needs neither pydantic nor anyio, which executors may lack.
     """
-
-    def __enter__(self) -> Self:
-        self._connection.enter()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._connection.close()
 
 
 _clients: dict[tuple[int, NamespaceAddress, object], Connected[Any]] = {}

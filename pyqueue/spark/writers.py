@@ -26,7 +26,6 @@ from pyqueue.backends.bulk.staging import Staging, append, place_of
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.reading import dead_letter_of
 from pyqueue.errors import ConfigurationError, Occupied
-from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark.options import CHUNK, CHUNK_BYTES, Options
 from pyqueue.spark.row_reader import Reader
 
@@ -85,8 +84,8 @@ class BatchWriter(DataSourceArrowWriter):
             if isinstance(each, _Staged)
             for place, count in each.counts.items()
         }
-        with self._options.address.open() as client:
-            runner_of(client).run(self._staging.publish(counts))
+        with self._options.address.open() as connection:
+            connection.run(self._staging.publish(counts))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Delete the rows that the tasks have staged."""
@@ -126,12 +125,11 @@ def _appended(options: Options, chunks: Chunks) -> WriterCommitMessage:
 
 
 def _notify(options: Options) -> None:
-    with options.address.open() as client:
+    with options.address.open() as connection:
         for queue in options.queues or [options.queue]:
-            runner_of(client).run(managing.notify(queue))
+            connection.run(managing.notify(queue))
             if options.of_write.bury:
-                dead_letter = runner_of(client).run(dead_letter_of(queue))
-                runner_of(client).run(managing.notify(dead_letter))
+                connection.run(managing.notify(connection.run(dead_letter_of(queue))))
 
 
 # ---- by epoch
@@ -151,7 +149,10 @@ class _Written(WriterCommitMessage):
 
 
 class _EpochWriter:
-    """Writes the rows of an epoch once, however often Spark runs it."""
+    """Writes the rows of an epoch once, however often Spark runs it.
+
+    An abort changes nothing: the epoch may be decided. The next attempt replaces undecided rows.
+    """
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
@@ -208,14 +209,14 @@ class _EpochWriter:
             return  # the epoch had no task
         epochs = written[0].epochs
         counts = {place: count for each in written for place, count in each.counts.items()}
-        with self._options.address.open() as client:
-            run = runner_of(client).run
+        with self._options.address.open() as connection:
             # All tasks of a job that have an attempt have the same one.
             if any(each.attempt is None for each in written):
-                run(epochs.resume(epoch))
+                connection.run(epochs.resume(epoch))
             else:
+                job, attempt = written[0].job, written[0].attempt or 0
                 ids = IdSketch.union(each.ids for each in written)
-                run(epochs.commit(written[0].job, epoch, written[0].attempt or 0, counts, ids))
+                connection.run(epochs.commit(job, epoch, attempt, counts, ids))
 
 
 class EpochBatchWriter(_EpochWriter, DataSourceArrowWriter):
@@ -229,9 +230,6 @@ class EpochBatchWriter(_EpochWriter, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Publish the rows that the tasks have staged."""
         self._commit(messages, self._options.of_write.epoch or 0)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing: the epoch may be decided. The next attempt replaces undecided rows."""
 
 
 class StreamWriter(_EpochWriter, DataSourceStreamArrowWriter):
@@ -255,9 +253,6 @@ class StreamWriter(_EpochWriter, DataSourceStreamArrowWriter):
             _notify(self._options)
         else:
             self._commit(messages, batchId)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: the epoch may be decided. The next attempt replaces undecided rows."""
 
 
 def _context() -> TaskContext:

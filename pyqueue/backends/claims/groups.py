@@ -169,19 +169,11 @@ class ClaimGroup:
         state: Document = found[0] if found else {"n": 0, "claimed": 0, "token": ""}
         if token is not None and state["token"] != token:
             raise fenced(self)
-        count = state.get
-        return ClaimProgress(
-            state["n"],
-            state["claimed"],
-            state["token"],
-            _runner(state),
-            bad=count("bad", 0),
-            begun=count("begun", 0),
-            done=count("done", 0),
-            adopted=count("adopted", 0),
-            buried=count("buried", 0),
-            lost=max(0, count("taken", 0) - count("settled", 0)),
-        )
+        names = ("bad", "begun", "done", "adopted", "buried")
+        counts = {name: state.get(name, 0) for name in names}
+        counts["lost"] = max(0, state.get("taken", 0) - state.get("settled", 0))
+        first = state["n"], state["claimed"], state["token"], _runner(state)
+        return ClaimProgress(*first, **counts)
 
     def adopt(
         self, lease_s: float, candidate: Candidate | None = None, *, count: bool = True
