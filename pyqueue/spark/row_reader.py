@@ -35,7 +35,7 @@ from pyspark.sql.types import (
 
 from pyqueue import arguments
 from pyqueue.backends.options import NewMessage
-from pyqueue.errors import ConfigurationError, InvalidMessage
+from pyqueue.errors import ConfigurationError, InvalidMessage, QueueError
 from pyqueue.payloads import LIMIT, encode
 from pyqueue.spark.frames import JSON, MISFITS, Convert, applied, each_of, fields_of, reason_of
 
@@ -125,36 +125,44 @@ def _has(
     return True
 
 
-def _row(number: int, id: str | None) -> str:
-    """Return how an error names a row."""
-    return f"row {number}" if id is None else f"the row with id {id}"
-
-
-def _checked(
-    values: Sequence[Any], ids: Sequence[str | None], check: Convert, faults: Faults | None = None
-) -> list[Any]:
-    """Return the values of a column as ``check`` returns them.
+class _Rows:
+    """How errors name the rows of a batch, and why some rows cannot be stored.
 
     Args:
-        values: The values.
-        ids: The ids of their rows.
-        check: Returns a valid value.
-        faults: Gets the faults of invalid values, which become None. None: they are errors.
-
-    Raises:
-        ConfigurationError: A value is invalid. The text names its row.
+        ids: The id of each row, or None.
+        bury: Whether a row that cannot be stored is no error.
     """
-    checked = []
-    for number, value in enumerate(values):
-        try:
-            checked.append(check(value))
-        except (ConfigurationError, InvalidMessage) as error:
-            text = f"{error}; in {_row(number, ids[number])}"
-            if faults is None:
-                raise ConfigurationError(text) from None
-            faults.setdefault(number, text)
-            checked.append(None)
-    return checked
+
+    def __init__(self, ids: Sequence[str | None], *, bury: bool = False) -> None:
+        self.ids = ids
+        #: The reasons. None: a row that cannot be stored is an error.
+        self.faults: Faults | None = {} if bury else None
+
+    def name(self, number: int) -> str:
+        """Return how an error names a row."""
+        id = self.ids[number]
+        return f"row {number}" if id is None else f"the row with id {id}"
+
+    def refuse(self, number: int, text: str, error: type[QueueError] = ConfigurationError) -> None:
+        """Raise an error about a row, or note it. The first one of a row counts."""
+        if self.faults is None:
+            raise error(text) from None
+        self.faults.setdefault(number, text)
+
+    def checked(self, values: Sequence[Any], check: Convert) -> list[Any]:
+        """Return the values of a column as ``check`` returns them. Invalid values become None.
+
+        Raises:
+            ConfigurationError: A value is invalid. The text names its row.
+        """
+        checked = []
+        for number, value in enumerate(values):
+            try:
+                checked.append(check(value))
+            except (ConfigurationError, InvalidMessage) as error:
+                self.refuse(number, f"{error}; in {self.name(number)}")
+                checked.append(None)
+        return checked
 
 
 def _microseconds(column: pa.Array | pa.ChunkedArray) -> list[int | None]:
@@ -228,28 +236,6 @@ def _is_deep(value: Any, levels: int) -> bool:
     if not isinstance(value, list):
         return False
     return not levels or any(_is_deep(each, levels - 1) for each in value)
-
-
-def _refuse_both(
-    instants: Sequence[object],
-    delays: Sequence[object],
-    ids: Sequence[str | None],
-    faults: Faults | None,
-) -> None:
-    """Refuse rows that have an instant and a delay.
-
-    Raises:
-        ConfigurationError: There is one, and ``faults`` is None.
-    """
-    for number, both in enumerate(zip(delays, instants, strict=True)):
-        if None not in both:
-            text = (
-                f"when, delay: {_row(number, ids[number])} has both: drop the column when, "
-                "or make one of the two null"
-            )
-            if faults is None:
-                raise ConfigurationError(text)
-            faults.setdefault(number, text)
 
 
 class Reader:
@@ -326,42 +312,39 @@ class Reader:
             ConfigurationError: An id is null, or a ``queue`` is invalid; or, without ``bury``, a
                 ``when``, ``delay``, ``priority`` or ``group``.
         """
-        none: list[None] = [None] * batch.num_rows
+        none: list[Any] = [None] * batch.num_rows
         ids: Sequence[str | None] = none if self._id is None else batch.column(self._id).to_pylist()
-        faults: Faults | None = {} if self._bury else None
-        payloads = self._payloads(batch.column("payload"), ids, faults)
+        rows = _Rows(ids, bury=self._bury)
+        payloads = self._payloads(batch.column("payload"), rows)
         headers = batch.column("headers").to_pylist() if self._headers else none
         keys = batch.column("key").to_pylist() if self._key else none
         if self._id is not None and None in ids:
             raise ConfigurationError(f"the column {self._id!r} has a null: every row needs an id")
         if self._prefix:
-            ids = [f"{self._prefix}{each}" for each in ids]
-        delays, instants = none, none
+            rows.ids = [f"{self._prefix}{each}" for each in ids]
+        delays, instants, queues, levels, groups = [none] * 5
         if self._delay:
-            delays = _checked(batch.column("delay").to_pylist(), ids, _delay, faults)
+            delays = rows.checked(batch.column("delay").to_pylist(), _delay)
         if self._when:
-            instants = _checked(_microseconds(batch.column("when")), ids, _when, faults)
-        queues = (
-            _checked(batch.column("queue").to_pylist(), ids, self._queue) if self._queues else none
-        )
-        levels: Sequence[int | None] = none
+            instants = rows.checked(_microseconds(batch.column("when")), _when)
+        if self._queues:
+            queues = _Rows(rows.ids).checked(batch.column("queue").to_pylist(), self._queue)
         if "priority" in capabilities and _has(self._schema, "priority", IntegralType, "int"):
-            levels = _checked(batch.column("priority").to_pylist(), ids, _priority, faults)
-        groups: Sequence[str | None] = none
+            levels = rows.checked(batch.column("priority").to_pylist(), _priority)
         if "group" in capabilities and _has(self._schema, "group", StringType, "string"):
-            groups = _checked(batch.column("group").to_pylist(), ids, _group, faults)
-        if self._delay and self._when:
-            _refuse_both(instants, delays, ids, faults)
-        if faults is None:  # the writer of the messages checks these
+            groups = rows.checked(batch.column("group").to_pylist(), _group)
+        for number, both in enumerate(zip(delays, instants, strict=True)):
+            if None not in both:
+                text = f"when, delay: {rows.name(number)} has both"
+                rows.refuse(number, f"{text}: drop the column when, or make one of the two null")
+        if rows.faults is None:  # the writer of the messages checks these
             headers = [self._named(each) for each in headers]
         else:
-            headers = _checked(
-                headers, ids, lambda each: arguments.headers(self._named(each)), faults
-            )
-            keys = _checked(keys, ids, _key, faults)
-        reasons = [faults.get(number) for number in range(len(none))] if faults else none
+            headers = rows.checked(headers, lambda each: arguments.headers(self._named(each)))
+            keys = rows.checked(keys, _key)
+        reasons = list(map(rows.faults.get, range(len(none)))) if rows.faults else none
         rest = headers, keys, delays, instants, queues, levels, groups, reasons
-        yield from itertools.starmap(NewMessage, zip(ids, payloads, *rest, strict=True))
+        yield from itertools.starmap(NewMessage, zip(rows.ids, payloads, *rest, strict=True))
 
     def _named(self, headers: Any) -> dict[str, Any] | None:
         return applied(self._labels, headers) or None
@@ -375,10 +358,8 @@ class Reader:
             )
         return value
 
-    def _payloads(
-        self, column: pa.Array | pa.ChunkedArray, ids: Sequence[str | None], faults: Faults | None
-    ) -> list[Any]:
-        """Return the payloads. One that cannot be stored is its text, if ``faults`` take it."""
+    def _payloads(self, column: pa.Array | pa.ChunkedArray, rows: _Rows) -> list[Any]:
+        """Return the payloads. One that cannot be stored is its text, if ``rows`` note it."""
 
         def values(some: pa.Array | pa.ChunkedArray) -> list[Any]:
             return [applied(self._convert, value) for value in some.to_pylist()]
@@ -387,24 +368,22 @@ class Reader:
             found = values(column)
         except MISFITS:
             found = []
-            for number, id in enumerate(ids):  # find the rows
+            for number in range(len(column)):  # find the rows
                 try:
                     found += values(column.slice(number, 1))
                 except MISFITS as error:
-                    text = f"payload: in {_row(number, id)}: {reason_of(error)}"
-                    if faults is None:
-                        raise InvalidMessage(text) from None
-                    faults[number] = text
+                    text = f"payload: in {rows.name(number)}: {reason_of(error)}"
+                    rows.refuse(number, text, InvalidMessage)
                     found.append(None)
-            if faults is None:
+            if rows.faults is None:
                 raise  # not covered: an error of all rows is an error of one of them
-        if faults is None:
+        if rows.faults is None:
             return found
-        for number, id in enumerate(ids):
+        for number, value in enumerate(found):
             try:
-                _check_payload(found[number])
+                _check_payload(value)
             except InvalidMessage as error:
-                faults[number] = f"{error}; in {_row(number, id)}"
-            if number in faults:
+                rows.refuse(number, f"{error}; in {rows.name(number)}")
+            if number in rows.faults:
                 found[number] = _text_of(column.slice(number, 1), self._schema["payload"].dataType)
         return found
