@@ -85,7 +85,7 @@ class Batches:
         payload_type(source.codec.model)
         self._sink = None
         if not route.targets:
-            self._sink = _sink(connection, source, transform, output, max_messages)
+            self._sink = TableSink(connection, source, transform, output, max_messages)
         if self._sink is not None and self._sink.takes_number and members != 1:
             raise ConfigurationError(
                 "members: each member numbers its claims from 1, so what one writes under a "
@@ -230,25 +230,6 @@ class Batches:
                 else df
             )
         )
-
-
-def _sink(
-    connection: Connection,
-    source: QueuePlans,
-    transform: Transform | None,
-    output: str,
-    max_messages: int,
-) -> TableSink:
-    if transform is None:
-        raise ConfigurationError(
-            "transform: a stage without a target needs a function that writes the messages: give "
-            "it, or name the target"
-        )
-    if output != "move":
-        raise ConfigurationError(
-            "output: a stage without a target writes no messages: leave output out"
-        )
-    return TableSink(connection, source, transform, max_messages)
 
 
 def _has_ready(source: QueuePlans) -> Plan[bool]:

@@ -136,24 +136,24 @@ def _decimal(value: Any) -> Any:
     return value.to_decimal() if isinstance(value, Decimal128) else value
 
 
+#: The conversions of single values.
+_CONVERTS: Final[Sequence[tuple[type[DataType] | tuple[type[DataType], ...], Convert]]] = (
+    (VariantType, _as_variant),
+    (IntegralType, _whole_number),
+    (DoubleType, _number),
+    (FloatType, _small_number),
+    ((TimestampType, TimestampNTZType, DateType), _instant),
+    (BinaryType, _bytes),
+    (StringType, _text),
+    (DecimalType, _decimal),
+)
+
+
 def _to_arrow(type: DataType) -> Convert | None:
     """Return the conversion of a BSON value for Arrow, or None if Arrow takes it unchanged."""
-    if isinstance(type, VariantType):
-        return _as_variant
-    if isinstance(type, IntegralType):
-        return _whole_number
-    if isinstance(type, DoubleType):
-        return _number
-    if isinstance(type, FloatType):
-        return _small_number
-    if isinstance(type, (TimestampType, TimestampNTZType, DateType)):
-        return _instant
-    if isinstance(type, BinaryType):
-        return _bytes
-    if isinstance(type, StringType):
-        return _text
-    if isinstance(type, DecimalType):
-        return _decimal
+    for types, convert in _CONVERTS:
+        if isinstance(type, types):
+            return convert
     if isinstance(type, ArrayType):
         return each_of(_to_arrow(type.elementType))
     if isinstance(type, MapType):

@@ -89,15 +89,12 @@ class GroupRunner:
         return self.token or self._take(self._candidate(owner, owner))
 
     def _candidate(self, owner: str, known: str | None) -> Candidate:
-        return Candidate(owner, self._following(known), seen=self._looks)
-
-    def _following(self, known: str | None) -> str | None:
-        """Return the owner or runner whose work this process continues without waiting, or None.
+        """Return the candidate that continues the work of a known owner or runner without waiting.
 
         A runner that was fenced waits like any other. Otherwise two runners of one process would
         take the group from each other again and again.
         """
-        return None if self._fenced else known
+        return Candidate(owner, None if self._fenced else known, seen=self._looks)
 
     def _take(self, candidate: Candidate) -> str:
         run = self._connection.run

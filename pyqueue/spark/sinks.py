@@ -37,19 +37,30 @@ class TableSink:
         connection: The connection of a blocking client.
         source: The queue that is read, with the stage's options.
         function: Takes a DataFrame, or a DataFrame and the number of its claim.
+        output: The output of the stage.
         limit: The largest size of a claim.
 
     Raises:
-        ConfigurationError: The function takes other arguments.
+        ConfigurationError: There is no function, it takes other arguments, or ``output`` is set.
     """
 
     def __init__(
         self,
         connection: Connection,
         source: QueuePlans,
-        function: Callable[..., object],
+        function: Callable[..., object] | None,
+        output: str,
         limit: int,
     ) -> None:
+        if function is None:
+            raise ConfigurationError(
+                "transform: a stage without a target needs a function that writes the messages: "
+                "give it, or name the target"
+            )
+        if output != "move":
+            raise ConfigurationError(
+                "output: a stage without a target writes no messages: leave output out"
+            )
         self.takes_number = arguments.takes_second("transform", function, ("df", "number"))
         self._connection = connection
         self._source = source

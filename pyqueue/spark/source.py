@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyspark
 from pyspark.sql.datasource import DataSource, DataSourceReader
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from pyqueue.errors import ConfigurationError
 from pyqueue.spark.defaults import with_defaults
@@ -167,16 +167,13 @@ class QueueDataSource(DataSource):
         options = checked(self.options)
         if options.payload_type == "json":
             return self._typed(options)
-        found = read_columns(options, None)
-        types = [
-            options.payload_type if field.name == "payload" else field.dataType.simpleString()
-            for field in found.fields
-        ]
-        names = [field.name.replace("`", "``") for field in found.fields]
-        return ", ".join(
-            f"`{name}` {type}{'' if field.nullable else ' NOT NULL'}"
-            for name, field, type in zip(names, found.fields, types, strict=True)
-        )
+
+        def written(field: StructField) -> str:
+            name, type = field.name.replace("`", "``"), field.dataType.simpleString()
+            type = options.payload_type if field.name == "payload" else type
+            return f"`{name}` {type}{'' if field.nullable else ' NOT NULL'}"
+
+        return ", ".join(map(written, read_columns(options, None).fields))
 
     @staticmethod
     def _typed(options: Options) -> StructType:

@@ -13,7 +13,7 @@ from pyqueue import arguments
 from pyqueue.backends.queue_plans import QueuePlans, found, in_kind
 from pyqueue.client import Client
 from pyqueue.errors import Occupied
-from pyqueue.messages import Duration
+from pyqueue.messages import BatchOptions, Duration, QueueOptions
 from pyqueue.queue_base import backend_of
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark.addresses import NamespaceAddress, shared_client
@@ -91,30 +91,22 @@ class SparkStage:
         self._by_column, self._to = arguments.choices(source, to)
         self._group = group
         self._transform = transform
-        self._output = output
         self._model = model
-        self._max_messages = max_messages
-        self._lease = lease
-        self._max_tries = max_tries
-        self._members = members
+        self._terms: QueueOptions = {"lease": lease, "max_tries": max_tries}
+        self._options: BatchOptions = {
+            "output": output,
+            "max_messages": max_messages,
+            "members": members,
+        }
         self._batches: Batches | None = None
         # This refuses invalid arguments now, not with the first batch. It connects to no server.
         self._make_batches(Client("memory:"), lambda plans: in_kind(plans, "standard"))
 
     def _make_batches(self, client: Client, kind_of: Callable[[QueuePlans], QueuePlans]) -> Batches:
-        queue = client.queue(
-            self._source, self._model, lease=self._lease, max_tries=self._max_tries
-        )
+        queue = client.queue(self._source, self._model, **self._terms)
         targets = [kind_of(backend_of(client.queue(name))) for name in self._to]
-        return Batches(
-            runner_of(client),
-            Route(kind_of(backend_of(queue)), targets, self._by_column),
-            self._group,
-            self._transform,
-            output=self._output,
-            max_messages=self._max_messages,
-            members=self._members,
-        )
+        route = Route(kind_of(backend_of(queue)), targets, self._by_column)
+        return Batches(runner_of(client), route, self._group, self._transform, **self._options)
 
     def _connected(self) -> Batches:
         if self._batches is None:
