@@ -24,11 +24,10 @@ from pyqueue.messages import Id
 from pyqueue.requests import Plan, ServerTime
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark.addresses import client_of
-from pyqueue.spark.encoded import decoded
 from pyqueue.spark.idle import IdleReader
 from pyqueue.spark.offsets import Offset, after_of, lineage_of
 from pyqueue.spark.options import CHUNK, Options
-from pyqueue.spark.rows import rows_of
+from pyqueue.spark.rows import decoded, rows_of
 from pyqueue.spark.runners import StreamRunner, members_of
 
 log = logging.getLogger("pyqueue")

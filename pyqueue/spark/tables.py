@@ -11,10 +11,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import DataType
 
 from pyqueue.backends.bulk.partitions import Choice, Slice, encoded_page, slices
-from pyqueue.spark.encoded import decoded
 from pyqueue.spark.filters import condition, fields_of, ids_of
 from pyqueue.spark.options import CHUNK, Options
-from pyqueue.spark.rows import rows_of
+from pyqueue.spark.rows import decoded, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter

@@ -34,8 +34,8 @@ from pyspark.sql.types import (
 
 from pyqueue.documents import STORED_GROUP
 from pyqueue.payloads import OPTIONS
-from pyqueue.spark.encoded import decoded, encoded_batch
 from pyqueue.spark.frames import batch
+from pyqueue.spark.rows import decoded, encoded_batch
 from tests.support.samples import sampled
 
 NOW = dt.datetime(2026, 1, 2, 3, 4, 5, 678000, dt.UTC)
