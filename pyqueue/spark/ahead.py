@@ -59,14 +59,13 @@ def claimed_now(claims: NamedClaims, token: str, limit: int) -> Plan[Claimed]:
     return (yield from _read(claims, token, 0, upto))
 
 
-def _claimed_next(
-    claims: NamedClaims, token: str, after: int, limit: int, lease_s: float
-) -> Plan[Claimed | None]:
+def _claimed_next(claims: NamedClaims, token: str, after: int, limit: int) -> Plan[Claimed | None]:
     """Make the claim that follows the claim ``after``, or return None if no message is ready.
 
     Raises:
         Fenced: Another process runs the group now.
     """
+    lease_s = claims.backend.options.lease
     upto = yield from claims.claim(token, limit, lease_s, max_bytes=MAX_BATCH_BYTES)
     return None if upto is None else (yield from _read(claims, token, after, upto))
 
@@ -157,8 +156,7 @@ class Ahead:
         self._connection.renewer.add(self, lambda _: run(claims.renew(token, self.lease)))
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "pyqueue_ahead")
-        plan = _claimed_next(claims, token, after, limit, self.lease)
-        self._future = self._threads.submit(run, plan)
+        self._future = self._threads.submit(run, _claimed_next(claims, token, after, limit))
 
     def take(self) -> Claimed | None:
         """Return the claim made ahead, once; None if there is none.
