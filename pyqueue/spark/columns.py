@@ -1,4 +1,4 @@
-"""The columns of reads: their types, and what they show of a stored message."""
+"""The columns of reads: their types, and their values in a stored message."""
 
 from __future__ import annotations
 

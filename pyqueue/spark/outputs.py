@@ -56,7 +56,7 @@ class Report:
 
 @dataclass(slots=True)
 class Tally:
-    """What has become of the messages of a batch so far."""
+    """The counts of a batch so far."""
 
     written: int = 0
     dropped: int = 0
