@@ -30,7 +30,6 @@ from pyqueue.messages import MAX_BATCH_BYTES, NEVER, Id, Reservation
 from pyqueue.requests import Document, Plan
 from pyqueue.reserved import log_failed_rollback
 from pyqueue.runtime.connecting import Connection
-from pyqueue.runtime.renewal import NamedLease
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +87,7 @@ def _order(document: Document) -> tuple[datetime, tuple[bool, Any]]:
 def working(
     connection: Connection, claims: NamedClaims, claimed: Claimed, *, blames: bool = True
 ) -> Iterator[None]:
-    """Renew the leases of a claim during a block. If the block fails, give the messages back.
+    """Give the messages of a claim back if the block fails.
 
     A claim that another runner has, or whose server does not answer, stays unchanged.
 
@@ -98,22 +97,18 @@ def working(
         claimed: The claim.
         blames: Whether an error counts as a try of the messages. Misuse and interrupts never do.
     """
-    run, token, upto = connection.run, claimed.token, claimed.upto
-    lease = NamedLease(f"group {claims.group!r}", claims.backend.options.lease)
-    connection.renewer.add(lease, lambda _: run(claims.renew(token, lease.lease)))
     try:
         yield
     except (Fenced, QueueClosed, Unavailable):
         raise
     except BaseException as error:
         misuse = isinstance(error, ConfigurationError) or not isinstance(error, Exception)
+        tried = blames and not misuse
         try:
-            run(claims.rollback(token, upto, error, tried=blames and not misuse))
+            connection.run(claims.rollback(claimed.token, claimed.upto, error, tried=tried))
         except QueueError as failure:  # the first exception matters more
-            log_failed_rollback(f"the batch of {lease.id}", failure)
+            log_failed_rollback(f"the batch of group {claims.group!r}", failure)
         raise
-    finally:
-        connection.renewer.discard(lease)
 
 
 class Rejected(Exception):
@@ -135,28 +130,23 @@ def bury_killer(source: QueuePlans, held: Reservation[Any]) -> Plan[bool]:
 
 
 class Ahead:
-    """Claims one batch ahead, in a thread, and renews its lease until the work on it begins.
+    """Claims one batch ahead, in a thread.
 
     Args:
         connection: The connection of a blocking client.
-        id: The name in log messages.
-        lease: The length of the lease in seconds.
     """
 
-    def __init__(self, connection: Connection, id: str, lease: float) -> None:
-        self.id = id
-        self.lease = lease
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._threads: ThreadPoolExecutor | None = None
         self._future: Future[Claimed | None] | None = None
 
     def begin(self, claims: NamedClaims, token: str, after: int, limit: int) -> None:
         """Begin to make the claim that follows the claim ``after``."""
-        run = self._connection.run
-        self._connection.renewer.add(self, lambda _: run(claims.renew(token, self.lease)))
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "pyqueue_ahead")
-        self._future = self._threads.submit(run, _claimed_next(claims, token, after, limit))
+        plan = _claimed_next(claims, token, after, limit)
+        self._future = self._threads.submit(self._connection.run, plan)
 
     def take(self) -> Claimed | None:
         """Return the claim made ahead, once; None if there is none.
@@ -165,19 +155,13 @@ class Ahead:
             QueueError: The claim failed.
         """
         future, self._future = self._future, None
-        if future is None:
-            return None
-        try:
-            return future.result()
-        finally:
-            self._connection.renewer.discard(self)
+        return None if future is None else future.result()
 
     def forget(self) -> None:
         """Leave the claim made ahead outstanding. The next batch of the group contains it."""
         if self._future is not None:
             wait([self._future])
             self._future = None
-            self._connection.renewer.discard(self)
 
     def give_back(self, release: Callable[[tuple[Reservation[Any], ...]], Plan[None]]) -> None:
         """Release the messages claimed ahead, as far as the server answers. No try is counted."""

@@ -94,12 +94,11 @@ class Batches:
         self._connection = connection
         self.run = connection.run
         self.source = source
-        lease_s = source.options.lease
         self._runner = GroupRunner(
-            connection, members_of(source, group, members), lease_s, source.terms.owner
+            connection, members_of(source, group, members), source.options.lease, source.terms.owner
         )
         self._limit = max_messages
-        self._ahead = Ahead(connection, f"the next batch of group {group!r}", lease_s)
+        self._ahead = Ahead(connection)
         #: Whether another process ran the group at the last ``step``.
         self.stands_by = False
 

@@ -61,8 +61,6 @@ class StreamReader(IdleReader):
                 'group: a stream needs the durable name of this consumer: .option("group", "...")'
             )
         super().__init__(options)
-        #: The name in log messages, and the length of the lease in seconds.
-        self.id, self.lease = f"group {options.group!r}", options.lease
         #: The offset of a query that has committed no batch.
         self._first = Offset(0, "", options.queue, options.group, options.address)
         self._payload = payload
@@ -88,19 +86,17 @@ class StreamReader(IdleReader):
             offset: The last offset in the checkpoint.
         """
         options = self._options
-        connection = runner_of(client_of(options.address))
         if self._runner is None:
             members = members_of(options.claims().backend, self._first.group, options.members)
+            connection = runner_of(client_of(options.address))
             self._runner = StreamRunner(connection, members, options.lease)
         runner, known = self._runner, lineage_of(offset) or None
         new = runner.token is None
         token = runner.take_for(known, wait=self._since is not None)
         if new and token is not None:
-            claims, lease, progress = runner.claims, options.lease, runner.progress
+            progress = runner.progress
             self._acknowledged, self._claimed = progress.acknowledged, progress.claimed
             self._batch = (0, 0, [])
-            connection.renewer.discard(self)
-            connection.renewer.add(self, lambda _: options.run(claims.renew(token, lease)))
         return runner, token
 
     def _recorded(self, runner: StreamRunner) -> NamedClaims:
@@ -301,7 +297,6 @@ class StreamReader(IdleReader):
         """
         if self._runner is not None:
             self._runner.drop(fenced=False)
-            runner_of(client_of(self._options.address)).renewer.discard(self)
         super().stop()
 
 

@@ -24,6 +24,7 @@ from pyqueue.backends.claims.groups import (
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.errors import ConfigurationError, Occupied, QueueError
 from pyqueue.runtime.connecting import Connection
+from pyqueue.runtime.renewal import NamedLease
 
 
 def members_of(source: QueuePlans, group: str, members: int) -> list[NamedClaims]:
@@ -42,7 +43,10 @@ def members_of(source: QueuePlans, group: str, members: int) -> list[NamedClaims
 
 
 class GroupRunner:
-    """Runs a group, or one member of it, from ``take`` on. The runner's lease is renewed.
+    """Runs a group, or one member of it, from ``take`` on.
+
+    Until ``drop`` or ``release`` it renews the runner's lease, and the leases of all messages that
+    the group has claimed.
 
     Args:
         connection: The connection of a blocking client.
@@ -64,8 +68,8 @@ class GroupRunner:
         self._connection = connection
         self._members = members
         self._lease_s = lease_s
-        #: The length of the runner's lease in seconds.
-        self.lease = runner_lease_s(lease_s)
+        #: The leases that are renewed.
+        self._leases: Sequence[NamedLease] = ()
         self._owner = owner
         self._fenced = False
         self._looks: dict[str, datetime] = {}
@@ -73,11 +77,6 @@ class GroupRunner:
         self.claims = members[0]
         #: None while this process does not run the group.
         self.token: str | None = None
-
-    @property
-    def id(self) -> str:
-        """The name in log messages."""
-        return f"the runner of group {self.claims.group!r}"
 
     def take(self) -> str:
         """Return the token. If this process does not run the group, take it over.
@@ -97,11 +96,14 @@ class GroupRunner:
         return Candidate(owner, None if self._fenced else known, seen=self._looks)
 
     def _take(self, candidate: Candidate) -> str:
-        run = self._connection.run
-        self.claims, token = run(take(self._members, self._lease_s, candidate, count=self.counts))
-        self.token, self._fenced = token, False
-        plan = partial(hold, self.claims, token, self._lease_s)
-        self._connection.renewer.add(self, lambda _: run(plan()), partial(self._lost, token))
+        run, renewer, lease_s = self._connection.run, self._connection.renewer, self._lease_s
+        claims, token = run(take(self._members, lease_s, candidate, count=self.counts))
+        runner = NamedLease(f"the runner of group {claims.group!r}", runner_lease_s(lease_s))
+        messages = NamedLease(f"group {claims.group!r}", lease_s)
+        self.claims, self.token, self._fenced = claims, token, False
+        self._leases = runner, messages
+        renewer.add(runner, lambda _: run(hold(claims, token, lease_s)), partial(self._lost, token))
+        renewer.add(messages, lambda _: run(claims.renew(token, lease_s)))
         return token
 
     def _lost(self, token: str) -> None:
@@ -115,9 +117,11 @@ class GroupRunner:
         Args:
             fenced: Whether another runner has taken it over.
         """
+        leases = self._leases
         self._fenced = self._fenced or fenced
         self.token = None
-        self._connection.renewer.discard(self)
+        for each in leases:
+            self._connection.renewer.discard(each)
 
     def release(self) -> None:
         """End the runner's lease, so that another process takes over at once."""
