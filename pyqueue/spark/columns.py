@@ -26,8 +26,8 @@ class Column(NamedTuple):
     """A column of a read of a queue."""
 
     type: DataType
-    #: Returns the value for Arrow.
-    value: Callable[[Document], Any]
+    #: Returns the values of messages for Arrow.
+    values: Callable[[Sequence[Document]], list[Any]]
     #: The stored fields that it needs beside those of ``NEEDED``.
     fields: Sequence[str] = ()
     nullable: bool = True
@@ -40,7 +40,11 @@ def label(value: object) -> str:
 
 def labels(headers: Document | None) -> list[tuple[str, str]]:
     """Return headers as the pairs of a map."""
-    return [(name, label(value)) for name, value in (headers or {}).items()]
+    return [(name, label(value)) for name, value in headers.items()] if headers else []
+
+
+def _field(name: str, default: object = None) -> Callable[[Sequence[Document]], list[Any]]:
+    return lambda found: [each.get(name, default) for each in found]
 
 
 _TEXT: Final = StringType()
@@ -48,18 +52,25 @@ _TEXT: Final = StringType()
 NEEDED: Final = ("_id", "q", "when")
 #: The columns, in order. The type of the payload differs; this one means JSON.
 COLUMNS: Final[Mapping[str, Column]] = {
-    "id": Column(_TEXT, lambda each: str(each["_id"]), nullable=False),
-    "queue": Column(_TEXT, lambda each: each["q"], nullable=False),
-    "payload": Column(_TEXT, lambda each: each.get("payload"), ["payload"]),
-    "headers": Column(MapType(_TEXT, _TEXT), lambda each: labels(each.get("headers")), ["headers"]),
-    "key": Column(_TEXT, lambda each: each.get("key"), ["key"]),
-    "when": Column(
-        TimestampType(), lambda each: each.get("due", each["when"]), ["due"], nullable=False
+    "id": Column(_TEXT, lambda found: [str(each["_id"]) for each in found], nullable=False),
+    "queue": Column(_TEXT, lambda found: [each["q"] for each in found], nullable=False),
+    "payload": Column(_TEXT, _field("payload"), ["payload"]),
+    "headers": Column(
+        MapType(_TEXT, _TEXT),
+        lambda found: [labels(each.get("headers")) for each in found],
+        ["headers"],
     ),
-    "pushed": Column(TimestampType(), lambda each: each.get("pushed"), ["pushed"]),
-    "tries": Column(IntegerType(), lambda each: each.get("tries", 0), ["tries"], nullable=False),
-    "priority": Column(IntegerType(), priority_of, ["priority"]),
-    "group": Column(_TEXT, group_of, STORED_GROUP),
+    "key": Column(_TEXT, _field("key"), ["key"]),
+    "when": Column(
+        TimestampType(),
+        lambda found: [each.get("due", each["when"]) for each in found],
+        ["due"],
+        nullable=False,
+    ),
+    "pushed": Column(TimestampType(), _field("pushed"), ["pushed"]),
+    "tries": Column(IntegerType(), _field("tries", 0), ["tries"], nullable=False),
+    "priority": Column(IntegerType(), lambda found: [*map(priority_of, found)], ["priority"]),
+    "group": Column(_TEXT, lambda found: [*map(group_of, found)], STORED_GROUP),
 }
 
 

@@ -213,7 +213,7 @@ def _rows(documents: Sequence[Document], payload: DataType | None) -> pa.RecordB
     arrays = [
         payloads(documents, payload, field.type)
         if field.name == "payload"
-        else pa.array([COLUMNS[field.name].value(each) for each in documents], field.type)
+        else pa.array(COLUMNS[field.name].values(documents), field.type)
         for field in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
