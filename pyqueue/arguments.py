@@ -328,7 +328,7 @@ def _check_header(name: Any, item: Any) -> None:
         or (isinstance(item, str) and not is_unicode(item))
     ):
         raise ConfigurationError(
-            f"headers: {name}: give a str of Unicode, an int of 64 bits, a float or a bool, "
+            f"headers: {name}: give a str that UTF-8 can encode, a 64-bit int, a float or a bool, "
             f"not {type(item).__name__} {shown(item)}"
         )
 

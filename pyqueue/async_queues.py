@@ -163,9 +163,9 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         Args:
             limit: the most messages to take.
             timeout: seconds to wait for the first message. None waits without limit, 0 does not.
-            max_bytes: the most bytes of stored messages. The first message is returned even
-                if it is larger. A call may claim more than it returns if messages become larger
-                from one call to the next; it gives the rest back before it returns.
+            max_bytes: the most bytes that the stored messages have together. The first message is
+                returned even if it is larger. A call may claim more than it returns if messages
+                become larger from one call to the next; it gives the rest back before it returns.
 
         Returns:
             The messages in order, or an empty list after the timeout.
@@ -462,7 +462,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             limit: the most messages to claim, up to 100 000.
             lease: seconds for which the messages stay held if this process dies; None: the lease of
                 the queue.
-            max_bytes: the most bytes of stored messages; at least one message is claimed.
+            max_bytes: the most bytes of the stored messages in total; at least one is claimed.
 
         Returns:
             An async context manager that gives the ``AsyncClaim``. It is empty if no message is
@@ -526,7 +526,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         return await self._runner.run(self._backend.get(id))
 
     async def peek(self, limit: int = 10) -> list[Message[T]]:
-        """Return the next messages without taking them. ``error`` says why one is invalid.
+        """Return the next messages without taking them. An invalid one has an ``error``.
 
         Args:
             limit: the most messages to return.
@@ -548,7 +548,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
     async def next_when(self) -> datetime | None:
         """Return when the next message becomes (or became) eligible; None if there is none.
 
-        The ends of leases count too.
+        A reserved message counts as eligible from the end of its lease.
         """
         return await self._runner.run(self._backend.next_when())
 

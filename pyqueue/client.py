@@ -233,7 +233,7 @@ class Client(Connected[Connection]):
         pack: int | None = None,
         limit: Limit | Literal[False] | None = None,
     ) -> None:
-        """Change the options of a queue or a stream on which all of its users agree.
+        """Change the options that all users of a queue or a stream must agree on.
 
         Running processes follow within 5 s, at once with a bus; the retention counts within a
         minute.
@@ -243,9 +243,9 @@ class Client(Connected[Connection]):
             strict: as in ``queue``; None leaves it unchanged.
             on_failure: as in ``queue``; None leaves it unchanged.
             retention: as in ``stream``; None leaves it unchanged.
-            pack: as in ``queue``; None leaves it unchanged. It counts for new messages.
-            limit: as in ``queue``; None leaves it unchanged, False removes it. Messages that
-                are reserved above a lower limit stay reserved.
+            pack: as in ``queue``; None leaves it unchanged. It applies to new messages only.
+            limit: as in ``queue``; None leaves it unchanged, False removes it. If it is
+                lowered, messages that are reserved in excess of it stay reserved.
 
         Raises:
             ConfigurationError: There is no such queue, or its kind has no such option.

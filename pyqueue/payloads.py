@@ -56,10 +56,10 @@ _PLAIN: Final = (str, int, float, bytes, type(None), dt.datetime, UUID, re.Patte
 
 
 def encode(document: Mapping[str, Any]) -> RawBSONDocument:
-    """Return the document in BSON. It is encoded once: the bytes that are checked here are sent.
+    """Return the document in BSON. The bytes that are checked here are the bytes that are sent.
 
     Raises:
-        InvalidMessage: A value has no form in BSON, or the document is larger than LIMIT.
+        InvalidMessage: BSON cannot represent a value, or the document is larger than LIMIT.
     """
     fault = None
     try:

@@ -63,8 +63,8 @@ class QueueBase(Generic[T, Runs]):
             other, own = to._runner, self._runner
             if (other.namespace, other.store) != (own.namespace, own.store):
                 raise ConfigurationError(
-                    f"to: queue {to.name!r} is of another database or namespace; "
-                    f"a message moves within one ({own.namespace!r})"
+                    f"to: queue {to.name!r} is in another database or namespace; "
+                    f"a message can only move within its own ({own.namespace!r})"
                 )
             to = to._backend
         elif not isinstance(to, str):

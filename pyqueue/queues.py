@@ -162,9 +162,9 @@ class Queue(QueueBase[T, PlanRunner]):
         Args:
             limit: the most messages to take.
             timeout: seconds to wait for the first message. None waits without limit, 0 does not.
-            max_bytes: the most bytes of stored messages. The first message is returned even
-                if it is larger. A call may claim more than it returns if messages become larger
-                from one call to the next; it gives the rest back before it returns.
+            max_bytes: the most bytes that the stored messages have together. The first message is
+                returned even if it is larger. A call may claim more than it returns if messages
+                become larger from one call to the next; it gives the rest back before it returns.
 
         Returns:
             The messages in order, or an empty list after the timeout.
@@ -457,7 +457,7 @@ class Queue(QueueBase[T, PlanRunner]):
             limit: the most messages to claim, up to 100 000.
             lease: seconds for which the messages stay held if this process dies; None: the lease of
                 the queue.
-            max_bytes: the most bytes of stored messages; at least one message is claimed.
+            max_bytes: the most bytes of the stored messages in total; at least one is claimed.
 
         Returns:
             A context manager that gives the ``Claim``. It is empty if no message is
@@ -521,7 +521,7 @@ class Queue(QueueBase[T, PlanRunner]):
         return self._runner.run(self._backend.get(id))
 
     def peek(self, limit: int = 10) -> list[Message[T]]:
-        """Return the next messages without taking them. ``error`` says why one is invalid.
+        """Return the next messages without taking them. An invalid one has an ``error``.
 
         Args:
             limit: the most messages to return.
@@ -543,7 +543,7 @@ class Queue(QueueBase[T, PlanRunner]):
     def next_when(self) -> datetime | None:
         """Return when the next message becomes (or became) eligible; None if there is none.
 
-        The ends of leases count too.
+        A reserved message counts as eligible from the end of its lease.
         """
         return self._runner.run(self._backend.next_when())
 

@@ -196,8 +196,8 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             timeout: seconds to wait for the first message. None waits without limit, 0 does not
                 wait.
             lease: seconds; None: the lease of the group.
-            max_bytes: the most bytes of stored messages. The first message is returned even
-                if it is larger.
+            max_bytes: the most bytes that the stored messages have together. The first message is
+                returned even if it is larger.
 
         Returns:
             The reservations in the order of their positions, or an empty list after the timeout.

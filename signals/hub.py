@@ -262,7 +262,7 @@ class Hub:
                     subscription.confirm()
 
     def lose(self) -> None:
-        """Note that the server sends nothing any more: every topic needs a new subscription."""
+        """Record that the server sends nothing any more. Every topic needs a new subscription."""
         with self._lock:
             self._all = False
             self._new = set(self._subscriptions)

@@ -93,7 +93,7 @@ class RedisTransport:
         except Exception:
             raise BusError(
                 "invalid Redis URL: use redis://[user:password@]host[:port][/db], rediss:// "
-                "or unix://; quote user and password by urllib.parse.quote_plus"
+                "or unix://; quote the user and the password with urllib.parse.quote_plus"
             ) from None
 
     def __str__(self) -> str:

@@ -109,8 +109,8 @@ class SharedOptions:
     def _is_named(self, name: str) -> bool:
         """Return whether a program named an option.
 
-        Releases that do not know ``named`` store only the value. If that is not the default, the
-        code of a program gave it.
+        Releases that do not know ``named`` store only the value. A program must have set
+        a stored value that is not the default.
         """
         value = self.shape.get(name, _MISSING)
         return name in self._named or value not in (_MISSING, self._default.get(name, _MISSING))

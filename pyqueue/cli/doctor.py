@@ -345,7 +345,7 @@ def check_spark(client: Client, *, repair: bool) -> Finding:
 
 
 def _offset(hello: Callable[[], Document]) -> float:
-    """Return by how many seconds a server's clock is ahead of ours, by its fastest answer."""
+    """Return how many seconds a server's clock is ahead of ours, judged by its fastest reply."""
     samples = []
     for _ in range(CLOCK_SAMPLES):
         sent, begun = time.time(), time.monotonic()

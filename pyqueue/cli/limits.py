@@ -29,8 +29,9 @@ def limit_of(text: str) -> Limit | Literal[False]:
         name, equals, value = part.strip().partition("=")
         if name not in Limit.__dataclass_fields__ or not equals:
             raise ConfigurationError(
-                f"limit: {part.strip()!r} is not allowed: give NAME=VALUE with "
-                f"{', '.join(Limit.__dataclass_fields__)}, divided by commas; or 'none'"
+                f"limit: {part.strip()!r} is not allowed: give NAME=VALUE pairs, "
+                "separated by commas, where NAME is one of "
+                f"{', '.join(Limit.__dataclass_fields__)}; or 'none'"
             )
         if name in given:
             raise ConfigurationError(f"limit: {name} is given twice; give it once")

@@ -88,8 +88,8 @@ class Batches:
             self._sink = TableSink(connection, source, transform, output, max_messages)
         if self._sink is not None and self._sink.takes_number and members != 1:
             raise ConfigurationError(
-                "members: each member numbers its claims from 1, so what one writes under a "
-                "number is not safe from the rest: leave members out, or take no number"
+                "members: each member numbers its claims from 1, so members would overwrite the "
+                "rows of other members: leave members out, or do not take the number of the claim"
             )
         self._connection = connection
         self.run = connection.run
@@ -200,8 +200,8 @@ class Batches:
         """
         if self._sink is not None:
             raise ConfigurationError(
-                "to: a stage without a target settles its claims itself: give a target, or write "
-                "the table in a foreachBatch function of your own"
+                "to: a stage without a target makes its own claims, and cannot settle the batch of "
+                "a stream: give a target, or write the table in your own foreachBatch function"
             )
         if self.claims.member is not None:
             raise ConfigurationError(

@@ -154,8 +154,8 @@ def checked(given: Mapping[str, str], ways: Way = Way.ALL) -> Options:
         )
     if source.queue is not None and source.queues is not None:
         raise ConfigurationError(
-            "queue, queues: give one of the two. With queues, the column queue of each row names "
-            "one of them"
+            'queue, queues: give one of the two. With queues, the column "queue" of each row '
+            "names one of the listed queues"
         )
     found = Options(
         **values(ReadOptions, given),

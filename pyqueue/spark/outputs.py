@@ -137,12 +137,12 @@ class Output:
             if row.id not in known:
                 raise ConfigurationError(
                     f"transform: it returned the id {row.id!r}, which is not in the batch; "
-                    'output="transaction" makes new messages'
+                    'to make new messages, use output="transaction"'
                 )
             if row.id in seen:
                 raise ConfigurationError(
                     f"transform: it returned the id {row.id!r} twice; "
-                    'output="transaction" makes several messages of one'
+                    'to make several messages of one, use output="transaction"'
                 )
             seen.add(row.id)
 

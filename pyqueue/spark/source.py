@@ -254,8 +254,8 @@ class QueueDataSource(DataSource):
         if writes.stage is None and writes.id_column is None:
             raise ConfigurationError(
                 "stage, idColumn: give one of the two. Spark may repeat a batch, which must then "
-                'write the same ids. .option("stage", "...") makes them from the column id; '
-                "idColumn names a column whose values are the ids"
+                'write the same ids. With .option("stage", "..."), they are made from the column '
+                '"id"; idColumn names a column that has the ids'
             )
         if not writes.at_least_once:
             _refuse_on_duplicate(writes, 'use .option("delivery", "at-least-once")')

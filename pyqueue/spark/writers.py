@@ -323,7 +323,7 @@ def _at_once(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]
 
 
 def _halved(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Divide a batch into parts, each of which may be written at once."""
+    """Divide a batch into parts that are each small enough for one write."""
     half = batch.num_rows // 2
     if half and (batch.num_rows > CHUNK or batch.nbytes > CHUNK_BYTES):
         yield from _halved(batch.slice(0, half))

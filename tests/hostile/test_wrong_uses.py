@@ -201,7 +201,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
         lambda client: client.queue("a").move(
             held(client.queue("a")), to=Client("memory:").queue("b")
         ),
-        ("to: queue 'b' is of another database or namespace",),
+        ("to: queue 'b' is in another database or namespace",),
     ),
     "async function in a transaction": (
         lambda client: client.run_transaction(run_worker),

@@ -189,7 +189,7 @@ def _insert_each(
 def _insert(
     queue: str, packed: _Packed, now: datetime, session: object
 ) -> Plan[list[QueueError | None]]:
-    """Insert documents. Return for each document the error if it is not acknowledged, or None."""
+    """Insert documents. Return, for each document, None if it was acknowledged, else the error."""
     if not packed.documents:
         return []
     try:

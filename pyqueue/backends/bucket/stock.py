@@ -98,7 +98,7 @@ class HeldPack:
         return packs.full(self.size) & ~self.done
 
     def draw(self, most: int) -> tuple[int, Document] | None:
-        """Hand out the first messages. Return their bits, and the document that has them."""
+        """Hand out the first messages. Return their bits and the document of the pack."""
         with self._lock:
             if not self._free or self.state not in ("held", "resting") or self._document is None:
                 return None

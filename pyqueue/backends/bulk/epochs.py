@@ -159,8 +159,8 @@ class EpochWrites:
 
     def _behind(self, epoch: int, decided: int) -> ConfigurationError:
         return ConfigurationError(
-            f"epoch: {self._label()}: this is batch {epoch}, and batch {decided} was written "
-            "before: the checkpoint was put back, or the batches are numbered anew. Nothing was "
+            f"epoch: {self._label()}: this is batch {epoch}, but batch {decided} was written "
+            "before: an older checkpoint was restored, or the numbering was restarted. Nothing was "
             f"written. {self._ways_out()}"
         )
 

@@ -66,7 +66,7 @@ def abandoned(cap: int) -> Plan[int]:
 def sweep() -> Plan[int]:
     """Delete the hidden rows of writes that ended without a commit. Return how many.
 
-    First end batch writes that have run for longer than a day: this deletes their rows.
+    Batch writes that have run for longer than a day are ended first, and so lose their rows.
     """
     return (yield from Delete((yield from _abandoned()), many=True))
 

@@ -138,8 +138,8 @@ def _limits(followed: FollowedLimit) -> tuple[int, int]:
 def _usable(concurrency: int, former: int, key: str, held: Collection[str]) -> int:
     """Return the number below which slots may be used.
 
-    If all slots below it are taken, they and the taken slots above it still stay within the limit.
-    Slots above the largest number in use only become free, so this holds while other processes
+    Even if all slots below it are taken, their number and the number of taken slots above it are
+    together within the limit. No process takes a slot above it, so this holds while other processes
     claim, too.
     """
     if former <= concurrency:
