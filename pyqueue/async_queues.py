@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from pyqueue.backends.moving import MoveOptions
-from pyqueue.backends.pushing import PushOptions
 from pyqueue.claim import AsyncClaim, ClaimSize, claimed_async
 from pyqueue.messages import (
     MAX_BATCH_BYTES,
@@ -84,9 +83,8 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
                 message that was never in this queue.
         """
         own = {"keys": key, "ids": id, "priorities": priority, "groups": group}
-        same = PushOptions(delay=delay, at=at, headers=headers, on_duplicate=on_duplicate)
-        same["session"] = session
-        ids = await self._runner.run(self._push(payload, own, same))
+        same = {"delay": delay, "at": at, "headers": headers, "session": session}
+        ids = await self._runner.run(self._push(payload, on_duplicate, own, same))
         return ids[0]
 
     async def push_many(

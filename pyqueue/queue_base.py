@@ -8,7 +8,6 @@ from typing import Any, Generic, Literal, TypeVar
 from pyqueue import arguments
 from pyqueue.backends import managing
 from pyqueue.backends.moving import MoveOptions
-from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.queue_plans import QueuePlans, in_recorded_kind
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.messages import MAX_RECEIVED_BYTES, Duration, Id
@@ -53,10 +52,14 @@ class QueueBase(Generic[T, Runs]):
         )
 
     def _push(
-        self, payload: object, own: Mapping[str, Any], same: PushOptions
+        self, payload: object, on_duplicate: str, own: Mapping[str, Any], same: Mapping[str, Any]
     ) -> Plan[list[Id | None]]:
-        one: Any = {name: [value] for name, value in own.items() if value is not None}
-        return self._backend.push([payload], **same, **one)
+        # Most pushes give no option, and then have nothing to check.
+        given: Any = {name: value for name, value in same.items() if value is not None}
+        given |= {name: [value] for name, value in own.items() if value is not None}
+        if on_duplicate != "ignore":
+            given["on_duplicate"] = on_duplicate
+        return self._backend.push([payload], **given)
 
     def _move(self, given: Iterable[tuple[Any, Any]], to: Any, edits: MoveOptions) -> Plan[None]:
         if isinstance(to, QueueBase):

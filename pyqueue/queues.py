@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from pyqueue.backends.moving import MoveOptions
-from pyqueue.backends.pushing import PushOptions
 from pyqueue.claim import Claim, ClaimSize, claimed
 from pyqueue.messages import (
     MAX_BATCH_BYTES,
@@ -83,9 +82,8 @@ class Queue(QueueBase[T, PlanRunner]):
                 message that was never in this queue.
         """
         own = {"keys": key, "ids": id, "priorities": priority, "groups": group}
-        same = PushOptions(delay=delay, at=at, headers=headers, on_duplicate=on_duplicate)
-        same["session"] = session
-        ids = self._runner.run(self._push(payload, own, same))
+        same = {"delay": delay, "at": at, "headers": headers, "session": session}
+        ids = self._runner.run(self._push(payload, on_duplicate, own, same))
         return ids[0]
 
     def push_many(

@@ -119,6 +119,9 @@ def checked(
     """Check the arguments of a push; see ``Queue.push_many``."""
     if not isinstance(payloads, list):
         payloads = _listed(payloads)
+    if not how:
+        none: Any = [None] * len(payloads)
+        return Checked(each_of(codec.dump, payloads), None, none, none, none, groups=none)
     arguments.one_of(
         "on_duplicate", how.get("on_duplicate", "ignore"), ("ignore", "replace", "error")
     )
