@@ -208,8 +208,13 @@ def batch(documents: Sequence[Document], payload: DataType | None) -> pa.RecordB
         return _rows([without_fields(each, invalid_fields(each)) for each in documents], payload)
 
 
+def schema_of(payload: DataType | None) -> pa.Schema:
+    """Return the columns of a read as Arrow has them. A payload type of None means JSON."""
+    return to_arrow_schema(columns(payload), **_ZONE)
+
+
 def _rows(documents: Sequence[Document], payload: DataType | None) -> pa.RecordBatch:
-    schema = to_arrow_schema(columns(payload), **_ZONE)
+    schema = schema_of(payload)
     arrays = [
         payloads(documents, payload, field.type)
         if field.name == "payload"
@@ -237,7 +242,7 @@ def payloads(
 def misfits(documents: Sequence[Document], payload: DataType) -> Iterator[tuple[int, str]]:
     """Find the messages whose payloads do not fit the type: the places and the reasons."""
     convert = _to_arrow(payload)
-    type = to_arrow_schema(columns(payload), **_ZONE).field("payload").type
+    type = schema_of(payload).field("payload").type
     for place, each in enumerate(documents):
         try:
             pa.array([applied(convert, each.get("payload"))], type)

@@ -21,7 +21,7 @@ from pyqueue.messages import HIGHEST_PRIORITY, Id
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import Document
 from pyqueue.spark.columns import COLUMNS, NEEDED, labels
-from pyqueue.spark.frames import batch, misfits, payloads, to_json
+from pyqueue.spark.frames import batch, misfits, payloads, schema_of, to_json
 from pyqueue.spark.options import Options, read_columns
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def encoded_batch(found: Sequence[bytes], payload: DataType | None) -> pa.Record
 def _batch(found: Sequence[bytes], payload: DataType | None) -> pa.RecordBatch:
     from pyqueue.spark.bson_columns import Documents, column, fits
 
-    schema, documents = batch([], payload).schema, Documents(found)
+    schema, documents = schema_of(payload), Documents(found)
     fields = documents.fields(_FIELDS)
     type = schema.field("payload").type
     if payload is not None and fits(payload):
