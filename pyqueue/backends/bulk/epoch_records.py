@@ -22,9 +22,9 @@ def name_of(record: Document) -> str:
     return str(record["_id"]).removeprefix(RECORD)
 
 
-def parts_of(record: Document) -> tuple[str, str, str]:
-    """Return the first queue, the stage and the query of a record."""
-    queue, stage, query = name_of(record).split("~")
+def parts_of(name: str) -> tuple[str, str, str]:
+    """Return the first queue, the stage and the query that the name of a record holds."""
+    queue, stage, query = name.split("~")
     return queue, stage, query
 
 

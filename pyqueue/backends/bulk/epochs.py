@@ -31,7 +31,14 @@ from bson.raw_bson import RawBSONDocument
 
 from pyqueue.backends import namespace
 from pyqueue.backends.bulk import staging
-from pyqueue.backends.bulk.epoch_records import RECORD, hidden_queue, parts_of, records, unclaimed
+from pyqueue.backends.bulk.epoch_records import (
+    RECORD,
+    hidden_queue,
+    name_of,
+    parts_of,
+    records,
+    unclaimed,
+)
 from pyqueue.backends.bulk.id_sketch import IdSketch
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, Target
@@ -249,7 +256,7 @@ class EpochWrites:
                 if not (yield from Update(there, {"$push": _out([run])})).matched:
                     return
             # The source may not read the rows of their committed epochs again.
-            writes = writes_of(self.target, each)
+            writes = writes_of(self.target, name_of(each))
             if (left := (yield from writes.record())) is not None:
                 yield from writes.show_left(left)
         owners = yield from records(self.target.queue, self._stage_name)
@@ -338,7 +345,7 @@ class EpochWrites:
         start = f"{self.target.queue}~"
         names = {row["staged"] for row in rows} - {True}
         for name in sorted(name for name in names if name.startswith(start)):
-            yield from writes_of(self.target, {"_id": RECORD + name}).give_way(
+            yield from writes_of(self.target, name).give_way(
                 [row for row in rows if row["staged"] == name]
             )
         for row in rows:  # rows that are still hidden
@@ -471,7 +478,7 @@ def _out(runs: list[str]) -> Document:
     return {"out": {"$each": runs, "$slice": -FORMER}}
 
 
-def writes_of(target: Target, record: Document) -> EpochWrites:
-    """Return the writes of the query that has a record."""
-    _, stage, query = parts_of(record)
+def writes_of(target: Target, name: str) -> EpochWrites:
+    """Return the writes of the query whose record has a name."""
+    _, stage, query = parts_of(name)
     return EpochWrites(target, stage, query)

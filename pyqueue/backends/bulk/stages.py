@@ -54,7 +54,9 @@ def stages(queue: str | None = None) -> Plan[list[StageInfo]]:
         queue: the first queue that they write to; None: any.
     """
     found = yield from records(queue)
-    infos = [StageInfo(*parts_of(each), each["epoch"], each["processed"]) for each in found]
+    infos = [
+        StageInfo(*parts_of(name_of(each)), each["epoch"], each["processed"]) for each in found
+    ]
     return sorted(infos)
 
 
@@ -125,7 +127,7 @@ def _show(queue: str, record: Document) -> Plan[bool]:
     if record["places"]:
         target = yield from namespace.target(queue)
         try:
-            yield from writes_of(target, record).show_left(record)
+            yield from writes_of(target, name_of(record)).show_left(record)
         except Unavailable:
             raise
         except QueueError as error:  # else the stage could never be forgotten
