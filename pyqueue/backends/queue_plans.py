@@ -60,11 +60,7 @@ def _takes_kind(
             return operation(plans, *args, **options)
         # It may run again, so it must not use up its arguments.
         given: Any = [_kept(each) for each in args]
-        named: Any = {
-            # Most options are None, and each push comes here.
-            name: None if each is None else _kept(each)
-            for name, each in options.items()
-        }
+        named: Any = {name: _kept(each) for name, each in options.items()}
         # The table of the kind may have another row.
         return _in_known_kind(plans, lambda found: getattr(found, row)(*given, **named))
 
@@ -406,10 +402,6 @@ def _in_known_kind(
         operation: the operation.
         otherwise: how to run it in another kind; None: find the kind, and run it.
     """
-
-    def run() -> Plan[T]:
-        return (yield from operation((yield from found(plans))))
-
     same = None
     if plans.in_kinds:  # else the kind would be asked for twice
         same = plans.in_kinds.get((yield EnsureQueue(plans.terms.queue, None)))
@@ -420,7 +412,13 @@ def _in_known_kind(
             if error.queue != plans.queue:
                 raise
             yield from ForgetQueue(error.queue)
-    return (yield from again_in_kind([plans.queue], otherwise or run))
+    run = otherwise or partial(_in_found_kind, plans, operation)
+    return (yield from again_in_kind([plans.queue], run))
+
+
+def _in_found_kind(plans: QueuePlans, operation: Callable[[QueuePlans], Plan[T]]) -> Plan[T]:
+    """Find the kind of the queue, and run an operation in it."""
+    return (yield from operation((yield from found(plans))))
 
 
 def _await_and_receive(
