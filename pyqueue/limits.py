@@ -44,7 +44,7 @@ class Limit:
         rate: the most messages that start in each period, on average.
         period: the length of a period, in seconds.
         burst: how many messages may start at once after a pause; default 1.
-        per: "headers.NAME": each value of this header has a limit of its own. The messages that
+        per: "headers.NAME": each value of this header has a separate limit. The messages that
             lack the header count together.
 
     Raises:

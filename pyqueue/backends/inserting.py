@@ -143,7 +143,7 @@ def _insert_once(entries: Entries) -> Plan[Written]:
 
 
 def _insert_with_callers(entry: Entries) -> Coalesce[Pushed, WriteFailure | None]:
-    """Return the request to insert one document together with those of concurrent callers."""
+    """Return the request to insert a document along with the documents of other callers."""
     (document,), (raw,) = entry.documents, entry.encoded
     call: Coalesce[Pushed, WriteFailure | None]
     item = (entry.queue, document["when"], raw)

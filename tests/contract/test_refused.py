@@ -198,7 +198,7 @@ BAD_OPTIONS: dict[str, dict[str, Any]] = {
     "backoff": {"backoff": 5},
     "base negative": {"backoff": Backoff(base=-1)},
     "base NaN": {"backoff": Backoff(base=math.nan)},
-    "base str": {"backoff": Backoff(base="1")},  # type: ignore[arg-type]
+    "base str": {"backoff": Backoff(base="1")},  # type: ignore[arg-type]  # as a user may
     "factor negative": {"backoff": Backoff(factor=-1)},
     "maximum negative": {"backoff": Backoff(maximum=-1)},
     "jitter negative": {"backoff": Backoff(jitter=-0.1)},

@@ -476,7 +476,7 @@ def test_reserved_raises_a_lost_lease(world: World, queue: AnyQueue) -> None:
     for error in LOSSES:
         queue.push("x")
         taken = []
-        with pytest.raises(error) as caught, queue.reserved(0) as held:  # noqa: PT012
+        with pytest.raises(error) as caught, queue.reserved(0) as held:  # noqa: PT012  # its exit raises
             world.lapse(held, known=False)
             taken = queue.reserve_many(1, timeout=0)
             if error is Oops:
@@ -493,7 +493,7 @@ def test_reserved_tells_at_once_that_a_lease_was_lost(world: World, queue: AnyQu
     for error in LOSSES:
         lost.clear()
         id = queue.push("x")
-        with (  # noqa: PT012
+        with (  # noqa: PT012  # the exit of the block raises
             pytest.raises(error, match="while the block ran") as caught,
             queue.reserved(0, lease=0.9, on_lost=lost.append) as held,
         ):

@@ -207,7 +207,7 @@ def test_killed_users_of_priorities_leave_an_exact_ledger(
     assert len(rest) == left, "a consumer gets all that is stored"
     levels = [each.priority for each in rest]
     assert None not in levels
-    assert levels == sorted(levels, reverse=True), "by priority"  # type: ignore[type-var]
+    assert levels == sorted(levels, reverse=True), "by priority"  # type: ignore[type-var]  # none is None
     changed = set(ledger["begin-reprioritize"])
     for each in (*rest, *dead):
         assert each.payload in changed or f".{each.priority}:" in each.payload
@@ -224,7 +224,7 @@ def test_killed_users_of_a_bucket_leave_an_exact_ledger(
     with Client(url) as client:
         queues = [client.queue(each, kind="bucket", max_tries=None) for each in ("jobs", "further")]
         for queue in queues:
-            eventually(lambda: queue.counts().reserved == 0, "the leases of the killed lapse")  # noqa: B023
+            eventually(lambda: queue.counts().reserved == 0, "the leases of the killed lapse")  # noqa: B023  # it is called at once
         ends: Counter[str] = Counter()
 
         def drained() -> bool:

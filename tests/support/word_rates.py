@@ -107,8 +107,8 @@ def anchors() -> Counts:
 
 def terms() -> set[str]:
     """Return the words of the terms of the glossary, with their common endings."""
-    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|", GLOSSARY.read_text(encoding="utf-8"), re.M)
-    words = {word for term, _ in rows for word in WORD.findall(term.lower())}
+    rows = re.findall(r"^\| ([^|]+) \|", GLOSSARY.read_text(encoding="utf-8"), re.M)
+    words = {word for term in rows for word in WORD.findall(term.lower())}
     return words | {form for word in words for form in _forms(word)}
 
 
