@@ -139,8 +139,8 @@ def _usable(concurrency: int, former: int, key: str, held: Collection[str]) -> i
     """Return the number below which slots may be used.
 
     Even if all slots below it are taken, their number and the number of taken slots above it are
-    together within the limit. No process takes a slot above it, so this holds while other processes
-    claim, too.
+    together within the limit. Taken slots above the limit can only become free, so this holds while
+    other processes claim, too.
     """
     if former <= concurrency:
         return concurrency
