@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import time
 from collections import Counter
@@ -32,7 +33,9 @@ from tests.chaos.schedule import PAUSE_S, POLL_S, Event, Schedule
 from tests.chaos.starvation import Availability, check_times
 from tests.chaos.windows import windows_of
 
-RATE = 60.0
+#: The servers, the network and the load share the processors. With a rate of more than this for
+#: each processor, consumers get too little time to renew their leases and to ask in time.
+RATE = 8.0 * (os.cpu_count() or 1)
 #: In the last part of each period no fault begins, so that the run also shows times without faults.
 PERIOD_S, QUIET_S = 120.0, 30.0
 #: The length of a round with a mutant, and the time until a mutant must be noticed.
