@@ -396,18 +396,37 @@ def test_lowered_limit_starts_no_more_than_it_allows(kind: str, per: str | None,
     assert most or steps.run(news[0].receive(1)), "a free slot can be taken"
 
 
+def test_former_limit_is_remembered_although_clocks_differ() -> None:
+    """The clock of the process that lowered the limit was behind: the primary's had been set."""
+    steps, old = LockingSteps(), following("standard")
+    queue = plans_of("a", Options(dead_letter="dead", shape={"limit": {"concurrency": 6}}))
+    steps.run(queue.push(list(range(30))))
+    steps.run(old.plans.commit(steps.run(old.receive(1))))
+    steps.seconds = -3.7
+    steps.run(reshape("a", {"limit": {"concurrency": 3}}))
+    steps.seconds = 4.9
+    held = steps.run(old.receive(6))
+    assert len(held) == 6, "it follows the change within 5 s"
+    low = tuple(f"#{number}" for number in range(3))
+    steps.seconds = 6
+    steps.run(following("standard").receive(9))
+    steps.run(old.plans.commit([each for each in held if each.slot.endswith(low)]))
+    assert steps.run(following("standard").receive(9)) == []
+
+
 def test_former_limit_is_forgotten_when_nothing_is_left_of_it() -> None:
     """Until then, a lowered limit that is lowered again counts from the first one."""
     steps, old, held = lowered("standard", None)
+    steps.run(old.plans.extend(held, lease=600))
     steps.run(reshape("a", {"limit": {"concurrency": 2}}))
     record = steps.collection.find_one({"_id": "~queue:a"})
     assert record["drain"]["concurrency"] == 6
-    for seconds, ends, starts in ((6, held[:5], 1), (12, held[:0], 0), (18, held[5:], 1)):
+    for seconds, ends, starts in ((61, held[:5], 1), (67, held[:0], 0), (73, held[5:], 1)):
         steps.seconds = seconds
         steps.run(old.plans.commit(ends))
         assert len(steps.run(following("standard").receive(9))) == starts
         there = "drain" in steps.collection.find_one({"_id": "~queue:a"})
-        assert there is (seconds < 18)
+        assert there is (seconds < 73)
 
 
 ENDS: dict[str, Callable[[QueuePlans, Any], Plan[Any]]] = {

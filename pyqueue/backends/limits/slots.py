@@ -27,8 +27,9 @@ from pyqueue.documents import stored_group
 from pyqueue.limits import Drain, FollowedLimit, MayStart
 from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, Update, UpdateEach
 
-#: Consumers follow a changed limit within this time.
-FOLLOWED_WITHIN: Final = timedelta(seconds=5)
+#: Consumers follow a changed limit within 5 s. A claim under the former limit may arrive later: its
+#: command may wait, and the clock of the process that changed the limit may be behind.
+REMEMBERED_FOR: Final = timedelta(seconds=60)
 
 
 def slot_of(key: str, number: int) -> str:
@@ -160,9 +161,9 @@ def follow_drain(
     Remove it from the record if no message is left that may have been claimed under it.
     """
     followed.drain = drain = Drain.of(record.get("drain"))
-    if drain is None or now < drain.at + FOLLOWED_WITHIN:
+    if drain is None or now < drain.at + REMEMBERED_FOR:
         return
-    old = {"$lt": drain.at + FOLLOWED_WITHIN}
+    old = {"$lt": drain.at + REMEMBERED_FOR}
     held = {"q": queue, "slot": {"$exists": True}, "reserved": old}
     if not (yield from Find(held, {"_id": 1}, limit=1, hint=SLOTS)):
         same = {"_id": record["_id"], "drain": record["drain"]}
