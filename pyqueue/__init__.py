@@ -1,7 +1,7 @@
 """Queues on MongoDB: fenced leases, delays, dead letters, history and atomic moves between queues.
 
-``Client`` is for blocking code, ``AsyncClient`` for async code. Both give queues. The documentation
-begins with docs/quickstart.md.
+``Client`` is for blocking code, ``AsyncClient`` for async code. The documentation begins with
+docs/quickstart.md.
 """
 
 from typing import TYPE_CHECKING

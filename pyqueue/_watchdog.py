@@ -1,7 +1,7 @@
 """The watchdog: a small process between an EmbeddedServer and its mongod.
 
 The watchdog makes sure that mongod never outlives its owner. It stops mongod when the owner process
-ends, in whatever way, or when the owner sends SIGTERM. If the watchdog itself dies, the kernel
+ends, for any reason, or when the owner sends SIGTERM. If the watchdog itself dies, the kernel
 kills mongod. The watchdog exits with the status of mongod, or with ``IN_USE``.
 
 It runs as a script (``python -I -S _watchdog.py OWNER PATH PORT MONGOD...``). So it imports little,
@@ -24,7 +24,7 @@ import time
 
 IN_USE = 75  # EX_TEMPFAIL; mongod never exits with it
 GRACE_S = 5.0  # for a clean shutdown of mongod
-LOCK_TIMEOUT_S = 2 * GRACE_S  # to wait for a directory whose last server is stopping
+LOCK_TIMEOUT_S = 2 * GRACE_S  # for the last server of a directory to stop
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1

@@ -59,7 +59,7 @@ def dead_letter(queue: str, value: Any) -> str:
 
 
 def targets(queue: str, value: Any, *, least: int = 1) -> tuple[str, ...]:
-    """Return the queues that a stage of a queue leads to: each is named once."""
+    """Return the target queues of a stage, each named once."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ConfigurationError(f"to: give a list of queue names for the stage of queue {queue!r}")
     names = tuple(map(queue_name, value))
@@ -70,7 +70,7 @@ def targets(queue: str, value: Any, *, least: int = 1) -> tuple[str, ...]:
         )
     if twice := sorted({each for each in names if names.count(each) > 1}):
         raise ConfigurationError(
-            f"to: of queue {queue!r}: {twice[0]!r} is listed twice; list each target once"
+            f"to: the stage of queue {queue!r} lists {twice[0]!r} twice; list each target once"
         )
     return names
 
@@ -78,7 +78,7 @@ def targets(queue: str, value: Any, *, least: int = 1) -> tuple[str, ...]:
 def choices(queue: str, to: Any) -> tuple[bool, tuple[str, ...]]:
     """Return whether the rows of a Spark stage choose among its targets, and the targets.
 
-    A str is the only target. None means that there is none.
+    A str names the only target. None means that there is no target.
     """
     if to is None:
         return False, ()
@@ -88,11 +88,11 @@ def choices(queue: str, to: Any) -> tuple[bool, tuple[str, ...]]:
 
 
 def transaction_body(name: str, function: Any, *, awaited: bool) -> Callable[..., Any]:
-    """Return a function that raises if its result is an awaitable, or if it is none.
+    """Wrap a function: raise if its result is awaitable but must not be, or the reverse.
 
     Args:
         name: the name of the argument.
-        function: the function. If it is seen to be wrong at once, it is not called.
+        function: the function. If it is obviously wrong, this raises without calling it.
         awaited: whether the caller awaits the result, as an AsyncClient does.
     """
     fitting = (
@@ -117,12 +117,12 @@ def transaction_body(name: str, function: Any, *, awaited: bool) -> Callable[...
 
 
 def takes_second(what: str, function: Callable[..., Any], names: tuple[str, str]) -> bool:
-    """Return whether a function takes both arguments rather than the first one.
+    """Return whether a function takes both arguments, and not only the first.
 
     Args:
-        what: the beginning of the error.
+        what: the beginning of the error text.
         function: the function.
-        names: the names of the arguments. An optional second argument is passed if it has the name.
+        names: the names of the arguments. An optional second parameter counts if it has this name.
     """
     first, second = names
     try:
@@ -183,7 +183,7 @@ def duration(name: str, value: Any, *, positive: bool = False) -> float:
     ):
         bound = "more than 0" if positive else "0 or more"
         raise ConfigurationError(
-            f"{name}: {shown(value)} is not allowed: {bound} seconds, and at most 100 years"
+            f"{name}: {shown(value)} is not allowed: give {bound} seconds, and at most 100 years"
         )
     return length
 
@@ -355,7 +355,7 @@ def backoff(value: Any) -> None:
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """Return a value that is one of a few words."""
+    """Return a value that must be one of the allowed words."""
     if value not in allowed:
         raise ConfigurationError(
             f"{name}: {shown(value)} is not allowed: give one of {', '.join(map(repr, allowed))}"
@@ -383,7 +383,7 @@ def priority(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= HIGHEST_PRIORITY:
         raise ConfigurationError(
             f"priority: {shown(value)} is not allowed: give a whole number from 0 to "
-            f"{HIGHEST_PRIORITY}; higher ones go first"
+            f"{HIGHEST_PRIORITY}; higher numbers go first"
         )
     return value
 
@@ -402,9 +402,9 @@ def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
     unique: dict[tuple[Hashable, str], Reservation[Any]] = {}
     for each in given:
         if not isinstance(each, Reservation):
-            text = f"reservations: give what reserve() returned, not {type(each).__name__}"
+            text = f"reservations: give reservations from reserve(), not {type(each).__name__}"
             if isinstance(each, (list, tuple)):
-                text += "; for several give them one by one: commit(*batch)"
+                text += "; to settle several, unpack them: commit(*batch)"
             elif each is None:
                 text += "; reserve() returned None because no message came in time"
             elif isinstance(each, Message):
@@ -415,7 +415,7 @@ def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
         if each.queue != queue:
             raise ConfigurationError(
                 f"reservations: message {each.id} was reserved from queue {each.queue!r}; "
-                f"settle it there, not at {queue!r}"
+                f"settle it with that queue, not with {queue!r}"
             )
         unique[hashable_id(each.id), each.token] = each
     return list(unique.values())

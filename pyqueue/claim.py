@@ -33,7 +33,7 @@ class ClaimSize(NamedTuple):
         """Refuse sizes that are not allowed.
 
         Raises:
-            ConfigurationError: one is not.
+            ConfigurationError: a size is not allowed.
         """
         if arguments.count("limit", self.limit) > MAX_CLAIM:
             raise ConfigurationError(
@@ -60,7 +60,7 @@ class ClaimBase(Generic[Runs]):
         self.lease = claims.backend.options.lease
         if lease is not None:
             self.lease = arguments.duration("lease", lease, positive=True)
-        #: The lease of the process that holds the claim. It keeps Spark stages of the group away.
+        #: The lease of the process that holds the claim. It keeps Spark stages out of the group.
         self._runner_lease = NamedLease(
             f"the runner of group {claims.group!r}", runner_lease_s(self.lease)
         )
@@ -77,8 +77,8 @@ class ClaimBase(Generic[Runs]):
     def number(self) -> int:
         """The number of the claim in its group.
 
-        A process that takes the claim over after a crash gets the same number. After a rollback
-        the messages belong to a claim with a larger one.
+        A process that takes over the claim after a crash gets the same number. After a rollback,
+        the messages are claimed again under a larger number.
         """
         return self._upto
 
@@ -203,7 +203,7 @@ def claimed(
     size: ClaimSize,
     lease: Duration | None,
 ) -> Iterator[Claim]:
-    """Claim for the block of ``Queue.claim``."""
+    """Claim messages for the block of ``Queue.claim``."""
     plans = runner.run(found(backend, names=True))
     size.check()
     claim = Claim(runner, NamedClaims(plans, group), lease)
@@ -231,7 +231,7 @@ async def claimed_async(
     size: ClaimSize,
     lease: Duration | None,
 ) -> AsyncIterator[AsyncClaim]:
-    """Claim for the block of ``AsyncQueue.claim``."""
+    """Claim messages for the block of ``AsyncQueue.claim``."""
     plans = await runner.run(found(backend, names=True))
     size.check()
     claim = AsyncClaim(runner, NamedClaims(plans, group), lease)

@@ -1,4 +1,4 @@
-"""``Client``: the facade of one ``Connection``. It gives queues and pipelines."""
+"""``Client``: the facade of one ``Connection``. It makes queues and pipelines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Client(Connected[Connection]):
         target: "mongodb://host/db", "mongodb+srv://...",
             "memory:" (mongomock, this process only),
             "embedded:PATH" (starts a private mongod with its data in PATH, and stops it on close),
-            or a database of pymongo or mongomock, which is never closed here. A URL without a
+            or a database of pymongo or mongomock, which the client never closes. A URL without a
             database means "pyqueue".
         namespace: the collection that holds the queues.
         signals: the bus that wakes blocked consumers: a URL ("memory:", "capped:",
@@ -102,8 +102,9 @@ class Client(Connected[Connection]):
             poll: seconds after which a waiting consumer looks again even without a signal.
             kind: "standard", "priority", "ordered" or "bucket"; None: the kind that the queue has.
             strict: of a queue with priorities: whether high levels may starve the lower ones.
-            on_failure: of an ordered queue: a failed message blocks its group ("block"), or not.
-            pack: of a bucket: how many messages one document has at most, up to 1000.
+            on_failure: of an ordered queue: whether a failed message blocks its group: "block" or
+                "skip".
+            pack: of a bucket: the most messages in one document, up to 1000.
             limit: caps the messages reserved at a time, or started per period, over all processes.
 
         Returns:
@@ -161,10 +162,10 @@ class Client(Connected[Connection]):
 
         Args:
             name: 1-110 of A-Z a-z 0-9 _ - . : >. No queue of the namespace may have it.
-            model: anything that pydantic's TypeAdapter accepts, as of ``queue``.
+            model: anything that pydantic's TypeAdapter accepts, as for ``queue``.
             retention: seconds, at least 600, for which messages are kept. All users of the stream
                 must agree. None: the value the stream was made with; 7 days for a new one.
-            limit: a Limit with a rate: how many messages each group starts in a time.
+            limit: a Limit with a rate: how many messages each group starts per period.
 
         Returns:
             The stream.
@@ -235,8 +236,8 @@ class Client(Connected[Connection]):
     ) -> None:
         """Change the options that all users of a queue or a stream must agree on.
 
-        Running processes follow within 5 s, at once with a bus; the retention counts within a
-        minute.
+        Running processes follow within 5 s, or at once with a bus. A new retention takes effect
+        within a minute.
 
         Args:
             name: the name of the queue, or of the stream.
@@ -271,10 +272,10 @@ class Client(Connected[Connection]):
         return self._connection.transaction()
 
     def run_transaction(self, fn: Callable[[Any], R]) -> R:
-        """Call ``fn(session)`` in a transaction, again when MongoDB asks for a retry, and commit.
+        """Call ``fn(session)`` in a transaction, then commit. Repeat if MongoDB asks for a retry.
 
         Args:
-            fn: passes the session as ``session=``; may be called more than once.
+            fn: passes the session on as ``session=``; may be called more than once.
 
         Returns:
             The result of ``fn``.

@@ -14,10 +14,10 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-#: Users give instants before this one. From here on pyqueue keeps finished messages.
+#: Instants given by users are earlier. The ``when`` of a finished message is this or later.
 BAND = datetime(8000, 1, 1, tzinfo=UTC)
 
-#: When the primary was asked and when its answer came, by the monotonic clock; and the answer.
+#: When the primary was asked and when it answered, by the monotonic clock; and its answer.
 Sample = tuple[float, float, datetime]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -27,8 +27,8 @@ REFRESH_INTERVAL_S = (10.0, 15.0)
 #: A larger step between the clocks of the machine means that its wall clock was set, or that it was
 #: suspended. A larger step of the estimate means that the primary's clock was set.
 _JUMP_S = 1.0
-#: How far a sample may be off an estimate that still agrees: instants are in whole milliseconds,
-#: and clocks drift between two samples.
+#: How far a sample may differ from an estimate and still agree with it: instants are in whole
+#: milliseconds, and clocks drift between two samples.
 _TOLERANCE_S = 0.003
 
 
@@ -50,7 +50,7 @@ class Clock:
         self._instant = _EPOCH
         self._taken = float("-inf")
         self._interval = random.uniform(*REFRESH_INTERVAL_S)
-        #: How often a sample moved the estimate by more than a second, or was of another primary.
+        #: How often a sample moved the estimate by more than a second, or came from a new primary.
         #: Times that consumers computed before then may be wrong.
         self.changes = 0
 
@@ -86,7 +86,7 @@ class Clock:
         self._apart = time.time() - self._taken
 
     def agrees(self, sample: Sample) -> bool:
-        """Return whether the estimate can be right, by a sample that took less than a second."""
+        """Return whether a sample took less than a second and agrees with the estimate."""
         sent, received, instant = sample
         ahead = instant.timestamp() - self._offset
         return received - sent < _JUMP_S and sent - _TOLERANCE_S <= ahead <= received + _TOLERANCE_S
@@ -106,7 +106,7 @@ class Clock:
 
 
 def _from_now() -> Iterator[int]:
-    """Count from the wall clock on: 4096 numbers a millisecond are more than a process can use."""
+    """Count from the present time. No process can use up 4096 numbers per millisecond."""
     return itertools.count(time.time_ns() // 1_000_000 << 12)
 
 
@@ -114,12 +114,12 @@ _numbers = _from_now()
 
 
 def next_number() -> int:
-    """Return a larger number than any before, in this process and in those that it replaces."""
+    """Return a number larger than any before, in this process and the processes it replaces."""
     return next(_numbers)  # one call of C, so threads need no lock
 
 
 def _forked() -> None:
-    """Begin with the time: earlier children have used the numbers that come next."""
+    """Count from the time again: an earlier child may have used the numbers that come next."""
     global _numbers
     _numbers = _from_now()
 

@@ -1,6 +1,6 @@
 """Several plans at once: a request for long work on many documents.
 
-One command of the server uses one of its processors, and waits for the journal by itself.
+The server runs each command on one processor, and each command waits for the journal separately.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pyqueue.requests import Plan, Request
 
 T = TypeVar("T")
 
-#: How many plans run at once. While the server works, the commands of the next one are encoded.
+#: How many plans run at once. While the server works, the driver encodes the next plan's commands.
 AT_ONCE: Final = 4
 
 
@@ -21,8 +21,8 @@ AT_ONCE: Final = 4
 class Concurrently(Request[list[T]], Generic[T]):
     """Run plans that do not depend on each other. The answer is the list of their results.
 
-    If some fail, the error of one of them is raised after all that have begun have ended; the rest
-    may not have begun. Drivers run ``AT_ONCE`` of them at once, mongomock one after the other.
+    If some fail, the error of one of them is raised once all plans that have begun have ended; the
+    rest may never begin. Drivers run ``AT_ONCE`` plans at once; mongomock runs one at a time.
     """
 
     plans: Sequence[Plan[T]]

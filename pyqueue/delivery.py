@@ -64,10 +64,10 @@ class Drop:
 class Many:
     """An answer: the message is finished, and each output is a new message.
 
-    All of it happens, or nothing. No transaction is needed.
+    Either all of this happens or none of it. No transaction is needed.
 
     Args:
-        outputs: a ``To`` for each. One without a payload takes the payload of the message.
+        outputs: a ``To`` for each output. One without a payload takes the payload of the message.
 
     Raises:
         ConfigurationError: An output is not a ``To``.
@@ -153,7 +153,7 @@ class Delivery(Generic[T]):
     A handler of batches takes a list of them.
 
     An async handler awaits the two methods; any other handler calls them. Both raise ``LeaseLost``
-    once the handler does not hold the message any more.
+    once the handler no longer holds the message.
     """
 
     __slots__ = ("_loop", "_notes", "lost", "message")
@@ -177,8 +177,8 @@ class Delivery(Generic[T]):
         """Store how far the work has come. ``Message.progress`` shows it to any reader.
 
         A message of a stream stores no progress, and neither does one that shares a document with
-        other messages of a bucket: the call changes nothing, and the first one of a run logs a
-        warning.
+        other messages of a bucket: the call changes nothing, and the first such call of a run logs
+        a warning.
 
         Args:
             fraction: from 0 to 1.

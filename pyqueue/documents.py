@@ -23,7 +23,7 @@ _MAX_EXACT: Final = 1 << 53
 
 #: The prefix of a stored group; see ``stored_group``.
 GROUP_PREFIX: Final = re.compile("[0-9a-f]{3}:")
-#: The fields that may have the group of a message, in this order: while it waits, while it is held,
+#: The fields that may hold the group of a message, in this order: while it waits, while it is held,
 #: and after it left its ordered queue.
 STORED_GROUP: Final = ("group", "lock", "last_group")
 #: The types of the fields that the code relies on. Other fields may have any value.
@@ -113,7 +113,7 @@ def priority_of(document: Mapping[str, Any]) -> int | None:
 
 
 def stored_group(group: str) -> str:
-    """Return the stored form of a group: behind a short hash, which spreads it over an index."""
+    """Return the stored form of a group. Its short hash prefix spreads groups over an index."""
     return f"{crc32(group.encode()) & 0xFFF:03x}:{group}"
 
 
@@ -136,10 +136,10 @@ def state_of(document: Mapping[str, Any], now: datetime) -> State:
 
 
 def eligible_since(document: Mapping[str, Any]) -> datetime | None:
-    """Return since when a message is eligible; None: no stored value says so.
+    """Return the instant since which a message is eligible; None if no stored value says so.
 
-    Another program may have written it without ``due``. ``when`` of a held message is the end of
-    its lease, so the time of the claim stands in for it.
+    Another program may have written the message without ``due``. The ``when`` of a held message is
+    the end of its lease, so the time of its claim is used instead.
     """
     for name in ("due", "reserved" if "token" in document else "when"):
         value = document.get(name)
@@ -161,7 +161,7 @@ def message_of(
 
     Returns:
         A ``Reservation`` if ``lease`` is given, else a ``Finished`` or a ``Message``. A missing
-        field shows an empty value.
+        field becomes an empty value.
     """
     get = document.get
     when = get("when", NEVER)
@@ -199,7 +199,7 @@ def message_of(
 
 
 def listed_levels(stored: object) -> tuple[int, ...]:
-    """Return the levels that a record lists, the highest first. Any program may have written it."""
+    """Return the levels that a record lists, highest first. Any program may have written them."""
     values = stored if isinstance(stored, list) else []
     levels = {each for each in values if isinstance(each, int) and not isinstance(each, bool)}
     return tuple(sorted((each for each in levels if 0 <= each <= HIGHEST_PRIORITY), reverse=True))

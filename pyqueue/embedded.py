@@ -136,7 +136,7 @@ class EmbeddedServer:
     """A mongod that belongs to this process and keeps its data in a directory.
 
     The constructor returns when the server is a writable primary. The server stops on ``close()``,
-    at the end of a ``with`` block, and when this process ends in whatever way. The end of the
+    at the end of a ``with`` block, and when this process ends for any reason. The end of the
     thread that started it changes nothing. A Ctrl-C in the terminal reaches only this process. A
     forked child can use ``url`` as any other process can, but the server belongs to the parent.
 
@@ -146,14 +146,14 @@ class EmbeddedServer:
 
     Raises:
         ConfigurationError: No mongod was found (see ``find_mongod``), the directory cannot be used
-            or is in use, or mongod failed to start. The text has the end of the log of mongod, and
+            or is in use, or mongod failed to start. The text has the end of mongod's log, and
             no process is left running.
     """
 
     path: Path
     """The absolute path of the directory."""
     port: int
-    """The TCP port on 127.0.0.1, the same as the last time if it is free."""
+    """The TCP port on 127.0.0.1: the same as last time, if it is free."""
     pid: int
     """The process id of mongod."""
     url: str
@@ -222,13 +222,13 @@ class EmbeddedServer:
             os.close(_watchdog.pidfd(self._owner))
         except OSError as error:
             raise ConfigurationError(
-                f"an embedded server needs pidfd_open, of Linux 5.3 or later: {error}"
+                f"an embedded server needs Linux 5.3 or later, for pidfd_open: {error}"
             ) from error
 
     def _prepare_directory(self) -> None:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # The data are for this user only. The mode of a directory with other files is left.
+            # The data are for this user only. The mode of a directory with other files stays.
             if not self.path.exists() or not set(os.listdir(self.path)) - _OURS:
                 self._make_private(self.path)
             self._make_private(self.path / "db")
@@ -334,7 +334,7 @@ class EmbeddedServer:
                 else "a server that is stopping"
             )
             return ConfigurationError(
-                f"path={self.path} is in use by {holder}; close that one, or name another directory"
+                f"path={self.path} is in use by {holder}; close it, or name another directory"
             )
         what = what or f"mongod ended with status {status}"
         return ConfigurationError(

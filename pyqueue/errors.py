@@ -45,8 +45,8 @@ class QueueError(Exception):
 class LeaseLost(QueueError):
     """The reservation is no longer held: its lease ended, or it was settled already.
 
-    Nothing was changed for the members of ``lost``. The members of ``unknown`` are gone or moved
-    on; either this call or another holder settled them. Only a batch can have unknown members.
+    The call did not change the messages in ``lost``. The messages in ``unknown`` are gone or were
+    moved, by this call or by another holder. Only a batch can have unknown messages.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Unavailable(QueueError):
     """The server did not answer in time, so the outcome is unknown.
 
     ``ids`` names the messages whose outcome is unknown. Repeat a push with the same id: it never
-    makes a second message. Repeat a settle: it raises LeaseLost if the first call had worked.
+    makes a second message. Repeat a settle: it raises LeaseLost if the first call worked.
     """
 
     def __init__(self, message: str, *, ids: Sequence[Any] = ()) -> None:
@@ -110,10 +110,10 @@ class Disconnected(Unavailable):
 
 
 class Occupied(Fenced):
-    """Another process runs the claim group or writes the stage. Internal: this one stands by.
+    """Another process runs the claim group or writes the stage. Internal: this process stands by.
 
-    ``owner`` is the label of the runner, ``until`` when it counts as gone unless it says that it
-    works, and ``wait_s`` how many seconds that is from now.
+    ``owner`` is the label of that process. Unless it renews its lease, it counts as gone from
+    ``until`` on, which is ``wait_s`` seconds from now.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class NotPermitted(ConfigurationError):
 
 
 class TargetRefused(ConfigurationError):
-    """The target does not take a message, or an option of its move. Internal: a stage buries it."""
+    """The target refuses a message or an option of its move. Internal: a stage then buries it."""
 
 
 class OtherKind(ConfigurationError):

@@ -1,4 +1,4 @@
-"""Limits on a queue: how many messages are held at once, and how many start in a time.
+"""Limits on a queue: how many messages are held at once, and how many start per period.
 
 A limit is stored in the record of the queue, so that all of its consumers obey it.
 """
@@ -24,7 +24,7 @@ _MAX_COUNT: Final = (1 << 31) - 1
 _CENTURY_S: Final = 100 * 365 * 86400.0
 #: A consumer asks again within this time, because another may have given permits back.
 _RETRY: Final = timedelta(seconds=5)
-#: Of how many keys a consumer remembers when the next message may start.
+#: For how many keys a consumer remembers when the next message may start.
 _MAX_KEYS: Final = 10_000
 #: A key is stored in indexes. The hash of a longer one stands for it.
 _MAX_KEY: Final = 200
@@ -110,7 +110,7 @@ class Limit:
 
     @property
     def header(self) -> str | None:
-        """The name of the header whose values have limits of their own."""
+        """The name of the header whose values have separate limits."""
         return None if self.per is None else self.per.removeprefix(_HEADER)
 
     def __repr__(self) -> str:
@@ -153,14 +153,14 @@ class Drain(NamedTuple):
 
 
 def drain_of(before: object, drain: Drain | None, after: object, now: datetime) -> Drain | None:
-    """Return the drain of a limit that is changed; None: it was not lowered.
+    """Return the drain of a changed limit; None: the limit was not lowered.
 
     Args:
         before: the limit as the record stores it.
         drain: the drain in the record.
-        after: the limit to be stored. One without concurrency is lowered, too: the next change may
-            bring a lower one.
-        now: the instant.
+        after: the limit to be stored. A limit without concurrency counts as lowered, too: the next
+            change may bring a lower one.
+        now: the current instant.
     """
     former, lower = (
         each.get("concurrency", 0) if isinstance(each, Mapping) else 0 for each in (before, after)
@@ -170,7 +170,7 @@ def drain_of(before: object, drain: Drain | None, after: object, now: datetime) 
 
 
 def key_of(limit: Limit, document: Mapping[str, Any]) -> str:
-    """Return the key whose limit a stored message counts for; "" if the limit is not ``per`` key.
+    """Return the key under which a limit counts a stored message; "" if it is not ``per`` key.
 
     Messages without the header share the key "-". Equal values of different types differ. A long
     value has the key "#", with its hash.
@@ -247,7 +247,7 @@ def check_call(queue: str, limit: Limit | None, call: str | None) -> None:
     Args:
         queue: The name of the queue.
         limit: Its limit; None: it has none.
-        call: "pop" or "claim", which cannot obey each limit; None: a reserve.
+        call: "pop" or "claim", which cannot obey every limit; None: a reserve.
 
     Raises:
         ConfigurationError: The call cannot obey it.
@@ -260,7 +260,7 @@ def check_call(queue: str, limit: Limit | None, call: str | None) -> None:
     if limit is not None and limit.per is not None and call == "claim":
         raise ConfigurationError(
             f"{call}: queue {queue!r} has a limit per key, which named claims do not obey: reserve "
-            "messages, and commit them"
+            "messages and commit them instead"
         )
 
 
@@ -300,24 +300,24 @@ class FollowedLimit:
     """The limit of a queue, as a consumer last read it."""
 
     limit: Limit | None = None
-    #: When the next message of a key may start, if no more of them may start now by the rate.
+    #: When the next message of a key may start, if the rate lets no more of them start now.
     _starts: dict[str, datetime] = field(default_factory=dict)
     #: Why the stored limit cannot be read. Until it can, nothing may be claimed.
     unreadable: str | None = None
-    #: Whether the last scan met taken slots, or left few. Otherwise the next scan expects none, and
-    #: the unique index tells if that is wrong. Reading the slots costs more.
+    #: Whether the last scan met taken slots, or left few free. If not, the next scan saves reading
+    #: the slots and assumes that all are free; the unique index refuses a taken slot.
     meets_slots: bool = True
-    #: It lets nothing start before this, unless a claim ends; None: the last scan was not stopped.
+    #: Nothing may start before this, unless a claim ends; None: the last scan was not stopped.
     blocked_until: datetime | None = None
-    #: No scan behind a page of messages that cannot start before this; see ``limits.scan``.
+    #: Do not scan behind a page of blocked messages before this; see ``limits.scan``.
     behind_at: datetime | None = None
     #: A former limit on concurrency under which messages may still be held.
     drain: Drain | None = None
-    #: How long the last question for permits took, in seconds; of several, the quickest one.
+    #: How long the last request for permits took, in seconds; of several, the quickest.
     trip_s: float = 0
-    #: Whether it was read. Nothing may be claimed before.
+    #: Whether the limit was read. Nothing may be claimed before.
     known: bool = False
-    #: Whether it was logged that permits take long.
+    #: Whether the warning that permits take long was logged.
     noted_slow: bool = False
 
     def follow(self, queue: str, shape: object) -> None:
@@ -367,5 +367,5 @@ class FollowedLimit:
         self._starts[key] = min(next_start, now + _RETRY)
 
     def first_start(self, now: datetime) -> datetime | None:
-        """Return when the next message may start of all keys that have to wait and are known."""
+        """Return when the first message may start, over all keys that are known to wait."""
         return min((each for each in list(self._starts.values()) if each > now), default=None)

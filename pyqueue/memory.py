@@ -33,7 +33,7 @@ _guard = threading.Lock()
 
 
 def _forked() -> None:
-    """Begin with free locks in a forked child: threads that it does not have may hold these."""
+    """Begin with free locks in a forked child: threads that it lacks may hold the old locks."""
     global _guard, _locks
     _guard = threading.Lock()
     _locks = weakref.WeakKeyDictionary()
@@ -86,7 +86,7 @@ class MemoryCollection:
     def create_index(self, keys: Any, *, name: str, **options: Any) -> None:
         """Create an index unless it exists, as a server does.
 
-        mongomock would check the documents again, and those that a partial index leaves out.
+        mongomock would check all documents again, even documents that a partial index leaves out.
         """
         with self._lock:
             if name in self._collection.index_information():
@@ -168,7 +168,7 @@ class MemoryCollection:
             return _plain(updated)
 
     def find(self, filter: Any, projection: Any = None, **options: Any) -> list[Any]:
-        """Find documents. Compute their sizes here, which mongomock cannot."""
+        """Find documents. Compute their sizes here, because mongomock cannot."""
         find = self.__getattr__("find")
         if not projection or all(isinstance(each, int) for each in projection.values()):
             found: list[Any] = find(filter, projection, **options)
@@ -299,7 +299,7 @@ def _given(value: Any) -> Any:
 
 
 def _replaced(value: Any, name: str, by: Any) -> Any:
-    """Return a value in which another value stands for a name."""
+    """Return a value in which a name is replaced by another value."""
     if isinstance(value, dict):
         return {key: _replaced(each, name, by) for key, each in value.items()}
     if isinstance(value, list):

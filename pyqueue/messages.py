@@ -90,7 +90,7 @@ class Message(Generic[T]):
     progress: dict[str, Any] | None
     #: The state that an earlier try stored.
     checkpoint: Any
-    #: The last 20 queues that the message passed: ``{q, at}``.
+    #: The last 20 queues that the message passed through: ``{q, at}``.
     trail: list[dict[str, Any]]
     #: scheduled, ready, reserved or finished.
     state: State
@@ -115,7 +115,7 @@ class Reservation(Message[T]):
     owner: str
     #: The length of the lease, in seconds.
     lease: float
-    #: The slot that it takes of the limit on its queue; None: there is no limit on concurrency.
+    #: Its slot in the limit on its queue; None: there is no limit on concurrency.
     slot: str | None = field(default=None, kw_only=True, repr=False)
 
 
@@ -179,7 +179,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerCounts:
-    """The number of messages that a consumer group of a stream has before it, by state."""
+    """The number of messages that a consumer group of a stream has ahead of it, by state."""
 
     ready: int = 0
     scheduled: int = 0

@@ -4,8 +4,8 @@ A model dumps a value in Python mode. A type that BSON lacks takes its pydantic 
 becomes a Decimal128. Loading through the model reverses this. This module does no I/O.
 pydantic is imported for the first model: Spark's executors have no model and may lack pydantic.
 
-A payload may hold secrets, and the texts of errors are stored, logged and shown. So no text of this
-module contains a value of a payload, and no error has one with such a text as its cause.
+A payload may hold secrets, and the texts of errors are stored, logged and shown. So neither an
+error of this module nor its cause has a text with a value of a payload.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def each_of(function: Callable[[T], V], values: Sequence[T]) -> list[V]:
     """Return the results of a function of one payload for several payloads.
 
     Raises:
-        InvalidMessage: as the function does. Of several payloads, the text names the index.
+        InvalidMessage: the function raises it. If there are several payloads, the text names the
+            index.
     """
     if len(values) == 1:
         return [function(values[0])]
@@ -115,7 +116,7 @@ _INSTEAD: Final[Mapping[type, str]] = {
     Awaitable: "await it first",
     Iterator: "give a list",
     int: "give an int of at most 64 bits, or a str",
-    str: "give a str of Unicode, without lone surrogates",
+    str: "give a Unicode str, without lone surrogates",
 }
 
 
@@ -151,7 +152,7 @@ def _fault(path: list[str], value: Any) -> tuple[list[str], str, str] | None:
         return None
     if _encodes({"": value}):
         return None
-    model = "convert it, or give the queue a model, which does"
+    model = "convert it, or give the queue a model that converts it"
     other = "give its str()" if hasattr(value, "__fspath__") else model
     remedy = next((text for kind, text in _INSTEAD.items() if isinstance(value, kind)), other)
     return path, f"type {type(value).__name__}", remedy
@@ -195,7 +196,7 @@ def error_text(error: BaseException) -> str:
 
 
 def _mistakes(error: ValidationError) -> str:
-    """Return the mistakes behind a colon: one in the same line, several in a line each."""
+    """Return the mistakes for the text after a colon: one on its line, several on a line each."""
     text = error_text(error)
     return f"\n{text}" if "\n" in text else f" {text}"
 
@@ -212,7 +213,7 @@ def _mistake(mistake: ErrorDetails) -> str:
 
 
 def traceback_text(error: BaseException) -> str | None:
-    """Return the traceback of an error without such values; None: it contains none anyway."""
+    """Return the traceback of an error without such values; None: it has no such values."""
     chain: list[BaseException] = []
     rest: list[BaseException | None] = [error]
     while rest:
@@ -305,7 +306,7 @@ class Codec(Generic[T]):
             except Exception as error:  # pydantic raises many types of error for a non-type
                 form = type(model)
                 if hasattr(form, "__pydantic_validator__") or hasattr(form, "__dataclass_fields__"):
-                    text = f"give the type {form.__name__}, not a value of it"
+                    text = f"give the type {form.__name__}, not an instance of it"
                 else:
                     text = f"pydantic cannot validate {model!r}; give a type that it knows: {error}"
                 raise ConfigurationError(f"model: {text}") from error

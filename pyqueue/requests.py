@@ -2,8 +2,9 @@
 
 A *plan* is a generator. It yields these requests, is sent their answers and returns a result, so
 the semantics of a queue are written without I/O. A database command knows how it is sent (``send``)
-and how to read its answer (``read``). Only a driver gives it a collection, and answers the rest.
-A request is typed by its answer: in ``found = yield from Find(...)``, that is a list of documents.
+and how to read its answer (``read``); the driver only gives it a collection. The driver answers all
+other requests itself. A request is typed by its answer: in ``found = yield from Find(...)``, that
+is a list of documents.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class RefusedWrite(Exception):
 
 
 class _TimeLimited(OrderedDict[str, Any]):
-    """A command whose time limit only becomes shorter: ``pymongo.timeout`` overwrites it.
+    """A command whose time limit can only be shortened: ``pymongo.timeout`` overwrites it.
 
     The client must wait longer than the server, to leave time for the network.
     """
@@ -245,10 +246,10 @@ class Update(Command[Change]):
 
 @dataclass(slots=True)
 class UpdateEach(Command[tuple[int, list[WriteFailure]]]):
-    """Apply pairs of a filter and an update. The answer: the number of matches, and refusals."""
+    """Apply pairs of a filter and an update. The answer: the number of matches, and failures."""
 
     pairs: Sequence[tuple[Filter, UpdateDocument]]
-    many: bool = False  # each updates all of its matches
+    many: bool = False  # each update changes all of its matches
 
     def send(self, collection: Any) -> Any:
         """Send a bulk write."""
@@ -369,7 +370,7 @@ class ServerTime(Request[datetime]):
 
 @dataclass(slots=True)
 class MonotonicTime(Request[float]):
-    """Seconds on the monotonic clock of this machine, for timeouts: it is never set."""
+    """Seconds on the monotonic clock of this machine. For timeouts, since it is never set."""
 
 
 @dataclass(slots=True)
@@ -390,7 +391,7 @@ class EnsureQueue(Request[str]):
 
 @dataclass(slots=True)
 class ForgetQueue(Request[None]):
-    """Forget the record of a queue, which was deleted."""
+    """Forget the record of a queue that was deleted."""
 
     queue: str
 
@@ -439,7 +440,7 @@ class Coalesce(Request[Result], Generic[Item, Result]):
 
 @dataclass(slots=True)
 class Latecomers(Request[None]):
-    """Append the items of calls that came since to the list of a running batch of ``Coalesce``."""
+    """Append the items of later calls to the item list of a running batch of ``Coalesce``."""
 
     items: list[Any]
 

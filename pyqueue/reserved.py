@@ -101,7 +101,7 @@ def holding(
         state = renewer.state(reservation)
         if state == "lost":
             raise _lost(reservation)
-        if state == "renewed":  # and it still is, while the commit runs
+        if state == "renewed":  # the renewal continues while the commit runs
             queue.commit(reservation)
     finally:
         renewer.discard(reservation)
@@ -130,7 +130,7 @@ async def holding_async(
         state = renewer.state(reservation)
         if state == "lost":
             raise _lost(reservation)
-        if state == "renewed":  # and it still is, while the commit runs
+        if state == "renewed":  # the renewal continues while the commit runs
             await queue.commit(reservation)
     finally:
         renewer.discard(reservation)

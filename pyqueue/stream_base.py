@@ -54,7 +54,7 @@ class StreamBase(Generic[T, Runs]):
         except InvalidName as error:
             if dead_letter is not None:
                 raise
-            text = "the name of the stream and that of the group are too long together: give one"
+            text = "the default, <stream>.<group>.dead, is too long: give a shorter name"
             raise ConfigurationError(f"dead_letter: {text}") from error
         options = Options(
             lease=arguments.duration("lease", lease, positive=True),

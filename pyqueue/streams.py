@@ -1,4 +1,4 @@
-"""``Stream``: a log that any number of consumer groups read, each at its pace.
+"""``Stream``: a log that any number of consumer groups read, each at its own pace.
 
 ``Consumer``: one of these groups.
 """
@@ -65,7 +65,7 @@ class Stream(StreamBase[T, PlanRunner]):
 
         Raises:
             InvalidMessage: A payload cannot be stored. Nothing was written.
-            Unavailable: Some messages may be stored. The text says how many surely are.
+            Unavailable: Some messages may be stored. The text says how many certainly are.
         """
         return self._runner.run(self._backend.append(payloads, headers))
 
@@ -111,7 +111,7 @@ class Stream(StreamBase[T, PlanRunner]):
         """Return a consumer group of this stream. This does no I/O.
 
         The group is made when it first receives, and then stored until ``delete_consumer``. Any
-        number of processes may receive for it; together they get each message.
+        number of processes may receive for it; together they get every message.
 
         Args:
             name: the durable name of the group: 1-110 of A-Z a-z 0-9 _ - . : >
@@ -159,8 +159,8 @@ class Stream(StreamBase[T, PlanRunner]):
 class Consumer(ConsumerBase[T, PlanRunner]):
     """A consumer group of a stream, for blocking code. ``Stream.consumer`` makes it, without I/O.
 
-    Its ``name`` is the stream, "~" and the name of the group. Messages that are reserved in one
-    call have a common lease for each thousand of them.
+    Its ``name`` is the stream, "~" and the name of the group. Each thousand messages that one call
+    reserves share a lease.
     """
 
     def reserve(
@@ -309,7 +309,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         return self._runner.run(self._settles(reservations, None, plan))
 
     def counts(self) -> ConsumerCounts:
-        """Count the messages that the group has before it, by state.
+        """Count the messages that the group has ahead of it, by state.
 
         Returns:
             ready, scheduled, reserved, their total, and skipped.

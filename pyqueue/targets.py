@@ -24,7 +24,7 @@ def check_url(url: str) -> None:
     # Else a part of a password counts as the host or the database, and errors show it.
     if url.startswith("mongodb") and "@" in path:
         raise ConfigurationError(
-            'target: the URL has a "/" before an "@": quote the user name and the password by '
+            'target: the URL has a "/" before an "@": quote the user name and the password with '
             'urllib.parse.quote_plus, so that "p@ss/word" becomes "p%40ss%2Fword"'
         )
     database = unquote_plus(path).partition(".")[0]
@@ -49,12 +49,12 @@ def invalid(value: object) -> ConfigurationError:
         shown = "None"
     elif hasattr(form, "get_collection"):
         remedy = (
-            "this is the database of the other kind of client: Client blocks, AsyncClient is async"
+            "it belongs to the other kind of client: Client is blocking, AsyncClient is async"
         )
     elif hasattr(form, "get_database"):
         remedy = 'give a database of it, such as mongo["shop"]'
     elif hasattr(form, "find_one_and_update"):
-        remedy = "give the database that it is in, and its name as namespace="
+        remedy = "give its database, and the name of the collection as namespace="
     return ConfigurationError(f"target: {shown} is not allowed: {remedy}")
 
 
@@ -67,5 +67,5 @@ def redacted(url: str) -> str:
 
 
 def shown(target: object) -> str:
-    """Return a target for a text, without secrets."""
+    """Return a target as texts show it, without secrets."""
     return redacted(target) if isinstance(target, str) else type(target).__name__

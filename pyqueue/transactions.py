@@ -30,7 +30,7 @@ def check_usable(driver: BaseDriver[Any]) -> None:
     """Refuse a server without transactions.
 
     Raises:
-        ConfigurationError: It has none.
+        ConfigurationError: The server has no transactions.
     """
     if not driver.replicated:
         raise ConfigurationError(
@@ -40,9 +40,9 @@ def check_usable(driver: BaseDriver[Any]) -> None:
 
 @contextmanager
 def _repeatable() -> Iterator[None]:
-    """Raise the error of a connection without sessions as one that retry loops repeat.
+    """Turn the error of a connection without sessions into an error that retry loops retry.
 
-    A command of the user or the commit may meet such a connection, too. It was not sent then.
+    A command of the user, or the commit, may meet such a connection, too. Then it was not sent.
     """
     try:
         yield

@@ -23,7 +23,7 @@ class Worker(Runner):
     With ``batch`` a handler takes many messages at once, and may raise ``BatchFailed`` for some.
 
     Args:
-        client: a Client or an AsyncClient. On either, handlers may be ``def`` or ``async def``.
+        client: a Client or an AsyncClient. With either, handlers may be ``def`` or ``async def``.
         concurrency: how many handlers run at once, over all queues.
         name: a label for reports.
     """
@@ -59,8 +59,8 @@ class Worker(Runner):
         """Have a function consume a queue. Without a handler this is a decorator.
 
         Args:
-            queue: the name of the queue; or a queue of this client, or a consumer group of a
-                stream, which have their model and options already.
+            queue: the name of a queue; or a queue of this client or a consumer group of a stream,
+                which already have their model and options.
             handler: takes (payload) or (payload, delivery); with ``batch``, a list of payloads, or
                 that and a list of deliveries.
             to: queues to which the handler may send messages, by To or Many.

@@ -171,7 +171,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
     ),
     "unquoted password": (
         lambda client: Client("mongodb://u:p@ss/word@127.0.0.1:1/shop"),
-        ("target", "quote the user name and the password by urllib.parse.quote_plus"),
+        ("target", "quote the user name and the password with urllib.parse.quote_plus"),
     ),
     "name of a database": (
         lambda client: Client("mongodb://127.0.0.1:1/a b").queue("a").push(1),

@@ -33,7 +33,7 @@ WRONG: dict[str, tuple[Callable[[Pipeline], Any], str]] = {
     ),
     "twice": (
         lambda p: p.choice("a", same, to=["b", "c", "b"]),
-        "to: of queue 'a': 'b' is listed twice",
+        "to: the stage of queue 'a' lists 'b' twice",
     ),
     "nowhere": (lambda p: p.choice("a", same, to=[]), "the stage of queue 'a' leads nowhere"),
     "a link to two": (

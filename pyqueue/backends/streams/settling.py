@@ -193,13 +193,13 @@ def reservations(state: GroupState, given: Sequence[object]) -> list[StreamReser
     for each in given:
         if not isinstance(each, StreamReservation):
             raise ConfigurationError(
-                f"reservations: give what the consumer's reserve() returned, not "
+                f"reservations: give reservations from the consumer's reserve(), not "
                 f"{type(each).__name__}"
             )
         if (each.queue, each.group) != (state.stream, state.name):
             raise ConfigurationError(
                 f"reservations: message {each.id} was reserved by group {each.group!r} of stream "
-                f"{each.queue!r}; settle it there, not at {state.name!r} of {state.stream!r}"
+                f"{each.queue!r}; settle it with that group, not with {state.name!r} of {state.stream!r}"
             )
         unique[each.position, each.token] = each
     return list(unique.values())
