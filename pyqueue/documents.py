@@ -156,7 +156,7 @@ def message_of(
     Args:
         document: the document, without its invalid fields.
         payload: the payload, as the model loaded it.
-        now: the instant.
+        now: the current instant.
         lease: the length of the lease in seconds, for a ``Reservation``.
 
     Returns:

@@ -51,8 +51,8 @@ def names() -> Plan[list[str]]:
 def queues(cap: int | None, held: bool) -> Plan[list[QueueInfo]]:
     """Return the queues with their counts, up to ``cap`` in each state; None: count all.
 
-    If ``held`` is true, reserved messages are counted apart from scheduled messages, which must
-    read each of them.
+    If ``held`` is true, reserved messages are counted apart from scheduled messages: the server
+    must read each of them to tell them apart.
     """
     if cap is not None:
         arguments.count("cap", cap)

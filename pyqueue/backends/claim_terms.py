@@ -29,7 +29,7 @@ class ClaimingKind(Kind, Protocol):
             terms: how this process claims.
             state: this process's knowledge of the queue.
             record: the record; empty if there is none.
-            now: the instant.
+            now: the current instant.
 
         Raises:
             ConfigurationError: this release cannot obey the record.
@@ -119,7 +119,7 @@ class Scan:
     line: Line
     #: The byte limit of the claim. It collects claimed messages that do not fit.
     room: ByteLimit
-    #: The instant.
+    #: The current instant.
     now: datetime
     #: The most messages to claim, apart from those for callers that arrive later.
     wanted: int

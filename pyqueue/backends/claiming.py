@@ -273,7 +273,7 @@ def _claim_unlocked(claim: _Claim, wanted: int) -> Plan[list[Document] | None]:
 
 
 def _candidates(scan: Scan, skip: int) -> Plan[list[Document]]:
-    """Read the candidates that fit. Raise ``scan.wanted`` for callers that have arrived since.
+    """Read the candidates that fit. Increase ``scan.wanted`` for callers that have arrived since.
 
     If those callers were left out, the callers of a process would split into groups that wait for
     each other's claims, and small groups cost most.

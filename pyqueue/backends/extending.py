@@ -27,7 +27,7 @@ MAX_GROUP: Final = 100
 #: How many parts a timed-out group is divided into. So 100 messages take two divisions, and a
 #: locked message costs the other messages up to three time limits.
 _PARTS: Final = 10
-#: The least time limit, in seconds, of the last try for one of several messages in ``extend``.
+#: The shortest time limit, in seconds, of the last try for one of several messages in ``extend``.
 LAST_TRY_S: Final = 2.0
 
 

@@ -69,7 +69,7 @@ Name = TypeVar("Name", bound=Hashable)
 GRACE: Final = timedelta(seconds=5)
 #: The assumed size of a copy when calls share commands.
 _TYPICAL_BYTES: Final = 1024
-#: How often copies are written while other processes change copies with the same ids.
+#: How many times copies are written while other processes change copies with the same ids.
 _TRIES: Final = 5
 #: An update that changes nothing. At majority it waits until everything it has seen is durable.
 NOTHING: Final[UpdateDocument] = {"$unset": {MARK: ""}}

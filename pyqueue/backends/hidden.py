@@ -29,7 +29,7 @@ def token_of(copy: Document) -> str:
 
 
 def call_of(copy: Document) -> str | None:
-    """Return the label that sets the call that made a copy apart from the holder's other calls."""
+    """Return the label of the call that made a copy. The holder's other calls have other labels."""
     call: str | None = copy[MARK].get("call")
     return call
 

@@ -30,7 +30,8 @@ from pyqueue.requests import (
     WriteFailure,
 )
 
-#: The ``q`` of a placeholder that keeps a document out, and how long it stays: no insert is later.
+#: The ``q`` of a placeholder that keeps a document out, and how long it stays: until no insert of
+#: the document can still arrive.
 _KEPT_OUT: Final = "~kept-out"
 _KEPT_OUT_FOR: Final = timedelta(days=1)
 
@@ -239,8 +240,8 @@ def find_usable(match: Filter, fields: Document, session: object) -> Plan[list[D
 def _delete_abandoned(copy: Document, session: object) -> Plan[None]:
     """Delete a hidden copy if no holder has decided on it, and no holder can any more.
 
-    One update at majority makes sure: it finds the source under another token, or keeps the source
-    out. After it, no fail-over can bring the token back.
+    One update at majority ensures this: it finds the source under another token, or keeps the
+    source out. After that, no fail-over can bring the token back.
     """
     token, source, listed = copy[MARK]["token"], copy[MARK].get("source"), f"{HANDED}.h"
     held = {"_id": source, "$or": [{"token": token}, {listed: token}]}

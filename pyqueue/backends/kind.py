@@ -171,7 +171,7 @@ class Kind(Protocol):
         """Return the update that finishes a message.
 
         Args:
-            now: the instant.
+            now: the current instant.
             outcome: "popped", "committed" or "removed".
             history_s: how long the history keeps the message, in seconds; None: not at all.
             keyed: whether the message has a message key.

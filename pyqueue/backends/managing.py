@@ -156,7 +156,7 @@ def purge(queue: str, kind: Kind, *, singles: bool = False) -> Plan[int]:
     ``singles``: leave out packs; see ``bucket.managing``.
 
     It works in pages. It passes over messages that an open transaction holds, and tries them again
-    at the end: first one by one, then with one command, until its time is over.
+    at the end: first one by one, then with one command, until its time is up.
 
     Raises:
         Unavailable: the server did not answer, or messages are still held by a transaction. The

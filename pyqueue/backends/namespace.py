@@ -282,7 +282,7 @@ def revive_record(queue: str, record: Mapping[str, Any], by: str | None = None) 
 
     Args:
         queue: the name of the queue.
-        record: its record, which has its levels.
+        record: its record, including its levels.
         by: the label of the process that uses the queue; None: it was not deleted after all.
     """
     match = {"_id": record_id(queue), "deleted": {"$exists": True}}

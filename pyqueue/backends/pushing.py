@@ -294,7 +294,7 @@ def replace(kind: Kind, entry: Entries, foreign: list[Id]) -> Plan[Id | None]:
     Args:
         kind: the kind of the queue.
         entry: the document.
-        foreign: gains its id if a message that was never in this queue has the id.
+        foreign: the list to add its id to, if a message that was never in this queue has the id.
 
     Returns:
         The id of the message, or None if it was not written.
@@ -355,7 +355,7 @@ def replace_by_id(queue: str, kind: Kind, document: Document, foreign: list[Id])
         queue: the queue.
         kind: its kind.
         document: the new message.
-        foreign: gains the id if a document of another queue has it.
+        foreign: the list to add the id to, if a document of another queue has it.
 
     Returns:
         The id of the message that the queue has now; None if its id is foreign.

@@ -395,7 +395,7 @@ def _in_known_kind(
     operation: Callable[[QueuePlans], Plan[T]],
     otherwise: Callable[[], Plan[T]] | None = None,
 ) -> Plan[T]:
-    """Run an operation of plans without a kind, in few steps if it ran in the same kind before.
+    """Run an operation of plans without a kind. It takes fewer steps if the kind is as before.
 
     Args:
         plans: the plans.

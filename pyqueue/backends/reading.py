@@ -101,7 +101,7 @@ def next_when(queue: str, start: ScanStart | None = None) -> Plan[datetime | Non
 
 
 def due_in(queue: str) -> Plan[float]:
-    """Return the seconds until a message becomes ready. It takes one read, for idle consumers.
+    """Return the seconds until a message becomes ready. Idle consumers call it: it takes one read.
 
     0 means that a message is ready, and infinity that there is none.
     """

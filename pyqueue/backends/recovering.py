@@ -27,7 +27,7 @@ from pyqueue.requests import Delete, Distinct, Document, Find, Plan, ServerTime
 
 log = logging.getLogger("pyqueue")
 
-#: For a deletion: it must include the latest decisions, even by a clock that is ahead of ours.
+#: The ``grace`` of a deletion, which must find even decisions made by a clock ahead of ours.
 NO_GRACE: Final = -GRACE
 #: The mean time between two passes of a client over the handovers of all queues.
 SWEEP_INTERVAL: Final = timedelta(seconds=60)

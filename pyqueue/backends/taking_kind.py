@@ -1,9 +1,9 @@
 """The kind of a queue for an object that names none: the object takes it from the record.
 
 The kind is read before each operation, or remembered. Another program may name another kind before
-the operation compares the two. Nothing is written before the comparison, so the operation can run
-again. An operation that only receives or reads makes no record, so a mistyped name leaves none
-behind.
+the operation compares its kind with the record. Nothing is written before that, so the operation
+can run again. An operation that only receives or reads makes no record, so a mistyped name leaves
+none behind.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ retries each of them alone.
 
 A slow server has the same symptoms. So a message counts as locked only if another write to the same
 queue finishes within the limit. Otherwise claims get a longer limit for a while, and in the end no
-limit. A server is slow for a moment after a fail-over, and the next claim may meet a lock.
+limit. Then the short limit returns: after a fail-over, a server is slow only for a moment.
 
 A claim that the server ends has written nothing, because a claim waits for no other member. If a
 reply is lost after the write, the token finds the message, or its lease lapses. A pop that deletes
@@ -215,7 +215,7 @@ def retry_excluded(alone: Alone, locked: LockedMessages, wanted: int) -> Plan[in
         except Unavailable:
             locked.exclude_again(alone.now, exclusion)
         else:
-            locked.forget(exclusion.id)  # it is ours, or no longer free, or another one is held
+            locked.forget(exclusion.id)  # it is ours, or no longer free, or its group is held
     return claimed
 
 

@@ -217,7 +217,7 @@ def releasing(kind: Kind, due: datetime, now: datetime, *, counted: bool = True)
     Args:
         kind: the kind of the queue.
         due: the time since which the message is eligible.
-        now: the instant.
+        now: the current instant.
         counted: whether the claim counted a try, which a pop does not.
     """
     # In an ordered queue, ``seq`` is the place, and scans expect nothing far below now.

@@ -205,7 +205,7 @@ def test_append_of_nothing_makes_no_record(client: Client, queue: Queue[Any]) ->
         (
             [NewMessage("a", 1), NewMessage("b", 2), NewMessage("a", 3)],
             ConfigurationError,
-            "'a' is that of several rows",
+            "several rows have the id 'a'",
         ),
         ([NewMessage(None, 1), NewMessage("b", {1: 2})], InvalidMessage, "; in row 1 with id b$"),
         ([NewMessage(None, 1), NewMessage(None, 2**70)], InvalidMessage, "; in row 1$"),

@@ -245,7 +245,7 @@ def test_id_in_two_queues_of_an_epoch_is_refused(scene: Scene) -> None:
         if fits:
             assert scene.run(plan) == 1
         else:
-            with pytest.raises(ConfigurationError, match="'s~1' is that of several rows"):
+            with pytest.raises(ConfigurationError, match="several rows have the id 's~1'"):
                 scene.run(plan)
 
 

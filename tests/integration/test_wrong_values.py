@@ -69,7 +69,9 @@ WRONG: dict[str, Callable[[Any, Any], object]] = {
     "error: give an exception or a str, not type": lambda q, h: q.bury(h, error=ValueError),
     "to: give a Queue": lambda q, h: q.move(h, to=None),
     "pairs: give pairs": lambda q, h: q.move_many([h], to="b"),
-    "reservations: give reservations from reserve(), not str": lambda q, h: q.move_many(["ab"], to="b"),
+    "reservations: give reservations from reserve(), not str": lambda q, h: q.move_many(
+        ["ab"], to="b"
+    ),
     "update: give a mapping": lambda q, h: q.move(h, to="b", update={"a": 1}),
     "fraction: ": lambda q, h: q.progress(h, math.nan),
     "note: ": lambda q, h: q.progress(h, 0.5, 5),

@@ -254,7 +254,7 @@ def test_keys_of_buried_rows_are_not_taken(sink: Sink, way: str, duplicate: str)
 WHOLE: list[tuple[dict[str, Any], dict[str, str], str]] = [
     ({"id": None, "payload": "{"}, {}, "has a null"),
     ({"id": "~x", "payload": "{"}, {}, "^id: "),
-    ({"id": "twice", "payload": "{"}, {}, "is that of several rows"),
+    ({"id": "twice", "payload": "{"}, {}, "several rows have the id"),
     ({}, {}, "never in queue"),
     ({"queue": "elsewhere"}, {"queues": "a, b"}, "^queue: 'elsewhere' is not one of a, b"),
 ]

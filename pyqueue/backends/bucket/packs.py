@@ -6,7 +6,7 @@ of a message, without a payload, it has::
     b        the messages: [{p: payload, h: headers}]. They change only if all move on
     done     bits: which of them have left the pack, 62 in each number
     n        how many are left: the number of clear bits
-    z        the size of the messages in bytes, or more
+    z        an upper bound on the size of the messages, in bytes
     c        how often it was claimed
     orderly  the last of its claims that ended in order; level: see below
     handed   copies of messages that left it and are still hidden; see ``handover``

@@ -196,7 +196,7 @@ class EpochWrites:
             raise ConfigurationError(
                 f"epoch: {self._label()}: batch {epoch} was written before, with other rows: "
                 f"{new[0]!r} was not among them. Nothing was written. A batch that is repeated "
-                f"must have the same ids, so uuid() makes none. {self._ways_out()}"
+                f"must have the same ids, so do not make them with uuid(). {self._ways_out()}"
             )
 
     # ---- one run at a time
@@ -324,8 +324,8 @@ class EpochWrites:
         for each in stored:
             if each["attempt"] == order and each["q"] != hidden["q"]:
                 raise ConfigurationError(
-                    f"id: {each['_id']!r} is that of several rows: each message needs a different "
-                    "id, also in different queues"
+                    f"id: several rows have the id {each['_id']!r}: give each message a different "
+                    "id, even in different queues"
                 )
         later = {each["_id"] for each in stored}
         rest = [each for each in refused if each["_id"] not in later]
@@ -418,8 +418,8 @@ class EpochWrites:
         if present != expected:
             raise QueueError(
                 f"{self._label()}, epoch {epoch}: {expected} messages were written at {place}, and "
-                f"{present} are there: an id is that of several rows, or two copies of a task ran "
-                "at once (spark.speculation), or the rows were deleted. No more of them are shown"
+                f"{present} are there: several rows have one id, or two copies of a task ran at "
+                "once (spark.speculation), or rows were deleted. No more of them are published"
             )
 
     def resume(self, epoch: int) -> Plan[int]:

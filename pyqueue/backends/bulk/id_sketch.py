@@ -1,4 +1,4 @@
-"""A small sample of many ids, which tells for sure that some other ids are not among them.
+"""A small sample of many ids, which proves for some other ids that they are not among them.
 
 The sample is a bottom-k sketch: the smallest hashes of the ids, up to a number of them (Cohen and
 Kaplan, "Summarizing data using bottom-k sketches", 2007). An id whose hash would be one of the

@@ -136,7 +136,7 @@ def documents_of(
         if id is not None:
             if id in given:
                 raise ConfigurationError(
-                    f"id: {id!r} is that of several rows: each message needs a different id"
+                    f"id: several rows have the id {id!r}: give each message a different id"
                 )
             given.add(id)
     return documents, encoded, frozenset(given)
@@ -229,8 +229,8 @@ def append(
         How many of the messages are stored.
 
     Raises:
-        DuplicateKey: an id belongs to a message that was never in this queue. Or a key, or an id
-            if ``by_id`` is true, is taken and this is an error.
+        DuplicateKey: an id belongs to a message that was never in this queue. Or a key is taken,
+            or an id if ``by_id`` is true, and ``on_duplicate`` is "error".
     """
     now = yield from ServerTime()
     rest, known = yield from without_packed(target, messages, on_duplicate if by_id else "ignore")
@@ -285,7 +285,8 @@ def insert_until_known(
         if not rows:
             return written
     ids: list[Id] = [each["_id"] for each in rows]
-    raise Unavailable(f"queue {queue!r}: other programs write and finish {ids[:10]}", ids=ids)
+    text = f"queue {queue!r}: other programs keep writing and finishing {ids[:10]}: try again"
+    raise Unavailable(text, ids=ids)
 
 
 def show(target: Target, hidden: str, now: datetime) -> Plan[int]:
@@ -432,8 +433,8 @@ class Staging:
             if present != expected:
                 raise QueueError(
                     f"queue {target.queue!r}: {expected} messages were staged at {place}, and "
-                    f"{present} are there: an id is that of several rows, or another job with the "
-                    "same ids ran at the same time, or it took more than a week. Nothing was shown"
+                    f"{present} are there: several rows have one id, or another job with the same "
+                    "ids ran at the same time, or it took more than a week. Nothing was published"
                 )
         if self._on_duplicate == "error":
             yield from self._refuse_taken_keys(places)
@@ -459,9 +460,9 @@ class Staging:
         if deleted:
             raise QueueError(
                 f"queue {target.queue!r}: {deleted} of {sum(places.values())} staged messages were "
-                "deleted while they were shown: another job with the same ids ran at the same "
-                "time. The rest is shown. Run one of the two again, with ids that are taken "
-                "ignored: it writes what is missing"
+                "deleted during publishing: another job with the same ids ran at the same time. "
+                "The rest is published. Run one of the two again, and let it ignore taken ids: it "
+                "writes the missing messages"
             )
         for queue, keys in clashing.items():
             raise key_taken(queue, keys)

@@ -76,7 +76,7 @@ def bury_noted(queue: str, kind: Kind, dead_letter: str, match: Filter, now: dat
             yield from bury_unclaimable(graveyard, holds, failure.error, now)
         buried += done + len(failures)
     first = found[0]
-    text = "queue %r: %d messages cannot be read, they went to %r; the first is %s: %s"
+    text = "queue %r: %d messages cannot be read and went to %r; the first is %s: %s"
     log.warning(text, queue, buried, target.queue, first["_id"], first["claim"]["bad"])
     yield from Signal(target.queue, now)
     return buried

@@ -231,7 +231,7 @@ def fenced(group: ClaimGroup) -> Fenced:
     return Fenced(
         f"group {group.group!r} of queue {group.backend.queue!r} was taken over by another "
         "runner; this one has stopped. One runner at a time serves a group: use another group "
-        "for a second one"
+        "for a second runner"
     )
 
 

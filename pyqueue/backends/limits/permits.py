@@ -96,7 +96,7 @@ class Permits:
         Args:
             choose: chooses messages.
             most: how many messages of each key may start, apart from the rate.
-            now: the instant.
+            now: the current instant.
 
         Returns:
             How many messages of each key may start.

@@ -72,7 +72,7 @@ def free_slots(
         kind: its kind.
         followed: its limit.
         wanted: the number of useful slots, by key.
-        now: the instant.
+        now: the current instant.
         again: whether to read the slots a second time if claims were ended and the limit was
             lowered.
     """

@@ -77,7 +77,7 @@ def defer(
         queue: the name of the queue.
         kind: its kind.
         waiting: the messages, by key.
-        now: the instant.
+        now: the current instant.
     """
     if lapsed := [each for some in waiting.values() for each in some if "token" in each]:
         yield from slots.end_lapsed(kind, lapsed, now)

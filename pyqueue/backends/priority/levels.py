@@ -86,7 +86,7 @@ class LevelStarts(Memory):
         self.strict = isinstance(shape, Mapping) and shape.get("strict") is True
 
     def begin_rescan(self) -> bool:
-        """Begin the next scans at the very start, by level and by age. False: no level is used."""
+        """Begin the next scans at the very start, by level and by age. False: no level in use."""
         if not self.in_use:
             return False
         self.starts = {}

@@ -50,7 +50,7 @@ MAX_PACK_BYTES: Final = 4 * 2**20
 #: An append with a tail older than this, in seconds, checks whether its place has been deleted.
 LATE_S: Final = 120.0
 
-#: Even if its time is up, an append gives up only after other writers were faster this often.
+#: Even if its time is up, an append gives up only after other writers were faster this many times.
 MAX_OVERTAKEN: Final = 5
 
 

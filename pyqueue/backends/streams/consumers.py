@@ -32,7 +32,7 @@ _REFUSED: Final = {
     "move": "a message stays in its stream: push its payload to the queue, then commit",
     "progress": "a stream stores no progress: keep it in a collection of yours",
     "checkpoint": "a stream stores no checkpoints: keep them in a collection of yours",
-    "session": "a stream takes no part in transactions: an open one would block the whole group",
+    "session": "a stream takes no part in transactions, which would block the group: leave it out",
     "payload": "a message of a stream never changes: leave it out",
     "pop": "a consumer group reserves messages: use reserve()",
 }
@@ -177,7 +177,7 @@ class GroupPlans:
     @property
     def target(self) -> Target:
         """Refuse to be the target of a move."""
-        raise ConfigurationError(f"to: {self.queue!r} is a consumer group, not a queue")
+        raise ConfigurationError(f"to: {self.queue!r} is a consumer group: name a queue")
 
     def move(self, *_: object, **options: object) -> Plan[None]:
         """Refuse a move."""

@@ -176,7 +176,8 @@ def deliver(
     if delivery.skipped:
         yield from _skip(state, one.token, delivery.skipped, first)
     if rest and not touched and not share.messages:
-        raise Unavailable(f"stream {state.stream!r}: position {rest[0]} is not on a majority now")
+        text = f"stream {state.stream!r}: a majority lacks position {rest[0]} now: try again"
+        raise Unavailable(text)
     return bool(rest)
 
 

@@ -27,7 +27,7 @@ _PART_OF_DELAY: Final = 16
 _MOST_DOUBLED: Final = 6
 #: The span of positions over which merging always leaves fewer than ``MAX_BACK`` ranges.
 MAX_BACK_SPAN: Final = MAX_BACK // 2 * (MAX_RANGE << _MOST_DOUBLED)
-#: All instants up to the year 9999 share one cell of this many bits of milliseconds.
+#: A cell of this many bits of milliseconds contains all instants up to the year 9999.
 _ALL_TIME_BITS: Final = 48
 #: From this coarseness on, messages with different tries are merged, too.
 _MIX_TRIES: Final = 8

@@ -124,7 +124,7 @@ def claim_step(
 
     Args:
         group: the group as it was read.
-        now: the instant.
+        now: the current instant.
         until: the end of the lease.
         tail: the tail of the log, as a majority stored it.
         wanted: how many messages each caller wants.
@@ -293,7 +293,7 @@ def settle_step(
     Args:
         group: the group as it was read.
         endings: the endings by number.
-        now: the instant.
+        now: the current instant.
 
     Returns:
         The update, and the endings of which no position is held any more.

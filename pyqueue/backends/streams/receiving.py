@@ -76,7 +76,8 @@ def create(state: GroupState, start: object) -> Plan[Group]:
         )
     made = yield from reload(state)
     if made is None:
-        raise Unavailable(f"group {state.name!r} of stream {state.stream!r} was just deleted")
+        text = f"group {state.name!r} of stream {state.stream!r} was just deleted: try again"
+        raise Unavailable(text)
     return made
 
 

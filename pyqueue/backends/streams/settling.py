@@ -199,7 +199,7 @@ def reservations(state: GroupState, given: Sequence[object]) -> list[StreamReser
         if (each.queue, each.group) != (state.stream, state.name):
             raise ConfigurationError(
                 f"reservations: message {each.id} was reserved by group {each.group!r} of stream "
-                f"{each.queue!r}; settle it with that group, not with {state.name!r} of {state.stream!r}"
+                f"{each.queue!r}; settle it with that group, not {state.name!r} of {state.stream!r}"
             )
         unique[each.position, each.token] = each
     return list(unique.values())
@@ -385,7 +385,7 @@ def entomb(
     if refused:
         raise refused[0].error
     if (yield from ServerTime()) - now > _MAX_BURIAL:
-        raise Unavailable("the burial took too long and was given up: nothing was buried")
+        raise Unavailable("the burial took too long and buried nothing: try again")
     endings = [
         Ending(each.token, frozenset({each.position}), copy=copy["_id"])
         for each, copy in zip(messages, copies, strict=True)
