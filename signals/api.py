@@ -1,4 +1,4 @@
-"""The protocols that every bus fulfils, and the one error.
+"""The protocols that every bus fulfils, and their only error.
 
 Code that uses a bus needs only this module. The protocols hold no behaviour, and a bus that you
 write need not inherit from them.
@@ -90,7 +90,7 @@ class Bus(Protocol):
         """
 
     def listen(self, topic: str) -> Listener:
-        """Return a listener for ``with``. It hears from entering on: look, then wait."""
+        """Return a listener for ``with``. It hears events once entered: look first, then wait."""
 
     def close(self) -> None:
         """Send the events that are held back, within a second, and wake every listener."""
@@ -106,7 +106,7 @@ class AsyncBus(Protocol):
         """
 
     def listen(self, topic: str) -> AsyncListener:
-        """Return a listener for ``async with``. It hears from entering on: look, then wait."""
+        """Return a listener for ``async with``. It hears once entered: look first, then wait."""
 
     async def close(self) -> None:
         """Send the events that are held back, within a second, and wake every listener."""

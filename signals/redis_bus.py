@@ -27,8 +27,8 @@ _MILLISECOND = timedelta(milliseconds=1)
 def encode(when: datetime | None, origin: str) -> str:
     """Return the payload of an event: milliseconds since 1970 in 20 digits, then the origin.
 
-    The milliseconds are rounded down so that no consumer looks too late. For None it is "-" alone:
-    releases that know no origin read these two forms.
+    The milliseconds are rounded down so that no consumer looks too late. For None the
+    payload is "-" alone. Releases that know no origin can read both forms.
     """
     return "-" if when is None else f"{(when - _EPOCH) // _MILLISECOND:020d}{origin}"
 

@@ -38,7 +38,7 @@ STABLE_S = 5.0
 
 
 _dice = random.SystemRandom()
-"""Not the random numbers that the user's code shares: threads of buses draw at any time."""
+"""A separate generator: buses draw at any time, and must not disturb a seed of the user's code."""
 
 
 class RetryDelays:
@@ -174,7 +174,7 @@ class Runner(LocalRunner):
         self._ending: Any = None  # the bus is being closed
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Deliver an event in this process, and take it for publishing. Never wait."""
+        """Deliver an event in this process, and queue it for publishing. Never wait."""
         check_event(topic, when)
         usable = self._runtime.bind(here=False)
         with self._lock:
@@ -408,7 +408,7 @@ class BlockingFacade(Facade):
     """The methods of a bus for blocking code."""
 
     def listen(self, topic: str) -> ThreadListener:
-        """Return a listener for ``with``. It hears from entering on: look, then wait."""
+        """Return a listener for ``with``. It hears events once entered: look first, then wait."""
         return ThreadListener(topic, self._runner.enter, self._runner.leave)
 
     def check(self) -> None:
@@ -437,7 +437,7 @@ class AsyncFacade(Facade):
     """The methods of a bus for asyncio."""
 
     def listen(self, topic: str) -> TaskListener:
-        """Return a listener for ``async with``. It hears from entering on: look, then wait."""
+        """Return a listener for ``async with``. It hears once entered: look first, then wait."""
         return TaskListener(topic, self._runner.enter, self._runner.leave)
 
     async def check(self) -> None:

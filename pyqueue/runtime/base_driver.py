@@ -70,7 +70,7 @@ class ListensAsync(Protocol):
 
 L = TypeVar("L", Listener, ListensAsync)
 
-#: How often the primary is asked for its time. The quickest answer counts.
+#: How many times in a row the primary is asked for its time. The quickest answer counts.
 _CLOCK_SAMPLES: Final = 5
 
 #: How long a client remembers a queue that it does not use, and how often it drops such queues.
@@ -116,7 +116,7 @@ def seconds_left(request: Wait, clock: Clock | None) -> float | None:
 
     Args:
         request: the wait of the consumer.
-        clock: the clock, if it watches the time for all consumers of its queue.
+        clock: the clock, if this consumer watches the time for all consumers of its queue.
     """
     limits = []
     if clock is not None:
@@ -271,7 +271,7 @@ class BaseDriver(Generic[L]):
             raise
 
     def _sample(self) -> Plan[tuple[object, ...]]:
-        """Ask the primary for its time, once if it agrees with the clock. Return its identity."""
+        """Ask for the time of the primary; once, if it agrees with the clock. Return who it is."""
         if self.memory:
             self.clock.touch()
             return ()

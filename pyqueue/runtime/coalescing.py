@@ -207,7 +207,7 @@ class Coalescer:
             self._finish(key, pending)
 
     def admit(self, items: list[Any]) -> None:
-        """Add the calls that wait to a running batch, and their items to its list."""
+        """Add the waiting calls to a running batch, and their items to its list."""
         batch = self._batches.get(id(items))
         if batch is not None:
             batch.take()

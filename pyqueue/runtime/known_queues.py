@@ -37,8 +37,8 @@ class KnownQueues:
         #: The options that this client stored in a record, for each of its Queue objects. A record
         #: that differs later was changed by another program, and is left alone.
         self._options: dict[str, list[Mapping[str, Any]]] = {}
-        #: The shapes that its Queue objects gave and that agreed with the record. They follow the
-        #: record if it changes later.
+        #: The shapes that its Queue objects gave and that agreed with the record. If the
+        #: record changes later, these objects follow it.
         self._agreed: dict[str, list[Mapping[str, object]]] = {}
         #: The indexes that this client needs.
         self._indexes: dict[str, IndexTerms] = dict(namespace.INDEXES)

@@ -1,7 +1,7 @@
 """Renewing leases while a block or a handler works. Each client has one renewer.
 
-``Schedule`` knows which leases are due, and which of them share a command. The two renewers run on
-a thread and on a task. They start the renewals, several at once, and wait for the next one.
+``Schedule`` knows which leases are due, and which of them share a command. The two renewers run in
+a thread and in a task. They start the renewals, several at once, and wait for the next one.
 """
 
 from __future__ import annotations

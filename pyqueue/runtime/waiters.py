@@ -50,7 +50,7 @@ class Waiters:
         self._has_leader = False
         #: Until when the leader waits.
         self._until: datetime | None = None
-        #: Until when a follower waits that watches an earlier time than the leader.
+        #: Until when a follower waits, if one watches an earlier time than the leader.
         self._guarded: datetime | None = None
         self._burst = 1
         self._followers: OrderedDict[Callable[[], object], None] = OrderedDict()
