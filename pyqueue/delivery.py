@@ -114,8 +114,8 @@ class BatchFailed(Exception):
 
     Args:
         errors: the exceptions, by the index of the message in the batch.
-        results: the results to return. A link and a choice must give them; the results of
-            failed messages are ignored.
+        results: the results to return. The handler of a link or a choice must give them; the
+            results of failed messages are ignored.
 
     Raises:
         ConfigurationError: An index is not an int, or a value is not an exception.

@@ -66,7 +66,7 @@ class Worker(Runner):
             to: queues to which the handler may send messages, by To or Many.
             options: model, concurrency (of this queue), time_limit (of the handler, in seconds),
                 batch (the most messages that the handler takes at once), window (how many seconds a
-                batch waits to be full), on_invalid ("stop" or "bury": the action when most of the
+                batch waits to fill up), on_invalid ("stop" or "bury": the action when most of the
                 first messages do not fit the model), lease, max_tries, backoff, history and the
                 other options of ``Client.queue``.
         """

@@ -72,7 +72,7 @@ class Runner:
     """The base of pipelines and workers: stages, and how they run.
 
     Args:
-        client: a Client or an AsyncClient. On either, handlers may be ``def`` or ``async def``.
+        client: a Client or an AsyncClient. With either, handlers may be ``def`` or ``async def``.
         name: a label for reports.
         concurrency: how many handlers run at once, over all stages.
     """
@@ -117,7 +117,7 @@ class Runner:
         )
         if not runs_on(queue, connection_of(self._client)):
             raise ConfigurationError(
-                f"queue: {queue.name!r} is {what} of another client: make it with this one"
+                f"queue: {queue.name!r} is {what} of another client: make it with this client"
             )
         if configured:
             raise ConfigurationError(
@@ -262,7 +262,7 @@ class Pipeline(Runner):
     All take the options of ``Client.queue`` (lease, max_tries, backoff, history and so on), and
     ``model``; ``concurrency``, how many messages of the stage may be in flight at once;
     ``time_limit``, the seconds that a handler may take; ``batch``, how many messages the handler
-    takes at once, as a list, and ``window``, the seconds for which a batch waits to be full; and
+    takes at once, as a list, and ``window``, the seconds for which a batch waits to fill up; and
     ``on_invalid``, whether the run stops when most of the first messages of the stage do not fit
     its model ("stop" or "bury"). A handler of batches returns a list with an answer for each
     message, or raises ``BatchFailed`` for some of them.
@@ -334,7 +334,7 @@ class Pipeline(Runner):
             queue: the queue that it reads.
             handler: takes (payload) or (payload, delivery), or lists of them with ``batch``.
             to: the queues to choose from.
-            options: as of ``link``.
+            options: as for ``link``.
         """
         return self._add("choice", queue, handler, to, **options)
 
@@ -363,10 +363,10 @@ class Pipeline(Runner):
 
         Args:
             queue: the queue that it reads.
-            handler: takes (payload) or (payload, delivery). It may return any answer, as of
+            handler: takes (payload) or (payload, delivery). It may return any answer, as for
                 ``link``; any other value is ignored.
             to: queues to which the handler may send messages nevertheless, by To or Many.
-            options: as of ``link``.
+            options: as for ``link``.
         """
         return self._add("sink", queue, handler, to, **options)
 

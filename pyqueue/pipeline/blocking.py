@@ -60,7 +60,7 @@ def require_no_loop() -> None:
     """Refuse to block a thread in which an event loop runs.
 
     Raises:
-        ConfigurationError: one runs.
+        ConfigurationError: an event loop runs in this thread.
     """
     try:
         asyncio.get_running_loop()
@@ -79,7 +79,7 @@ class ClientRunner:
         client: the client.
         connection: the connection of the client.
         driver: the driver of the connection, adapted if it blocks.
-        threads: run the blocking calls.
+        threads: the threads for blocking calls.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class ClientRunner:
         return self._client.queue(name)
 
     async def name_kind(self, queue: Queue[Any] | AsyncQueue[Any]) -> None:
-        """Name the kind of a queue that a stage reads: the one that it has, or else "standard".
+        """Name the kind of a queue that a stage reads: its recorded kind, or else "standard".
 
         Raises:
             ConfigurationError: It is a stream, or an option does not suit its kind.
@@ -161,7 +161,7 @@ class ClientRunner:
 
     @contextmanager
     def blocking_connection(self) -> Iterator[Connection]:
-        """Give a blocking connection: the client's own, or a second one for the time of the block.
+        """Give a blocking connection: the client's own, or a second one, closed at the end.
 
         Raises:
             ConfigurationError: The client is async, and has no URL for a second connection.

@@ -255,7 +255,7 @@ class Run:
             async with running.slots:
                 pass  # only this task takes slots
             if full and stage.concurrency is None:
-                # The slots wait for settling, not for handlers. More of them come free right now.
+                # The slots wait for settling, not for handlers. More of them become free soon.
                 await anyio.sleep(_GATHER_S)
             async with self._handler_slots:
                 pass  # a handler may start now, so it makes sense to fetch

@@ -34,7 +34,7 @@ class HandlerOptions(TypedDict, total=False):
     #: The most messages that the handler takes at once. It takes a list of payloads then, and a
     #: list of Deliveries if it has a second argument. A link and a choice return a list.
     batch: int | None
-    #: How long a batch waits to be full, once it has a message: up to half of the lease.
+    #: How long a batch waits to fill up, once it has a message: up to half of the lease.
     window: Duration | None
 
 
@@ -70,7 +70,7 @@ class Stage:
     on_invalid: OnInvalid = "stop"
     #: The most messages that the handler takes at once, as a list. None: it takes one payload.
     batch: int | None = None
-    #: The seconds for which a batch waits to be full, once it has a message.
+    #: The seconds for which a batch waits to fill up, once it has a message.
     window: float = 0.0
     #: Set for a Spark stage only.
     spark: SparkOptions | None = None
@@ -124,7 +124,7 @@ def make_stage(
     name = queue.name
     if not callable(handler):
         raise ConfigurationError(
-            f"handler: of queue {name!r}: give a function, not {type(handler).__name__}"
+            f"handler of queue {name!r}: give a function, not {type(handler).__name__}"
         )
     targets = arguments.targets(name, to, least=0 if kind == "sink" else 1)
     if unlisted := [each for each in _annotated_targets(handler) if each not in targets]:
@@ -138,8 +138,8 @@ def make_stage(
     arguments.one_of("on_invalid", on_invalid, ("stop", "bury"))
     if batch is None and window is not None:
         raise ConfigurationError(
-            f"window: of queue {name!r}: only a handler of batches waits for more messages; give "
-            "batch= as well"
+            f"window: the handler of queue {name!r} takes one message, and only a batch waits for "
+            "more: give batch= as well"
         )
     first, second = ("payload", "delivery") if batch is None else ("payloads", "deliveries")
     return Stage(
@@ -151,7 +151,7 @@ def make_stage(
         time_limit=None
         if time_limit is None
         else arguments.duration("time_limit", time_limit, positive=True),
-        delivery=arguments.takes_second(f"handler: of queue {name!r}", handler, (first, second)),
+        delivery=arguments.takes_second(f"handler of queue {name!r}", handler, (first, second)),
         awaited=inspect.iscoroutinefunction(handler)
         or inspect.iscoroutinefunction(getattr(handler, "__call__", None)),  # noqa: B004  # its type
         on_invalid=on_invalid,

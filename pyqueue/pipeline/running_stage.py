@@ -54,7 +54,7 @@ class Notes:
             self._warned = True
             log.warning(
                 "queue %r: progress is not stored, because messages share documents there; the "
-                "handlers go on",
+                "handlers continue",
                 self._queue.name,
             )
 

@@ -45,7 +45,7 @@ async def run_batches(
     Args:
         stage: a Spark stage.
         batches: the result of ``batches_of`` for it.
-        threads: run the batches.
+        threads: the threads that run the batches.
         count: takes the name of a counter, and the number to add to it.
 
     Raises:

@@ -162,8 +162,8 @@ class Verdicts:
     def _of_wrong_answer(self, message: Reservation[Any], error: Exception) -> Verdict:
         """Return the verdict on a message whose answer is unusable.
 
-        Such messages are buried. If most of the first answers are wrong, the handler is, so the
-        stage stops, and gives back the messages of all further wrong answers.
+        Such messages are buried. If most of the first answers are wrong, the handler is to blame:
+        the stage stops, and gives back the messages of all further wrong answers.
         """
         if self._stopped:
             return self.release()
@@ -177,8 +177,8 @@ class Verdicts:
                     f"the stage of queue {self._stage.name!r} stops: {tally.wrong} of its first "
                     f"{tally.seen} answers are wrong, and their messages went to {dead_letter!r}; "
                     f"the last one, {message.id}: {error_text(error)}. Correct the handler, and "
-                    f'send the messages back by "pyqueue redrive {dead_letter}"; or give the stage '
-                    'on_invalid="bury", so that it buries such messages and continues'
+                    f'send the messages back with "pyqueue redrive {dead_letter}"; or give the '
+                    'stage on_invalid="bury", so that it buries such messages and continues'
                 )
             )
         return self.bury(message, error)
@@ -217,8 +217,8 @@ class Verdicts:
     ) -> list[Decision]:
         """Return the decisions on messages whose handler raised ``failure``.
 
-        A Reject does not say which message of a call it means. Unless there is one alone, they are
-        tried again, in smaller calls, until it is clear.
+        A Reject does not say which message of a call it means. If there are several, they are tried
+        again in smaller calls until it is clear.
         """
         reason: BaseException | str | None = failure
         delay: Duration | None = None
@@ -263,7 +263,7 @@ class Verdicts:
         if message.dead is not None:
             return self.retry(message, error)
         log.warning(
-            "message %s of queue %r: to the dead-letter queue: %s",
+            "message %s of queue %r goes to the dead-letter queue: %s",
             message.id,
             self._stage.name,
             error,

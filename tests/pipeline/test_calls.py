@@ -129,7 +129,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no message": ({"batch": 0}, "batch: 0 is not allowed"),
     "a truth value": ({"batch": True}, "batch: True is not allowed"),
     "a text": ({"batch": "500"}, "batch: '500' is not allowed"),
-    "a window alone": ({"window": 1}, "window: of queue 'q': .* give batch= as well"),
+    "a window alone": ({"window": 1}, "window: .* queue 'q' .* give batch= as well"),
     "a negative window": ({"batch": 5, "window": -1}, "window: -1 is not allowed"),
 }
 

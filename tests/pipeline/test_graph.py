@@ -48,7 +48,7 @@ WRONG: dict[str, tuple[Callable[[Pipeline], Any], str]] = {
     "name of a target": (lambda p: p.link("a", same, to="b~"), "invalid queue name 'b~'"),
     "no function": (
         lambda p: p.link("a", "same", to="b"),  # type: ignore[call-overload]
-        "handler: of queue 'a': give a function, not str",
+        "handler of queue 'a': give a function, not str",
     ),
     "three arguments": (
         lambda p: p.sink("a", lambda x, y, z: x),

@@ -126,7 +126,7 @@ WRONG = {
     ),
     "no function": (
         STAGE.replace("store", "NO_FUNCTION"),
-        "handler: of queue 'raw': give a function, not int",
+        "handler of queue 'raw': give a function, not int",
     ),
     "model": (
         STAGE + 'model = "tests.pipeline.stages:Rows"',
@@ -138,7 +138,7 @@ WRONG = {
         r"stages\[0\]\.limit\.speed: Extra inputs",
     ),
     "a lease": (STAGE + "lease = -1", "lease: -1.0 is not allowed"),
-    "a window alone": (STAGE + "window = 1", "window: of queue 'raw': .* give batch= as well"),
+    "a window alone": (STAGE + "window = 1", "window: .* queue 'raw' .* give batch= as well"),
     "two stages": (STAGE + STAGE, "'raw' has two stages"),
     "name": (STAGE.replace('"raw"', '"ra w"'), "invalid queue name"),
 }
