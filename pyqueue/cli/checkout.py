@@ -39,7 +39,7 @@ def run_from_checkout(command: str, package: str, arguments: list[str]) -> NoRet
             f"{command}: not part of the installed package; "
             f"clone the repository and run `make {command}` there"
         )
-    # -P keeps another package named `tests` in the working directory out.
+    # -P keeps out another package named `tests` in the working directory.
     program = [sys.executable, "-P", "-m", f"tests.{package}", *arguments]
     os.execve(sys.executable, program, os.environ | {"PYTHONPATH": str(checkout)})
 

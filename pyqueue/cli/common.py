@@ -158,7 +158,7 @@ def unconnected(url: str | None, namespace: str, signals: str | None = None) -> 
 def connect(url: str | None, namespace: str, signals: str | None = None) -> Iterator[Client]:
     """Make a client that is connected to the server, and close it afterwards."""
     with unconnected(url, namespace, signals) as client:
-        # The preparation of a client has its own time limit, which the second one does not shorten.
+        # The preparation has its own time limit, because the limit below cannot shorten it.
         runner_of(client).open().prepare(CONNECT_TIMEOUT_S)
         with pymongo.timeout(CONNECT_TIMEOUT_S):
             client.__enter__()

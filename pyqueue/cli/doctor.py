@@ -55,7 +55,7 @@ Document = Mapping[str, Any]
 
 OLDEST_VERSION = (6, 0)
 CLOCK_SAMPLES = 5
-#: How much is said of streams.
+#: How many faults of streams are listed.
 MAX_SHOWN = 5
 #: How many hidden rows are counted.
 MAX_ROWS = 10_000
@@ -93,8 +93,8 @@ def doctor(
 ) -> None:
     """Check the server, the indexes, the clocks and the bus.
 
-    Without --repair it changes nothing, except that it shows the outputs of workers that died while
-    they pushed them. Exit status 1 if something is wrong.
+    Without --repair it changes nothing, except that it publishes the outputs of workers that died
+    while they pushed them. Exit status 1 if something is wrong.
     """
     wrong = False
     try:
@@ -335,7 +335,7 @@ def check_spark(client: Client, *, repair: bool) -> Finding:
         most = " or more" if left == MAX_ROWS else ""
         text += (
             f"; {left}{most} hidden rows are older than a day, of writes that died: once no batch "
-            "write runs for longer than a day, remove them by `pyqueue doctor --repair`"
+            "write runs for longer than a day, remove them with `pyqueue doctor --repair`"
         )
         return Finding("spark", "advice", text)
     return Finding("spark", "ok", text)
@@ -424,7 +424,7 @@ def check_bus(client: Client, signals: str | None) -> Finding:
     """Send a signal through the server of the bus, and check that it arrives."""
     name = (signals or "capped:").partition(":")[0]
     if name == "none":
-        return Finding("bus", "ok", "none: consumers look every `poll` seconds")
+        return Finding("bus", "ok", "none: consumers check every `poll` seconds")
     try:
         bus = buses.open(signals or "capped:", client.database)
     except buses.BusError as error:

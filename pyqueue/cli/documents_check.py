@@ -27,7 +27,7 @@ HIDDEN_RANGES: list[tuple[Any, Any]] = [
 def hidden_documents(client: Client) -> list[str]:
     """Return the ids of documents that no receive finds, a text for each queue that has some.
 
-    The index alone tells, so the cost does not grow with the number of messages.
+    Reading the index is enough, so the cost does not grow with the number of messages.
     """
     options = CodecOptions[dict[str, Any]](datetime_conversion=DatetimeConversion.DATETIME_AUTO)
     collection = client.database[client.namespace].with_options(codec_options=options)

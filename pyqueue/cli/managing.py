@@ -80,7 +80,7 @@ def reshape(
     on_failure: Annotated[
         Literal["block", "skip"] | None,
         typer.Option(
-            help="Of an ordered queue: whether a group waits for a message that failed, or goes on."
+            help="Of an ordered queue: whether a group waits for a message that failed."
         ),
     ] = None,
     retention: Annotated[
@@ -89,13 +89,13 @@ def reshape(
     ] = None,
     pack: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Of a bucket: how many messages one document has at most."),
+        typer.Option(metavar="N", help="Of a bucket: the most messages in one document."),
     ] = None,
     limit: Annotated[
         str | None,
         typer.Option(
             metavar="LIMIT",
-            help="What all consumers receive together: concurrency=10,per=headers.tenant, or "
+            help="The limit of all consumers together: concurrency=10,per=headers.tenant, or "
             "rate=100,period=60,burst=20, or both; none removes it.",
         ),
     ] = None,
@@ -104,7 +104,7 @@ def reshape(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Change the options of a queue on which all programs agree. They follow within 5 s."""
+    """Change the options that all programs of a queue share. They follow within 5 s."""
     new = None if limit is None else limit_of(limit)
     with connect(url, namespace, signals) as client:
         refuse_unknown(client, name)

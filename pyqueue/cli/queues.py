@@ -121,7 +121,7 @@ GroupOption = Annotated[
 PriorityOption = Annotated[
     int | None,
     typer.Option(
-        "--priority", min=0, max=9, metavar="N", help="From 0 to 9; higher ones go first."
+        "--priority", min=0, max=9, metavar="N", help="From 0 to 9; higher numbers go first."
     ),
 ]
 

@@ -65,7 +65,7 @@ def consumers(
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """List the consumer groups of a stream, with their positions and the messages before them."""
+    """List the consumer groups of a stream, with their positions and the messages ahead of them."""
     numbers = ("ready", "scheduled", "reserved", "skipped")
     with connect(url, namespace) as client:
         rows: list[dict[str, Any]] = [
@@ -114,7 +114,7 @@ def _stream(client: Client, name: str) -> Stream[Any]:
     """Return a stream that exists.
 
     Raises:
-        ConfigurationError: There is none of this name.
+        ConfigurationError: No stream has this name.
     """
     refuse_unknown(client, name, "STREAM")
     if runner_of(client).run(kind_of(name)) != STREAM:
@@ -128,7 +128,7 @@ def _place(text: str) -> str | int | datetime:
     """Return the place that the argument TO names.
 
     Raises:
-        ConfigurationError: It names no place.
+        ConfigurationError: The text names no place.
     """
     if text in ("first", "last"):
         return text

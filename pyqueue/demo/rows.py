@@ -78,7 +78,7 @@ def find_lines(count: int | None) -> tuple[str, int, Callable[[], Iterator[Line]
 
 
 def with_broken(lines: Iterable[Line], count: int) -> Iterator[Line]:
-    """Yield the lines, and among them copies with a broken value, the same each time."""
+    """Yield the lines, and among them copies with a broken value: the same copies each time."""
     generator = random.Random(2013)
     copies = Counter(generator.randrange(count) for _ in range(BROKEN))
     values = [
