@@ -1,4 +1,4 @@
-"""The address of a namespace, which travels between Spark's processes, and the clients of each."""
+"""The address of a namespace, which travels between Spark's processes, and each one's clients."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class NamespaceAddress:
             )
         if uri is not None and not uri.startswith(("mongodb://", "mongodb+srv://")):
             raise ConfigurationError(
-                "uri: give one that starts with mongodb:// or mongodb+srv://, which the driver "
-                "and all executors can reach"
+                "uri: give mongodb://... or mongodb+srv://..., a server that the driver and all "
+                "executors can reach"
             )
         return cls(uri, uri_env, arguments.namespace_name(namespace))
 
@@ -57,7 +57,7 @@ class NamespaceAddress:
 
     @property
     def has_secret(self) -> bool:
-        """Whether the URI is given itself, and contains credentials."""
+        """Whether the URI is given directly and contains credentials."""
         return self.uri is not None and _SECRET.search(self.uri) is not None
 
     @property
@@ -78,7 +78,7 @@ class NamespaceAddress:
 
     @contextmanager
     def open(self) -> Iterator[Connection]:
-        """Connect for a block whose writes wake consumers. Its end waits for their signals."""
+        """Connect for a block whose writes wake consumers. At its end, wait for the signals."""
         connection = Connection(self.target, namespace=self.namespace)
         connection.enter()
         try:
@@ -88,7 +88,7 @@ class NamespaceAddress:
 
 
 class TaskClient(Connected[Connection]):
-    """A client of the data source. It runs plans, by ``runner_of``.
+    """A client of the data source. It runs plans, through ``runner_of``.
 
     Unlike ``Client`` it needs neither pydantic nor anyio, which executors may lack.
     """
@@ -99,7 +99,7 @@ _opening = threading.Lock()
 
 
 def _forked() -> None:
-    """Begin with a free lock in a forked child: a thread that it does not have may hold this."""
+    """Begin with a free lock in a forked child: a thread that it lacks may hold the old lock."""
     global _opening
     _opening = threading.Lock()
 
@@ -118,7 +118,7 @@ def _quiet(address: NamespaceAddress) -> TaskClient:
 
 
 def shared_client(address: NamespaceAddress, make: Callable[[NamespaceAddress], C]) -> C:
-    """Return the client of this process for an address that ``make`` makes.
+    """Return this process's client for an address. If there is none, ``make`` makes it.
 
     Clients do not pickle, and each costs connections, so a process shares one.
     """

@@ -1,4 +1,4 @@
-"""The batches of a stage as they are claimed, read and held, one of them ahead of the work.
+"""The claimed batches of a stage: how they are read and held, one of them ahead of the work.
 
 While Spark works on a batch and the driver settles it, a thread claims and reads the next one. The
 work stays in order: a batch is settled and acknowledged before the work on the next one begins. If
@@ -116,7 +116,7 @@ class Rejected(Exception):
 
 
 def bury_killer(source: QueuePlans, held: Reservation[Any]) -> Plan[bool]:
-    """Bury a message on which processes have died, if it had all its tries. Return whether it had.
+    """Bury a message on which processes died, if it has no try left. Return whether that is so.
 
     Another consumer may have taken it just now.
     """

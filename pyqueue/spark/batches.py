@@ -252,7 +252,7 @@ class Batch:
         self.payloads = {id: each.get("payload") for id, each in claimed.documents.items()}
         self._tally = Tally()
         self._buried = 0
-        #: The messages that were not tried by themselves, because too many jobs failed before.
+        #: The messages that were not tried alone, because too many jobs failed before.
         self._untried: list[Id] = []
         self._failures_left = MAX_FAILURES
         self._first_error: Exception | None = None

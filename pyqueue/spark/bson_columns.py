@@ -229,7 +229,7 @@ class Documents:
         sizes = self.numbers(places, "<i4")
         if type == _STRING:
             places, sizes = places + 4, sizes - 1
-        # The bounds divide the bytes into wanted pieces and gaps, by turns.
+        # The bounds divide the bytes into wanted pieces and gaps, which alternate.
         bounds = np.empty(2 * len(places) + 1, np.int32)
         bounds[0:-1:2], bounds[1::2] = places, places + sizes
         bounds[-1] = bounds[-2] if len(places) else 0

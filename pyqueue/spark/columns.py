@@ -28,7 +28,7 @@ class Column(NamedTuple):
     type: DataType
     #: Returns the values of messages for Arrow.
     values: Callable[[Sequence[Document]], list[Any]]
-    #: The stored fields that it needs beside those of ``NEEDED``.
+    #: The stored fields that it needs besides ``NEEDED``.
     fields: Sequence[str] = ()
     nullable: bool = True
 
@@ -50,7 +50,7 @@ def _field(name: str, default: object = None) -> Callable[[Sequence[Document]], 
 _TEXT: Final = StringType()
 #: The stored fields that every read needs.
 NEEDED: Final = ("_id", "q", "when")
-#: The columns, in order. The type of the payload differs; this one means JSON.
+#: The columns, in order. The type of the payload varies; this one means JSON.
 COLUMNS: Final[Mapping[str, Column]] = {
     "id": Column(_TEXT, lambda found: [str(each["_id"]) for each in found], nullable=False),
     "queue": Column(_TEXT, lambda found: [each["q"] for each in found], nullable=False),

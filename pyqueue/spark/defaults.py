@@ -1,4 +1,4 @@
-"""Default options that the settings of a Spark session say."""
+"""Default options from the settings of a Spark session."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 from pyqueue.errors import ConfigurationError
 
-#: The options that a session may have defaults for, as ``spark.pyqueue.NAME``.
+#: The options for which a session may have defaults, as ``spark.pyqueue.NAME``.
 _OPTIONS: Final = ("uriEnv", "namespace", "numPartitions", "maxMessagesPerBatch", "maxWaitMs")
 
 
@@ -22,7 +22,7 @@ def with_defaults(given: dict[str, str], defaults: Mapping[str, str]) -> dict[st
 
 
 def session_defaults(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the defaults of options that the settings of a session have.
+    """Return the default options that the settings of a session give.
 
     Raises:
         ConfigurationError: A setting has no such option, or may show a password.
@@ -35,8 +35,8 @@ def session_defaults(settings: Mapping[str, str]) -> dict[str, str]:
     }
     if unknown := sorted(defaults.keys() - set(_OPTIONS)):
         raise ConfigurationError(
-            f"{prefix}{unknown[0]}: this cannot be a setting of the session: there are "
-            f"{', '.join(_OPTIONS)}; give all else as options. Spark shows settings, so the "
-            "address is the name of an environment variable"
+            f"{prefix}{unknown[0]}: this cannot be a setting of the session, only "
+            f"{', '.join(_OPTIONS)} can: give it as an option. Spark shows settings, so the "
+            "address must be the name of an environment variable"
         )
     return defaults

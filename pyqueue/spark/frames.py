@@ -165,7 +165,7 @@ def _to_arrow(type: DataType) -> Convert | None:
 
 
 def each_of(convert: Convert | None) -> Convert | None:
-    """Return the conversion of a list whose values are converted so."""
+    """Return the conversion of a list, given the conversion of its values."""
     if convert is None:
         return None
     return lambda value: (
@@ -179,7 +179,7 @@ def applied(convert: Convert | None, value: Any) -> Any:
 
 
 def fields_of(converts: Mapping[str, Convert | None]) -> Convert:
-    """Return the conversion of a document whose fields are converted so."""
+    """Return the conversion of a document, given the conversions of its fields."""
     needed = [(name, convert) for name, convert in converts.items() if convert is not None]
 
     def convert_fields(value: Any) -> Any:

@@ -42,7 +42,7 @@ class SourceNumbers:
     """The numbers of a query on one of its queues.
 
     ``buried`` and ``lost`` count from the first run of the group. The other numbers begin with the
-    session. ``buried`` and ``lost`` stay 0 if the listener may not know the server's address.
+    session. ``buried`` and ``lost`` stay 0 if the listener cannot learn the server's address.
     """
 
     #: The queue that the query reads.
@@ -78,7 +78,7 @@ class QueueProgressListener(StreamingQueryListener):
     password: use ``uriEnv`` there.
 
     ``queries`` has the numbers of each query. Spark's listener thread never waits for the server: a
-    thread of this object does all I/O. It ends when it has nothing to do.
+    thread of this object does all I/O, and ends when it has nothing to do.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class QueueProgressListener(StreamingQueryListener):
         """Do nothing."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Finish the messages of the batch that was committed, and take in the numbers."""
+        """Finish the messages of the batch that was committed, and record the numbers."""
         for source in event.progress.sources:
             fields = _document(source.endOffset)
             if not {"n", "token", "queue", "group", "namespace"} <= fields.keys():

@@ -56,7 +56,7 @@ class Offset:
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the offset of a form that ``to_json`` made.
+        """Return the offset from the form that ``to_json`` made.
 
         Raises:
             KeyError, TypeError: This is the offset of another source.
@@ -70,7 +70,7 @@ class Offset:
     def claims(self) -> NamedClaims:
         """Return the plans of the group or the member, with the options of the queue's programs.
 
-        They decide how messages leave the queue. The queue's record has them.
+        These options decide how messages leave the queue. The queue's record has them.
 
         Raises:
             ConfigurationError: The record holds an option that is not valid.

@@ -148,13 +148,13 @@ class WriteOptions:
     ]
 
 
-_POSITIONS: Final = "only a stream has positions: name it by the option stream, in place of queue"
+_POSITIONS: Final = "only a stream has positions: name one with the option stream instead of queue"
 #: The options that some uses refuse, rather than ignore, if the value is not the default.
 REFUSED: Final = (
     (
         "queues",
         Way.READS,
-        "this option is for writes; read each queue by itself, and unite the DataFrames",
+        "this option is for writes; read each queue separately, and union the DataFrames",
     ),
     (
         "stream",
@@ -166,7 +166,7 @@ REFUSED: Final = (
     (
         "endingPosition",
         Way.READ_STREAM_BY_POSITION,
-        "this option is for batch reads; the trigger availableNow ends a query at what is there",
+        "this option is for batch reads; the trigger availableNow ends a query at the current end",
     ),
     (
         "match, pushFilters",
@@ -177,8 +177,8 @@ REFUSED: Final = (
     (
         "epoch, query, staged",
         Way.WRITE_STREAM,
-        "these are for batch writes; a stream numbers its batches, and takes delivery in place of "
-        "staged",
+        "these options are for batch writes; a stream numbers its batches itself, and takes "
+        "delivery instead of staged",
     ),
     ("delivery", Way.WRITE, "this option is for streams; leave it out"),
 )

@@ -28,7 +28,7 @@ def position(name: str, given: str) -> str:
         return given
     try:
         return arguments.instant(name, datetime.fromisoformat(given)).isoformat()
-    except ValueError:  # the errors of ``instant`` are, too
+    except ValueError:  # the base of the errors of ``instant``, too
         raise ConfigurationError(
             f'{name}: {given!r} is not allowed: give "first", "last", a position, or an instant '
             "with its time zone, such as 2026-01-31T12:00:00Z"
@@ -99,7 +99,7 @@ def either(no: str, yes: str) -> Callable[[str, str], bool]:
 
 
 def yes_or_no(name: str, given: str) -> bool:
-    """Return whether the text is "true"; it may be "false"."""
+    """Return whether the text is "true". The only other valid text is "false"."""
     return arguments.one_of(name, given.lower(), _YES_OR_NO) == _YES_OR_NO[0]
 
 
@@ -117,7 +117,7 @@ def count(most: int, *, least: int = 1) -> Callable[[str, str], int]:
 
 
 def delay(name: str, given: str) -> float:
-    """Return the seconds of a time such as "30s", as Spark's source of Kafka takes it."""
+    """Return the seconds of a time such as "30s", as Spark's Kafka source takes it."""
     found = _TIME.fullmatch(given)
     if found is None or not (length := float(found[1]) * _UNITS[found[2]]):
         raise ConfigurationError(

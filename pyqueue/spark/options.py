@@ -124,7 +124,7 @@ _SPARK_OPTIONS: Final = {"checkpointlocation", "path", "queryname", "querytimeou
 _OF_CATALOGS: Final = {"comment", "external", "location", "owner", "provider"}
 _BY_LOWER_CASE: Final = {each.name.lower(): each for each in TABLE}
 _KNOWN: Final = _SPARK_OPTIONS | _OF_CATALOGS | _BY_LOWER_CASE.keys()
-#: How much alike an unknown option and a known one are if one of them was meant; 1 is the same.
+#: An unknown option counts as mistyped if it is this similar to a known option; 1 means equal.
 _NEAR: Final = 0.8
 #: The environment variable that names the server if no option does, as for the command line.
 DEFAULT_ENV: Final = "PYQUEUE_URL"
@@ -196,7 +196,7 @@ def _check_names(given: Mapping[str, str]) -> None:
         if near := get_close_matches(lower, _BY_LOWER_CASE, 1, _NEAR):
             raise ConfigurationError(
                 f"options: {name}: unknown option; did you mean {_BY_LOWER_CASE[near[0]].name}? "
-                f"There are {', '.join(each.name for each in TABLE)}"
+                f"The options are {', '.join(each.name for each in TABLE)}"
             )
         ignored.append(name)
     if ignored:
@@ -291,7 +291,7 @@ def payload_column(options: Options, schema: StructType) -> DataType | None:
     payload = schema["payload"].dataType if "payload" in schema.names else StringType()
     if schema.names != names or (json and not isinstance(payload, StringType)):
         raise ConfigurationError(
-            f"schema: the read has the columns {', '.join(names)}: give no schema; "
-            "give the type of the payload by payloadType"
+            f"schema: the read has the columns {', '.join(names)}: give no schema, but give the "
+            "type of the payload as payloadType"
         )
     return None if json or "payload" not in schema.names else payload

@@ -63,8 +63,8 @@ class PositionStreamReader(IdleReader):
         name, position = self._options.queue, int(start["position"])
         if start["stream"] != name:
             raise ConfigurationError(
-                f"stream: the checkpoint is that of stream {start['stream']!r}, and the query "
-                f"reads {name!r}: give each its own checkpoint"
+                f"stream: the checkpoint belongs to stream {start['stream']!r}, but the query "
+                f"reads {name!r}: give each query its own checkpoint"
             )
         first, self._tail = self._reader.bounds()
         if position > self._tail:

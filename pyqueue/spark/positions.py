@@ -41,8 +41,8 @@ class PositionReader:
     Args:
         options: The options of the read.
         payload: The type of the payloads. None means JSON.
-        fails: Whether it is an error that messages were deleted before they were read. Else they
-            are left out with a warning.
+        fails: Whether it is an error that messages were deleted before they were read. Otherwise
+            they are left out with a warning.
     """
 
     def __init__(self, options: Options, payload: DataType | None, *, fails: bool = False) -> None:
@@ -81,8 +81,8 @@ class PositionReader:
         )
         if self._fails:
             raise QueueError(
-                f"{text}: the query is slower than the retention. Give the stream a longer one; to "
-                'go on with what is left, .option("failOnDataLoss", "false")'
+                f"{text}: the query is slower than the retention. Give the stream a longer "
+                'retention; to skip these messages, give .option("failOnDataLoss", "false")'
             )
         log.warning("%s", text)
 

@@ -203,7 +203,7 @@ class StreamReader(IdleReader):
         return 0.0 if ready >= options.batch.min_messages else left_s
 
     def _held(self, runner: StreamRunner, token: str, after: int, upto: int) -> list[Id]:
-        """Return the ids of a batch. Spark asks for its end first, and then for its parts."""
+        """Return the ids of a batch. Spark asks for the end of a batch, and then for its parts."""
         if self._batch[:2] != (after, upto):
             ids = self._options.run(runner.claims.ids(token, after, upto))
             self._batch = after, upto, ids

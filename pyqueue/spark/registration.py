@@ -65,7 +65,7 @@ def register(spark: SparkSession) -> QueueProgressListener:
         The listener of the session, which has the numbers of its queries.
 
     Raises:
-        ConfigurationError: A setting ``spark.pyqueue.NAME`` is no default of an option.
+        ConfigurationError: A setting ``spark.pyqueue.NAME`` names no option with a default.
     """
     listener: QueueProgressListener | None = getattr(spark, "_pyqueue", None)
     if listener is None:
@@ -87,8 +87,8 @@ def register(spark: SparkSession) -> QueueProgressListener:
 def _source(tasks: int, options: Mapping[str, str]) -> type[QueueDataSource]:
     """Return the data source for a cluster that runs ``tasks`` tasks at once.
 
-    Spark plans reads in another process, which knows only the attributes of the class about the
-    cluster. The class is sent there by value.
+    Spark plans reads in another process. The class is sent there by value, and only its attributes
+    tell that process about the cluster.
 
     Args:
         tasks: How many tasks the cluster runs at once.

@@ -62,7 +62,7 @@ def from_json(text: str) -> Any:
     except Exception as error:  # the parsers of Extended JSON raise errors of many types
         reason = error if isinstance(error, json.JSONDecodeError) else type(error).__name__
         raise InvalidMessage(
-            f"invalid JSON ({reason}): give a struct or a variant, or make JSON by "
+            f"invalid JSON ({reason}): give a struct or a variant, or make JSON with "
             "to_json(...) or to_variant_object(...)"
         ) from None
 
@@ -130,7 +130,7 @@ class _Rows:
 
     Args:
         ids: The id of each row, or None.
-        bury: Whether a row that cannot be stored is no error.
+        bury: Whether a row that cannot be stored is noted instead of raising an error.
     """
 
     def __init__(self, ids: Sequence[str | None], *, bury: bool = False) -> None:
@@ -144,7 +144,7 @@ class _Rows:
         return f"row {number}" if id is None else f"the row with id {id}"
 
     def refuse(self, number: int, text: str, error: type[QueueError] = ConfigurationError) -> None:
-        """Raise an error about a row, or note it. The first one of a row counts."""
+        """Raise an error about a row, or note it. Only the first error of a row is noted."""
         if self.faults is None:
             raise error(text) from None
         self.faults.setdefault(number, text)
@@ -246,9 +246,9 @@ class Reader:
             struct, a variant or any value. It may have columns ``headers`` and ``key``, and
             ``when`` or ``delay``, which say when a message becomes ready.
         id: The column of the ids; None if there is none.
-        queues: The queues that the column ``queue`` may name. Empty: this column means nothing.
+        queues: The queues that the column ``queue`` may name. Empty: this column is ignored.
         prefix: The prefix of the ids, before the values of their column.
-        bury: Whether a row that cannot be stored is returned with its fault, and is no error.
+        bury: Whether a row that cannot be stored is returned with its fault, not an error.
 
     Raises:
         ConfigurationError: A column is missing or has a type that cannot be stored.
@@ -304,7 +304,7 @@ class Reader:
         Args:
             batch: The rows.
             capabilities: The capabilities of their queues' kinds. The columns ``priority`` and
-                ``group`` mean nothing without "priority" and "group".
+                ``group`` are ignored without "priority" and "group".
 
         Raises:
             InvalidMessage: A payload is not valid JSON, or cannot be stored. With ``bury`` it is no
@@ -359,7 +359,7 @@ class Reader:
         return value
 
     def _payloads(self, column: pa.Array | pa.ChunkedArray, rows: _Rows) -> list[Any]:
-        """Return the payloads. One that cannot be stored is its text, if ``rows`` note it."""
+        """Return the payloads. If ``rows`` notes errors, one that cannot be stored is its text."""
 
         def values(some: pa.Array | pa.ChunkedArray) -> list[Any]:
             return [applied(self._convert, value) for value in some.to_pylist()]

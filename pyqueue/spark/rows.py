@@ -116,7 +116,7 @@ def rows_of(
         The rows, and the reasons of the messages that are to be buried, by id.
 
     Raises:
-        InvalidMessage: A payload does not fit, and this must fail.
+        InvalidMessage: A payload does not fit, and ``onBadRecord`` is "fail".
     """
     rows, bad = encoded_batch(found, payload), dict[Id, str]()
     corrupt: Sequence[str | None] = [None] * len(found)
@@ -137,7 +137,7 @@ def log_rows_of(
         payload: The type of the payloads. None means JSON, which every payload fits.
 
     Raises:
-        InvalidMessage: A payload does not fit, and this must fail.
+        InvalidMessage: A payload does not fit, and ``onBadRecord`` is "fail".
     """
     rows, corrupt, _ = _decoded_rows(options, documents, payload, "fail")
     positions = pa.array([each["position"] for each in documents], pa.int64())

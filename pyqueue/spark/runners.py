@@ -142,7 +142,7 @@ class StreamRunner(GroupRunner):
         lease_s: The length of the lease of the messages, in seconds.
     """
 
-    #: A restart of a query is no fault of its messages.
+    #: The messages are not to blame for a restart of their query.
     counts = False
 
     def __init__(

@@ -113,7 +113,7 @@ class TableSink:
     def _divided(self, claims: NamedClaims, claimed: Claimed) -> bool:
         """End a claim on which processes have died. Return whether it ended.
 
-        It is claimed again in parts. A message that is alone is buried, if it had all its tries.
+        It is claimed again in parts. A message that is alone is buried if it has no try left.
         """
         run, held = self._connection.run, [*claimed.held.values()]
         if len(held) == 1:

@@ -30,7 +30,7 @@ class QueueDataSource(DataSource):
 
     A batch read shows the ready messages and consumes none. A batch write, in mode append, shows
     all its messages at its end, or none. A streaming read claims messages for a group and finishes
-    each batch once Spark has committed it. A streaming write shows each batch once, also if Spark
+    each batch once Spark has committed it. A streaming write shows each batch once, even if Spark
     repeats it after its messages were consumed.
 
     Options of all uses:
@@ -54,7 +54,7 @@ class QueueDataSource(DataSource):
         onBadRecord: How to treat a payload that does not fit ``payloadType``. "fail" ends the
             query with an error that names the message; the default of batch reads, and of reads of
             a stream. "null" reads it as null. "bury", the default of streaming reads of a queue and
-            for these only, moves the message to the dead-letter queue with the end of the batch.
+            only for these, moves the message to the dead-letter queue with the end of the batch.
             A message that was dead before is read as null.
         columnNameOfCorruptRecord: With ``onBadRecord`` "null", the name of one more column of type
             string, which holds such a payload as JSON.
@@ -106,7 +106,7 @@ class QueueDataSource(DataSource):
             with ``idColumn`` its id. "ignore" (default) leaves the row out. "replace" overwrites
             that message, unless it has finished or moved on. "error" fails the write. A write that
             appears once, of a stream or with ``epoch``, takes "ignore" only, and "replace" with
-            ``idColumn`` needs ``staged`` "false". In other streams, "error" says nothing of ids.
+            ``idColumn`` needs ``staged`` "false". In other streams, "error" ignores ids.
         onBadRow: How to treat a row whose payload, headers, key, instant, priority or group
             cannot be stored. "fail" (default) fails the write. "bury" writes all other rows, and
             the row becomes a message of the dead-letter queue, with the reason in ``error``.
@@ -140,10 +140,10 @@ class QueueDataSource(DataSource):
         when: When the message becomes ready, a timestamp. One in the past means at once.
         delay: In place of ``when``, the seconds until then, a number or an interval. They count
             from the write of the row. A row that has both is a bad row.
-        queue: With the option ``queues``, the queue of the row. Otherwise it means nothing.
+        queue: With the option ``queues``, the queue of the row. Otherwise it is ignored.
         priority: In a queue with priorities, a whole number from 0 to 9; null means the default.
         group: In a queue with ordered groups, the group of the message; null means none.
-            In a queue of another kind the column means nothing.
+            In a queue of another kind the column is ignored.
 
     Batch reads work with Spark 4.0, writes need 4.1, and streaming reads need 4.2.
     """
@@ -222,7 +222,7 @@ class QueueDataSource(DataSource):
                 "number of the batch: the same number of the same stage writes nothing twice"
             )
         if writes.query and writes.epoch is None:
-            raise ConfigurationError("query: this option goes with stage and epoch")
+            raise ConfigurationError("query: give stage and epoch as well, or leave query out")
         if not writes.staged and (writes.id_column is None or writes.epoch is not None):
             raise ConfigurationError(
                 "staged: false needs idColumn, without stage and epoch: only the ids tell what was "

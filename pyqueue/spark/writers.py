@@ -59,7 +59,7 @@ class _Staged(WriterCommitMessage):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Stages messages out of sight, and shows all of them at the commit."""
+    """Stages messages out of sight, and publishes all of them at the commit."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
