@@ -260,7 +260,7 @@ def identity(value: Any) -> Id:
     if isinstance(value, ObjectId):
         return value
     if isinstance(value, Message):
-        raise ConfigurationError(f"id: give the id of the message, not a {type(value).__name__}")
+        raise ConfigurationError(f"id: give the id of the message, not {type(value).__name__}")
     if (
         not isinstance(value, str)
         or not 1 <= len(value) <= MAX_ID
@@ -294,7 +294,7 @@ def headers(value: Any) -> dict[str, str | int | float | bool] | None:
         raise ConfigurationError(f"headers: give a mapping, not {type(value).__name__}")
     if len(value) > _MAX_HEADERS:
         raise ConfigurationError(
-            f"headers: {len(value)} headers are too many: give {_MAX_HEADERS} at most, and put the "
+            f"headers: {len(value)} headers are too many: give at most {_MAX_HEADERS}, and put the "
             "rest into the payload"
         )
     size = 0
@@ -303,8 +303,8 @@ def headers(value: Any) -> dict[str, str | int | float | bool] | None:
         size += len(name.encode()) + (len(item.encode()) if isinstance(item, str) else 8)
     if size > _MAX_HEADERS_BYTES:
         raise ConfigurationError(
-            f"headers: {size} bytes are too many: give {_MAX_HEADERS_BYTES} bytes at most in names "
-            "and values, and put the rest into the payload"
+            f"headers: {size} bytes are too many: give at most {_MAX_HEADERS_BYTES} bytes of "
+            "names and values, and put the rest into the payload"
         )
     return dict(value)
 
@@ -439,5 +439,5 @@ def session(value: Any) -> None:
         )
     if getattr(value, "has_ended", False):
         raise ConfigurationError(
-            "session: it has ended: use it within transaction() or run_transaction()"
+            "session: the session has ended: use it within transaction() or run_transaction()"
         )

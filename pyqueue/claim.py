@@ -37,8 +37,7 @@ class ClaimSize(NamedTuple):
         """
         if arguments.count("limit", self.limit) > MAX_CLAIM:
             raise ConfigurationError(
-                f"limit: {self.limit} is not allowed: at most {MAX_CLAIM} messages are claimed at "
-                "once"
+                f"limit: {self.limit} is not allowed: a claim has at most {MAX_CLAIM} messages"
             )
         arguments.count("max_bytes", self.max_bytes)
 
@@ -103,7 +102,8 @@ class ClaimBase(Generic[Runs]):
     def _settle(self) -> None:
         if self._settled:
             raise ConfigurationError(
-                f"claim: the claim of group {self.group!r} was already committed or rolled back"
+                f"claim: the claim of group {self.group!r} was already committed or rolled back: "
+                "settle a claim once"
             )
         self._settled = True
         self._runner.renewer.discard(self)

@@ -273,7 +273,7 @@ def stored_limit(value: object) -> Limit:
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"it is {shown(value)}, which is not a document")
     if unknown := sorted(str(name) for name in value if name not in _FIELDS):
-        raise ConfigurationError(f"it has {', '.join(map(repr, unknown))}")
+        raise ConfigurationError(f"it has unknown fields ({', '.join(map(repr, unknown))})")
     return Limit(**value)
 
 
@@ -290,7 +290,7 @@ def limit_or_none(queue: str, shape: object) -> Limit | None:
         return stored_limit(value)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"limit: this release cannot read the limit of queue {queue!r}: {error}: update "
+            f"limit: this release cannot read the limit of queue {queue!r}: {error}: upgrade "
             "pyqueue-mongo here, or set the limit again with client.reshape()"
         ) from error
 

@@ -67,7 +67,7 @@ class QueueBase(Generic[T, Runs]):
             if (other.namespace, other.store) != (own.namespace, own.store):
                 raise ConfigurationError(
                     f"to: queue {to.name!r} is in another database or namespace; "
-                    f"a message can only move within its own ({own.namespace!r})"
+                    f"a message can only move within its own namespace ({own.namespace!r})"
                 )
             to = to._backend
         elif not isinstance(to, str):

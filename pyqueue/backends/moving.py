@@ -109,7 +109,7 @@ def _stored(codec: Codec[Any], payload: Any) -> Any:
 
 
 def _key_taken(target: Target, key: str) -> DuplicateKey:
-    text = f"key: queue {target.queue!r} has a message with the key {key!r}"
+    text = f"key: queue {target.queue!r} already has a message with the key {key!r}"
     return DuplicateKey(text, keys=[key])
 
 

@@ -249,7 +249,7 @@ def readable_kind(queue: str, record: Document | Mapping[str, object]) -> str:
     if not isinstance(kind, str) or not isinstance(version, int) or version > LATEST_VERSION:
         raise ConfigurationError(
             f"queue {queue!r} is of kind {kind!r}, version {version!r}, which this release does "
-            "not know: update pyqueue-mongo here"
+            "not know: upgrade pyqueue-mongo here"
         )
     return kind
 
@@ -398,11 +398,11 @@ def target_kind(queue: str, name: str) -> Kind:
     if name == STREAM:
         raise TargetRefused(
             f"to: {queue!r} is a stream, and messages cannot move there: append the payload to "
-            "it, or move the message to a queue by name"
+            "it, or name a queue"
         )
     if name not in kinds.known():
         raise ConfigurationError(
-            f"to: queue {queue!r} is of kind {name!r}, which this release does not know: update "
+            f"to: queue {queue!r} is of kind {name!r}, which this release does not know: upgrade "
             "pyqueue-mongo here"
         )
     return kinds.lookup(name)

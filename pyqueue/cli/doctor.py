@@ -137,7 +137,7 @@ def findings(client: Client, signals: str | None, *, repair: bool = False) -> It
             yield Finding("reach", "wrong", text)
             return
     address = hello.get("me") or ":".join(map(str, database.client.address or ()))
-    text = f"{address} answers, in {elapsed * 1000:.0f} ms with the connection"
+    text = f"{address} answers in {elapsed * 1000:.0f} ms, including the connection"
     yield Finding("reach", "ok", text)
     checks: dict[str, Callable[[], Finding]] = {
         "permission": lambda: _check_permission(client),
@@ -209,7 +209,7 @@ def check_topology(hello: Document) -> Finding:
     size = len(hello.get("hosts", ())) + len(hello.get("passives", ())) + arbiters
     text = f"replica set {hello['setName']!r}, {size} member{'s' if size > 1 else ''}"
     if arbiters:
-        text += f", {arbiters} of them without data: writes stop when one with data is down"
+        text += f", {arbiters} of them without data: writes stop when a member with data is down"
         return Finding("kind", "advice", text)
     return Finding("kind", "ok", text)
 
@@ -221,7 +221,7 @@ def _check_write_concern(client: Client) -> Finding:
     begun = time.monotonic()
     collection.delete_one({"_id": UNUSED_ID})
     elapsed = time.monotonic() - begun
-    text = f"majority and journal answer, in {elapsed * 1000:.0f} ms"
+    text = f"writes reach the majority and the journal in {elapsed * 1000:.0f} ms"
     return Finding("write concern", "ok", text)
 
 

@@ -72,7 +72,8 @@ class NamespaceAddress:
         found = os.environ.get(self.uri_env)
         if not found:
             raise ConfigurationError(
-                f"uriEnv: the environment variable {self.uri_env} is not set in this process"
+                f"uriEnv: the environment variable {self.uri_env} is not set in this process: set "
+                "it for the driver and for all executors"
             )
         return found
 

@@ -219,7 +219,7 @@ class Batches:
                 return  # the batch was done before
             raise ConfigurationError(
                 f"foreach_batch: group {self.claims.group!r} of queue {self.source.queue!r} has "
-                "nothing claimed: the stream must read that queue, by the data source pyqueue, "
+                "nothing claimed: the stream must read that queue, with the data source pyqueue, "
                 "for that group"
             )
         batch.work(

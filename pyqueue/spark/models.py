@@ -119,7 +119,7 @@ def model_of(path: str) -> object:
     except Exception as error:  # a module may raise anything
         raise ConfigurationError(
             f"payloadModel: {path!r} cannot be imported ({error_text(error)}): "
-            'give "module:Model", of a module that is installed or shipped by --py-files'
+            'give "module:Model", of a module that is installed or shipped with --py-files'
         ) from error
 
 

@@ -159,7 +159,7 @@ REFUSED: Final = (
     (
         "stream",
         Way.WRITES,
-        "this option is for reads; append in foreachBatch, by Stream.append_many",
+        "this option is for reads; append in foreachBatch, with Stream.append_many",
     ),
     ("startingPosition", Way.QUEUES, _POSITIONS),
     ("endingPosition", Way.QUEUES, _POSITIONS),

@@ -112,8 +112,8 @@ def _kind(queue: str, *, make: bool) -> Plan[str]:
     kind = yield from EnsureQueue(queue, GUESSED_KIND if make else None, guessed=make)
     if kind == STREAM:
         raise ConfigurationError(
-            f'queue: {queue!r} is a stream: read it by .option("stream", {queue!r}); append to it '
-            "in foreachBatch, by Stream.append_many"
+            f'queue: {queue!r} is a stream: read it with .option("stream", {queue!r}); append to '
+            "it in foreachBatch, with Stream.append_many"
         )
     return kind
 
@@ -167,7 +167,7 @@ def checked(given: Mapping[str, str], ways: Way = Way.ALL) -> Options:
         of_write=WriteOptions(**values(WriteOptions, given)),
     )
     if given.get("payloadType") and found.payload_model is not None:
-        raise ConfigurationError("payloadType, payloadModel: give one of the two")
+        raise ConfigurationError("payloadType, payloadModel: give one of the two, not both")
     if found.batch.min_messages > (most := found.batch.max_messages):
         raise ConfigurationError(
             f"minMessagesPerBatch: {found.batch.min_messages} is not allowed: a batch has at most "

@@ -101,7 +101,7 @@ class Output:
         arguments.one_of("output", output, ("move", "transaction"))
         if transform is not None and not callable(transform):
             raise ConfigurationError(
-                f"transform: give a function of a DataFrame, not {type(transform).__name__}"
+                f"transform: give a function that takes a DataFrame, not {type(transform).__name__}"
             )
         self._connection = connection
         self._source = route.source

@@ -43,7 +43,7 @@ class PositionStreamReader(IdleReader):
         if position > end:
             raise ConfigurationError(
                 f"startingPosition: {position} is not allowed: stream {self._options.queue!r} ends "
-                f'at {end}; "last" means what is appended from now on'
+                f'at {end}; "last" means messages appended from now on'
             )
         return self._offset(position)
 

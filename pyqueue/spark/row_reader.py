@@ -353,8 +353,8 @@ class Reader:
         if value not in self._queues:
             raise ConfigurationError(
                 f"queue: {'null' if value is None else repr(value[:120])} is not one of "
-                f"{', '.join(sorted(self._queues))}, which the option queues, or to of a stage, "
-                "lists: add it there, or leave the row out"
+                f"{', '.join(sorted(self._queues))}: add it to the option queues, or to the list "
+                "to= of the stage, or leave the row out"
             )
         return value
 

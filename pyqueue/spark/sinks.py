@@ -55,7 +55,7 @@ class TableSink:
         if function is None:
             raise ConfigurationError(
                 "transform: a stage without a target needs a function that writes the messages: "
-                "give it, or name the target"
+                "give one, or name a target"
             )
         if output != "move":
             raise ConfigurationError(

@@ -242,7 +242,7 @@ class StreamWriter(_EpochWriter, DataSourceStreamArrowWriter):
         query, epoch = _local(_QUERY), _local("streaming.sql.batchId")
         if not query or not epoch:
             raise ConfigurationError(
-                "writeStream: Spark has not told the id of the query and the number of the batch; "
+                "writeStream: Spark did not provide the query's id and the number of the batch; "
                 'use .option("delivery", "at-least-once")'
             )
         return self._write(query, int(epoch), iterator)

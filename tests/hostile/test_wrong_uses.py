@@ -146,7 +146,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
         lambda client: client.queue("a").push(
             1, session=SimpleNamespace(in_transaction=False, has_ended=True)
         ),
-        ("session: it has ended: use it within transaction()",),
+        ("session: the session has ended: use it within transaction()",),
     ),
     "session of a settle": (
         lambda client: client.queue("a").commit(held(client.queue("a")), session=object()),
@@ -191,7 +191,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
     ),
     "a message as id": (
         lambda client: client.queue("a").remove(popped(client)),
-        ("id: give the id of the message, not a Message",),
+        ("id: give the id of the message, not Message",),
     ),
     "a str as keys": (
         lambda client: client.queue("a").push_many([1], keys="k"),

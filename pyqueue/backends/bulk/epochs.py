@@ -160,8 +160,8 @@ class EpochWrites:
 
     def _fenced(self) -> Fenced:
         return Fenced(
-            f"{self._label()}: another run writes it now; this one has written nothing more. One "
-            "query at a time may use a checkpoint, and one at a time may write a stage"
+            f"{self._label()}: another run writes it now; this run has written nothing more. One "
+            "query at a time may use a checkpoint, and one query at a time may write a stage"
         )
 
     def _behind(self, epoch: int, decided: int) -> ConfigurationError:

@@ -30,8 +30,8 @@ Duration = float | timedelta
 #: Operations and arguments that a consumer group does not offer, and why.
 _REFUSED: Final = {
     "move": "a message stays in its stream: push its payload to the queue, then commit",
-    "progress": "a stream stores no progress: keep it in a collection of yours",
-    "checkpoint": "a stream stores no checkpoints: keep them in a collection of yours",
+    "progress": "a stream stores no progress: keep it in your own collection",
+    "checkpoint": "a stream stores no checkpoints: keep them in your own collection",
     "session": "a stream takes no part in transactions, which would block the group: leave it out",
     "payload": "a message of a stream never changes: leave it out",
     "pop": "a consumer group reserves messages: use reserve()",
