@@ -233,7 +233,7 @@ def starting(now: datetime, delay: Any, at: Any) -> datetime:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a str can be stored, which means encoded as UTF-8. A lone surrogate cannot."""
+    """Return whether a str can be stored, that is, encoded as UTF-8. A lone surrogate cannot."""
     try:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:

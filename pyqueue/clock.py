@@ -1,6 +1,6 @@
 """The clock of a client: an estimate of the clock of the primary.
 
-The monotonic clock of the machine measures the time that passes, and samples of the primary say
+The monotonic clock of the machine measures the time that passes, and samples from the primary say
 where to start. So a lease ends at the same time for every process, whatever the wall clock of its
 machine shows. This module does no I/O; the driver takes the samples.
 """
@@ -72,7 +72,7 @@ class Clock:
 
     @property
     def fresh_s(self) -> float:
-        """For how many more seconds the estimate may be used, unless the wall clock is set."""
+        """How many more seconds the estimate may be used for, unless the wall clock is set."""
         return max(0.0, self._taken + self._interval - time.monotonic())
 
     def expire(self) -> None:

@@ -242,7 +242,7 @@ class EmbeddedServer:
 
     @staticmethod
     def _make_private(path: Path) -> None:
-        """Create a directory that only its owner may enter, or make an existing one so."""
+        """Create a directory that only its owner may enter, or make an existing one private."""
         path.mkdir(mode=0o700, exist_ok=True)
         if path.stat().st_uid == os.geteuid():
             path.chmod(0o700)

@@ -86,7 +86,7 @@ class Unavailable(QueueError):
 
 
 class Fenced(QueueError):
-    """Another runner of the claim group took over. This one wrote nothing and must stop."""
+    """Another runner of the claim group took over. This runner wrote nothing and must stop."""
 
 
 class ConfigurationError(QueueError, ValueError):

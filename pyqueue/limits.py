@@ -134,7 +134,7 @@ class MayStart(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """A limit on concurrency that was lowered: messages may still be held under the former one."""
+    """A limit on concurrency that was lowered: messages may still be held under the old limit."""
 
     #: The largest limit before.
     concurrency: int
@@ -143,7 +143,7 @@ class Drain(NamedTuple):
 
     @classmethod
     def of(cls, stored: object) -> Drain | None:
-        """Return the drain stored in the record of a queue; None: none, or not readable."""
+        """Return the drain stored in the record of a queue; None: it is missing or unreadable."""
         if not isinstance(stored, Mapping):
             return None
         number, at = stored.get("concurrency"), stored.get("at")
@@ -170,7 +170,7 @@ def drain_of(before: object, drain: Drain | None, after: object, now: datetime) 
 
 
 def key_of(limit: Limit, document: Mapping[str, Any]) -> str:
-    """Return the key under which a limit counts a stored message; "" if it is not ``per`` key.
+    """Return the key under which a limit counts a stored message; "" if the limit has no ``per``.
 
     Messages without the header share the key "-". Equal values of different types differ. A long
     value has the key "#", with its hash.
@@ -250,7 +250,7 @@ def check_call(queue: str, limit: Limit | None, call: str | None) -> None:
         call: "pop" or "claim", which cannot obey every limit; None: a reserve.
 
     Raises:
-        ConfigurationError: The call cannot obey it.
+        ConfigurationError: The call cannot obey the limit.
     """
     if limit is not None and limit.concurrency is not None and call is not None:
         raise ConfigurationError(

@@ -3,8 +3,7 @@
 mongomock is not atomic across threads, stores Python values instead of BSON, and knows neither
 hints nor sessions. ``MemoryCollection`` adds the rules of a server that pyqueue relies on: one lock
 around each operation, documents passed through BSON, cursors read at once, updates applied whole or
-not at all. It is made for tests of programs that use queues. It does not prove anything about
-concurrency.
+not at all. It is made for testing programs that use queues, and proves nothing about concurrency.
 """
 
 from __future__ import annotations

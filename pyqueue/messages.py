@@ -54,7 +54,7 @@ NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Unchanged:
-    """The type of UNCHANGED, which means "keep the payload". None is a payload."""
+    """The type of UNCHANGED, which means "keep the payload". None is itself a payload."""
 
     def __repr__(self) -> str:
         return "UNCHANGED"

@@ -4,8 +4,8 @@ A model dumps a value in Python mode. A type that BSON lacks takes its pydantic 
 becomes a Decimal128. Loading through the model reverses this. This module does no I/O.
 pydantic is imported for the first model: Spark's executors have no model and may lack pydantic.
 
-A payload may hold secrets, and the texts of errors are stored, logged and shown. So neither an
-error of this module nor its cause has a text with a value of a payload.
+A payload may hold secrets, and the texts of errors are stored, logged and shown. So no
+text of an error of this module, or of its cause, contains a value of a payload.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def encode(document: Mapping[str, Any]) -> RawBSONDocument:
 
 
 def each_of(function: Callable[[T], V], values: Sequence[T]) -> list[V]:
-    """Return the results of a function of one payload for several payloads.
+    """Apply a function of one payload to several payloads, and return the results.
 
     Raises:
         InvalidMessage: the function raises it. If there are several payloads, the text names the
@@ -213,7 +213,7 @@ def _mistake(mistake: ErrorDetails) -> str:
 
 
 def traceback_text(error: BaseException) -> str | None:
-    """Return the traceback of an error without such values; None: it has no such values."""
+    """Return the traceback of an error without these values; None: it has none of them."""
     chain: list[BaseException] = []
     rest: list[BaseException | None] = [error]
     while rest:

@@ -276,7 +276,7 @@ class Queue(QueueBase[T, PlanRunner]):
         error: BaseException | str | None = None,
         session: Any = None,
     ) -> None:
-        """Give messages back for another try. A message that had its last try is buried.
+        """Give messages back for another try. A message that has no try left is buried.
 
         Args:
             reservations: reservations of this queue.

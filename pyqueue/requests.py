@@ -370,7 +370,7 @@ class ServerTime(Request[datetime]):
 
 @dataclass(slots=True)
 class MonotonicTime(Request[float]):
-    """Seconds on the monotonic clock of this machine. For timeouts, since it is never set."""
+    """Seconds on this machine's monotonic clock. Timeouts use it, because it is never set."""
 
 
 @dataclass(slots=True)

@@ -253,7 +253,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         delay: Duration | None = None,
         error: BaseException | str | None = None,
     ) -> None:
-        """Give messages back for another try. A message that had its last try is buried.
+        """Give messages back for another try. A message that has no try left is buried.
 
         Args:
             reservations: reservations of this group.

@@ -59,7 +59,7 @@ def invalid(value: object) -> ConfigurationError:
 
 
 def redacted(url: str) -> str:
-    """Return a URL without its secrets: no text between its scheme and its last "@", no options."""
+    """Return a URL without secrets: without options, and without the text before its last "@"."""
     before, at, rest = url.rpartition("@")
     scheme = before.partition("://")[0]
     shown = scheme if scheme.replace("+", "").isalnum() else "***"

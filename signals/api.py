@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 
 class BusError(Exception):
-    """A bus cannot be used: an invalid argument, a wrong password, no permission, unreachable."""
+    """A bus cannot be used: invalid argument, wrong password, no permission, or unreachable."""
 
 
 class Listener(Protocol):

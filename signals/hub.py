@@ -104,7 +104,7 @@ class Subscription:
             return heard
 
     def after_fork(self) -> None:
-        """Close the child's copy of a parent's listener. Its lock may be held for ever."""
+        """Close the child's copy of a parent's listener. The copy's lock may be held for ever."""
         self._lock = threading.RLock()
         self.closed = True
 

@@ -38,7 +38,7 @@ def decode(data: object) -> tuple[datetime | None, str]:
 
     Raises:
         ValueError: ``encode`` did not write the data.
-        OverflowError: The number is no instant of the years 1 to 9999.
+        OverflowError: The number is not an instant of the years 1 to 9999.
     """
     text = data.decode() if isinstance(data, bytes) else str(data)
     return None if text == "-" else _EPOCH + int(text[:20]) * _MILLISECOND, text[20:]

@@ -72,7 +72,7 @@ class Transport(Protocol):
         """Equal for two transports of one process only if each hears the other's events."""
 
     def publish(self, events: dict[str, datetime | None], origin: str) -> Procedure[None]:
-        """Send these events. ``read`` of every process gets ``origin`` back with each."""
+        """Send these events. The ``read`` of every process gets ``origin`` with each event."""
 
     def start(self) -> Procedure[bool]:
         """Start listening. Return True if every topic is heard from now on, without subscribing."""

@@ -370,7 +370,7 @@ def _report(part: _Part, places: Iterable[int], result: SettlementResult) -> Non
 def _was_applied(
     document: Mapping[str, object] | None, held: Reservation[Any], update: SettlementUpdate
 ) -> bool | None:
-    """Return whether this update was applied, as far as the stored document shows it.
+    """Return whether this update was applied, as far as the stored document shows.
 
     The result is None if the message is gone, or has since left its queue again, by this update or
     another one.

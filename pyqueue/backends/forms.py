@@ -77,7 +77,7 @@ class Form(Protocol[R]):
         """Finish messages. ``value`` is their payload in the history, or UNCHANGED."""
 
     def roll_back(self, terms: QueueTerms, held: Sequence[R], failure: Failure) -> Plan[None]:
-        """Give messages back for another try, and bury messages that had their last try."""
+        """Give messages back for another try, and bury messages that have no try left."""
 
     def release(self, terms: QueueTerms, held: Sequence[R]) -> Plan[None]:
         """Give messages back unprocessed."""

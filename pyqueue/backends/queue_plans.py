@@ -112,7 +112,7 @@ class QueuePlans:
 
     @property
     def kind(self) -> Kind:
-        """The kind; for plans without one, the kind of a new queue. See ``found``."""
+        """The kind; for plans without a kind, the kind of a new queue. See ``found``."""
         return self.terms.kind
 
     @property
@@ -171,7 +171,7 @@ class QueuePlans:
         error: BaseException | str | None = None,
         session: object = None,
     ) -> Plan[None]:
-        """Give messages back for another try, and bury messages that had their last try."""
+        """Give messages back for another try, and bury messages that have no try left."""
         return settling.rollback(self.terms, held, delay=delay, error=error, session=session)
 
     def extend(self, held: Sequence[object], *, lease: Duration | None = None) -> Plan[None]:
@@ -345,7 +345,7 @@ def _check_options(terms: QueueTerms) -> None:
 
 
 def found(plans: QueuePlans, *, names: bool = False) -> Plan[QueuePlans]:
-    """Return plans in the kind of the queue, guessed if there is no record. Make no record.
+    """Return the plans for the recorded kind of the queue, or a guess. This creates no record.
 
     Args:
         plans: the plans of a queue.
@@ -374,7 +374,7 @@ def found_target(plans: QueuePlans) -> Plan[Target]:
 
 
 def in_kind(plans: QueuePlans, kind: str, names: bool = False) -> QueuePlans:
-    """Return the plans of a kind for plans that have none. ``names`` as in ``found``."""
+    """Return plans with this kind for plans without a kind. ``names``: as for ``found``."""
     known = None if names else plans.in_kinds.get(kind)
     if known is not None:
         return known

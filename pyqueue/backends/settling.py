@@ -54,7 +54,7 @@ class Output(NamedTuple):
 
 
 def fan_out(terms: QueueTerms, held: Reservation[Any], outputs: Sequence[Output]) -> Plan[None]:
-    """Finish a message and write its outputs, which get its headers: both, or neither.
+    """Finish a message and write its outputs, or do neither. The outputs get its headers.
 
     If this raises Unavailable, call it again with the same outputs.
 
@@ -114,7 +114,7 @@ def rollback(
     error: BaseException | str | None = None,
     session: object = None,
 ) -> Plan[None]:
-    """Give messages back for another try, and bury messages that had their last try."""
+    """Give messages back for another try, and bury messages that have no try left."""
     held = arguments.reservations(terms.queue, tuple(given))
     delay_s = None if delay is None else arguments.duration("delay", delay)
     record = None if error is None else error_record(error, (yield from ServerTime()))
@@ -182,7 +182,7 @@ class Documents(Form[Reservation[Any]]):
         )
 
     def roll_back(self, terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
-        """Give messages back for another try, and bury messages that had their last try."""
+        """Give messages back for another try, and bury messages that have no try left."""
         kind, options, error = terms.kind, terms.options, failure.error
         dead_letter: Target | None = None
         settlements = []

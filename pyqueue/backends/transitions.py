@@ -119,7 +119,7 @@ def scan_range(
 def in_time(until: datetime | None) -> Filter:
     """Return a filter that matches nothing once the server's clock is at ``until``; None: no limit.
 
-    Only a filter that names documents may include it: a scan would read everything in vain.
+    Only a filter that names documents may include it: a scan would read everything to find nothing.
     """
     return {} if until is None else {"$expr": {"$lt": ["$$NOW", until]}}
 
@@ -283,7 +283,7 @@ def leaving(
 ) -> UpdateFields:
     """Return the update that takes a message to another queue, which it enters with ``put``.
 
-    The message takes the fields ``keep`` along. It leaves its key behind, unless ``put`` has one.
+    The message keeps the fields ``keep``. It leaves its key behind, unless ``put`` has one.
     """
     removed = [*kind.held_fields, *kind.stay_fields, "type"]
     if "group" in put:

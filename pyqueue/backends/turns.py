@@ -5,7 +5,7 @@ key of a limit wait until one of them may start. Both would slow down every scan
 so a scan that meets them defers them: it moves their ``when`` into the future. The first waiting
 message is the *heir*; it is brought forward when its wait ends.
 
-A deferral changes only ``when``; ``due`` still says since when the message is eligible. So each
+A deferral changes only ``when``; ``due`` still says when the message became eligible. So each
 step here may be repeated, lost or late.
 """
 

@@ -101,8 +101,9 @@ def _forget_interrupt() -> None:
     """Make Python exit with our status, wherever it was when Ctrl-C arrived.
 
     If a KeyboardInterrupt leaves ``exec`` of a text, CPython takes it for unhandled, even if a
-    caller handles it: at its end the process kills itself by SIGINT. Dataclasses and named tuples
-    use ``exec``, so this happens while modules are imported. The next ``exec`` clears the flag.
+    caller handles it: when the process ends, it kills itself with SIGINT. Dataclasses and named
+    tuples use ``exec``, so this happens while modules are imported. The next ``exec`` clears the
+    flag.
     """
     exec("")
 
@@ -171,7 +172,7 @@ def queue_with_stored_options(client: Client, name: str) -> Queue[Any]:
     A command must not change how the programs of a queue use it.
 
     Raises:
-        ConfigurationError: It is a stream.
+        ConfigurationError: The name belongs to a stream.
     """
     run = runner_of(client).run
     options = run(options_of(client.queue(name).name))

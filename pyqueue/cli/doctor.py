@@ -291,7 +291,7 @@ def check_limits(client: Client) -> Finding:
 
 
 def check_streams(client: Client) -> Finding:
-    """Look for gaps in streams, for groups that lie outside, and for documents of another kind."""
+    """Look for gaps in streams, groups outside their streams, and documents of another kind."""
     if HOT not in client.database[client.namespace].index_information():
         return Finding("streams", "ok", "not checked without the indexes")
     names = streams(client)
@@ -322,7 +322,7 @@ def check_handovers(client: Client) -> Finding:
 
 
 def check_spark(client: Client, *, repair: bool) -> Finding:
-    """Describe the groups and the stages of Spark, and look for rows that no write shows."""
+    """Describe the groups and the stages of Spark, and look for rows that no write publishes."""
     found = client.database[client.namespace].index_information()
     if not INDEXES.keys() <= found.keys():
         return Finding("spark", "ok", "not checked without the indexes")

@@ -104,7 +104,7 @@ def reshape(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Change the options that all programs of a queue share. They follow within 5 s."""
+    """Change the options that all programs of a queue share. Programs follow within 5 s."""
     new = None if limit is None else limit_of(limit)
     with connect(url, namespace, signals) as client:
         refuse_unknown(client, name)
@@ -141,7 +141,7 @@ def rm(
 ) -> None:
     """Delete a queue with its history. Print how many messages were deleted.
 
-    A queue with messages needs --force. Programs that still use the queue make it again.
+    A queue with messages needs --force. Programs that still use the queue create it again.
     """
     with connect(url, namespace, signals) as client:
         refuse_unknown(client, name)

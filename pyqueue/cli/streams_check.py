@@ -1,4 +1,4 @@
-"""The checks of ``pyqueue doctor`` on streams: the packs, the groups, and strange documents."""
+"""The checks of ``pyqueue doctor`` on streams: packs, groups, and documents that do not belong."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def first_ids(ids: Sequence[object]) -> str:
 
 
 def _beginning(prefix: str) -> Document:
-    """Return the filter of ids with a prefix. Every character of a name sorts before 7f."""
+    """Return the filter of ids with a prefix. Every character of a name sorts before "\\x7f"."""
     return {"_id": {"$gte": prefix, "$lt": prefix + "\x7f"}}
 
 

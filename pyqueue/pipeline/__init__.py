@@ -365,7 +365,7 @@ class Pipeline(Runner):
             queue: the queue that it reads.
             handler: takes (payload) or (payload, delivery). It may return any answer, as for
                 ``link``; any other value is ignored.
-            to: queues to which the handler may send messages nevertheless, by To or Many.
+            to: queues to which the handler may nevertheless send messages, by To or Many.
             options: as for ``link``.
         """
         return self._add("sink", queue, handler, to, **options)

@@ -145,7 +145,7 @@ class ClientRunner:
         """Name the kind of a queue that a stage reads: its recorded kind, or else "standard".
 
         Raises:
-            ConfigurationError: It is a stream, or an option does not suit its kind.
+            ConfigurationError: The queue is a stream, or an option does not suit its kind.
         """
         plans = backend_of(queue)
         if plans.kind_name is None:

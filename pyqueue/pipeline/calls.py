@@ -2,8 +2,8 @@
 
 Without ``batch``, a call has one message. With it, a call takes the messages that are there, up to
 ``batch``. Each time a message is delivered again, its call is smaller, because one message may fail
-a whole call or kill its process. In its last try it is alone, so that it takes no other message to
-the dead-letter queue.
+a whole call or kill its process. In its last try a message is alone, so that it takes no other
+message to the dead-letter queue.
 """
 
 from __future__ import annotations

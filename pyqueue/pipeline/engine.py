@@ -423,7 +423,7 @@ class Run:
         return answer, failure
 
     def _on_lost_lease(self, stage: Stage, call: Call, delivery: Delivery[Any]) -> None:
-        """Note that a lease was lost. The renewer of a blocking client calls it in a thread."""
+        """Note that a lease was lost. The renewer of a blocking client calls this in a thread."""
         delivery.lost = True
         if stage.awaited:
             self._loop.call_soon_threadsafe(call.lose_one)

@@ -138,9 +138,9 @@ class RunningStage:
             batch += await self.reserve(size - len(batch), left_s)
 
     def wait_left(self, message: Reservation[Any]) -> float:
-        """Return the seconds until too much of a message's lease is over to start its handler.
+        """Return the seconds until it is too late in a message's lease to start its handler.
 
-        Too much means half of the lease. A batch takes up to half of it to fill, and may wait
+        That is after half of the lease. A batch takes up to half of it to fill, and may wait
         another quarter.
         """
         least = message.lease / (2 if self.stage.batch is None else 4)

@@ -478,7 +478,7 @@ def _shown(answer: object) -> str:
 
 
 def _setup_error(error: Exception, verdict: Verdict) -> ConfigurationError | None:
-    """Return the error if no message is to blame for it: the set-up of the stage is wrong."""
+    """Return the error if the set-up of the stage is wrong, so that no message is to blame."""
     if not isinstance(error, ConfigurationError):
         return None
     return None if isinstance(error, TargetRefused) and verdict.counter == "out" else error

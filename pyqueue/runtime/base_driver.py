@@ -271,7 +271,7 @@ class BaseDriver(Generic[L]):
             raise
 
     def _sample(self) -> Plan[tuple[object, ...]]:
-        """Ask for the time of the primary; once, if it agrees with the clock. Return who it is."""
+        """Ask the primary for its time: once if that agrees with the clock. Return its identity."""
         if self.memory:
             self.clock.touch()
             return ()

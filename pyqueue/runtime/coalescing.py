@@ -219,7 +219,7 @@ class Coalescer:
             self._spawn(self._give_back(request.undo(result)))
 
     async def _give_back(self, plan: Plan[None]) -> None:
-        """Run an undo. No caller is left to get its error."""
+        """Run an undo. No caller is left to receive its error."""
         try:
             await self._drive(plan)
         except QueueError as error:

@@ -1,7 +1,8 @@
 """The memory of a client: the records of its queues and the indexes of its namespace.
 
-So an operation need not read the record of its queue first. A record is read again after a while,
-because the queue may have been deleted. This module does no I/O; the drivers run its plans.
+Thanks to it, an operation need not read the record of its queue first. A record is read again
+after a while, because the queue may have been deleted. This module does no I/O; the drivers run
+its plans.
 """
 
 from __future__ import annotations

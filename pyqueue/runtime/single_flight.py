@@ -71,7 +71,7 @@ class AsyncSingleFlight:
         self._task: asyncio.Task[None] | None = None
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, None]], *, joins: bool) -> None:
-        """Do the work, or share the result if it is being done.
+        """Do the work, or share its result if it is already being done.
 
         Args:
             work: the call.

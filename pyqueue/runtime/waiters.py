@@ -2,7 +2,7 @@
 
 The leader listens to the bus and watches the time. The followers sleep until they are woken. A
 consumer that stops receiving wakes the next consumer, unless there is a leader. So one push wakes
-one consumer, and no wake-up is lost with a consumer that has gone. This module does no I/O; the
+one consumer, and no wake-up is lost when a consumer goes away. This module does no I/O; the
 drivers wait.
 """
 

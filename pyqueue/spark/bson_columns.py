@@ -207,7 +207,7 @@ class Documents:
         return counts, Field(values.types[order], values.places[order])
 
     def numbers(self, places: Array, form: str) -> Array:
-        """Return the numbers at these places, in a form of numpy."""
+        """Return the numbers at these places, in this numpy format."""
         width = np.dtype(form).itemsize
         numbers: Array = self._data[places[:, None] + np.arange(width)].view(form).ravel()
         return numbers.astype(np.int64) if form == "<i4" else numbers

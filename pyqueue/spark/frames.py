@@ -1,4 +1,4 @@
-"""Convert stored messages to Spark rows by Arrow. See ``row_reader`` for the way back.
+"""Convert stored messages to Spark rows with Arrow. See ``row_reader`` for the way back.
 
 A payload has one of three forms: a JSON string, a variant, or a struct or any other Spark type.
 The JSON is MongoDB's relaxed Extended JSON, so dates, ObjectIds, bytes and decimals come back as
@@ -123,7 +123,7 @@ def _refuse(value: Any) -> NoReturn:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the text of a misfit without the value that Arrow puts into it."""
+    """Return the text of a conversion error without the value that Arrow puts into it."""
     text = re.sub(r"convert .* with type", "convert a value of type", error_text(error))
     return text[:500] or type(error).__name__
 

@@ -203,7 +203,7 @@ class QueueProgressListener(StreamingQueryListener):
 
 
 def _document(text: str | None) -> dict[str, Any]:
-    """Return the offset that Spark shows; empty if there is none, or none of this data source."""
+    """Return the offset that Spark shows; empty if it is missing, or of another data source."""
     try:
         found = json.loads(text or "null")
     except ValueError:  # Spark shows a missing offset as "None"

@@ -89,7 +89,7 @@ class Offset:
         return NamedClaims(plans_at(self.address, queue, options, kind), self.group, self.member)
 
     def acknowledge(self) -> ClaimProgress:
-        """Finish the messages of these claims, unless that is done. Return how far the group is.
+        """Finish the messages of these claims, unless that is done. Return the group's progress.
 
         Raises:
             Fenced: Another runner took the group over.
@@ -110,5 +110,5 @@ def lineage_of(fields: Mapping[str, Any]) -> str:
 
 
 def after_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> int:
-    """Return the number above which the claims of the batch between two offsets are."""
+    """Return the number after which the claims of the batch between two offsets begin."""
     return int(end.get("after", start["n"]))

@@ -66,7 +66,7 @@ class Options(ReadOptions):
         return (log_columns if self.by_position else columns)(payload)
 
     def backend(self, queue: str | None = None) -> QueuePlans:
-        """Return the plans of a queue, of the kind that its record has; make the record if needed.
+        """Return the plans of a queue, of its recorded kind. Create the record if it is missing.
 
         Args:
             queue: The name of the queue. None: the queue of the options.

@@ -184,7 +184,7 @@ class Output:
     def _move_each(
         self, pairs: Sequence[tuple[Reservation[Any], NewMessage]]
     ) -> list[tuple[Reservation[Any], SettlementResult]]:
-        """Move messages, by several commands at once if there are many and nothing is ordered."""
+        """Move messages, in several concurrent commands if there are many and none is ordered."""
         source = self._source
         moves = [
             move_each(

@@ -103,7 +103,7 @@ def _source(tasks: int, options: Mapping[str, str]) -> type[QueueDataSource]:
 
 
 def _parallelism(spark: SparkSession) -> int:
-    """Return how many tasks Spark makes of a table by default."""
+    """Return how many tasks Spark divides a table into by default."""
     try:
         for name in _PARALLELISM:
             given = spark.conf.get(name, None)

@@ -166,7 +166,7 @@ class _Rows:
 
 
 def _microseconds(column: pa.Array | pa.ChunkedArray) -> list[int | None]:
-    """Return instants as numbers, which takes a fraction of the time of datetimes."""
+    """Return instants as numbers, which is several times faster than datetimes."""
     numbers: list[int | None] = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
     return numbers
 
@@ -248,7 +248,7 @@ class Reader:
         id: The column of the ids; None if there is none.
         queues: The queues that the column ``queue`` may name. Empty: this column is ignored.
         prefix: The prefix of the ids, before the values of their column.
-        bury: Whether a row that cannot be stored is returned with its fault, not an error.
+        bury: Whether a row that cannot be stored is returned with its fault; else it is an error.
 
     Raises:
         ConfigurationError: A column is missing or has a type that cannot be stored.
@@ -307,8 +307,8 @@ class Reader:
                 ``group`` are ignored without "priority" and "group".
 
         Raises:
-            InvalidMessage: A payload is not valid JSON, or cannot be stored. With ``bury`` it is no
-                error.
+            InvalidMessage: A payload is not valid JSON, or cannot be stored. With ``bury`` this is
+                not an error.
             ConfigurationError: An id is null, or a ``queue`` is invalid; or, without ``bury``, a
                 ``when``, ``delay``, ``priority`` or ``group``.
         """

@@ -161,7 +161,7 @@ def _with_corrupt(
 def _decoded_rows(
     options: Options, documents: Sequence[Document], payload: DataType | None, default: str
 ) -> tuple[pa.RecordBatch, list[str | None], dict[Id, str]]:
-    """Return the rows, the JSON of misfit payloads, and the reasons of the messages to bury."""
+    """Return the rows, the JSON of payloads that do not fit, and why messages are to be buried."""
     action = options.on_bad_record or default
     reasons: dict[int, str] = {}
     bad: dict[Id, str] = {}

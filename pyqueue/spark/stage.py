@@ -192,7 +192,7 @@ class SparkStage:
     def foreach_batch(self, df: DataFrame, batch_id: int) -> None:
         """Transform and settle a batch of a stream, for ``writeStream.foreachBatch``.
 
-        The stream must read the stage's source by the data source "pyqueue", with the stage's
+        The stream must read the stage's source with the data source "pyqueue", with the stage's
         group. This method settles the messages itself. So a batch that Spark repeats after a crash
         contains only the messages that were not settled.
 

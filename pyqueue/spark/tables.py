@@ -56,13 +56,13 @@ class BatchReader(DataSourceReader):
 
 
 class FilteringReader(BatchReader):
-    """Passes the filters of Spark on to the database.
+    """Passes Spark's filters on to the database.
 
     Spark refuses a reader with this method unless a setting allows it, so this is another class.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Use the filters that the database can apply. Return all: it may let more rows through."""
+        """Use the filters that the database can apply. Return all: Spark must apply them, too."""
         known = [each for each in map(condition, filters) if each is not None]
         self._choice = replace(
             self._choice,

@@ -41,7 +41,7 @@ class Packed(Form[PackedReservation[Any]]):
         return settling.commit(terms.queue, terms.kind, held, session)
 
     def roll_back(self, terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
-        """Give messages back for another try, and bury messages that had their last try."""
+        """Give messages back for another try, and bury messages that have no try left."""
         return leaving.rollback(terms, held, failure)
 
     def release(self, terms: QueueTerms, held: Held) -> Plan[None]:

@@ -255,7 +255,7 @@ def leave_each(
 
 
 def rollback(terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
-    """Give messages back for another try, and bury messages that had their last try.
+    """Give messages back for another try, and bury messages that have no try left.
 
     If all messages left in a pack are given back together, they wait in their pack.
     """

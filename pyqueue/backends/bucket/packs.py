@@ -199,7 +199,7 @@ def packs_of(pack: ObjectId) -> Document:
 
 
 def index_in(document: Mapping[str, Any], place: Place) -> int | None:
-    """Return where a pack has the message with this id; None if it never had the message."""
+    """Return the index of the message with this id in a pack; None if it was never there."""
     if not is_pack(document) or _is_padded(document) != place.padded:
         return None
     at = document.get("at")
@@ -310,7 +310,7 @@ def level_of(document: Mapping[str, Any]) -> int:
 
 
 def window(size: int, alive: int, level: int) -> int | None:
-    """Return the bits that a claim hands out. None means that the first message must leave."""
+    """Return the bits that a claim hands out. None: the first message must leave the pack."""
     if not level or not alive:
         return alive
     ladder = _ladder(size)

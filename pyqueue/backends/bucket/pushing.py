@@ -98,7 +98,7 @@ def _push_one(queue: str, kind: Kind, type_name: str | None, entry: RawBSONDocum
 
 
 def _raise_first(errors: Iterable[QueueError | None]) -> None:
-    """Raise an error if there is one, preferably an unknown outcome."""
+    """Raise one of the errors, if there are any; preferably an unknown outcome."""
     failed = [each for each in errors if each is not None]
     for error in sorted(failed, key=lambda each: not isinstance(each, Unavailable)):
         raise error

@@ -185,7 +185,7 @@ class EpochWrites:
     def check_repeated(self, epoch: int, ids: Iterable[Id]) -> Plan[None]:
         """Check that a committed epoch has these rows.
 
-        Fewer rows are no error: the source may have lost rows that were finished.
+        Fewer rows are not an error: the source may have lost rows that were finished.
 
         Raises:
             ConfigurationError: one of the rows was certainly not in the epoch.
@@ -479,6 +479,6 @@ def _out(runs: list[str]) -> Document:
 
 
 def writes_of(target: Target, name: str) -> EpochWrites:
-    """Return the writes of the query whose record has a name."""
+    """Return the writes of the query whose record has this name."""
     _, stage, query = parts_of(name)
     return EpochWrites(target, stage, query)

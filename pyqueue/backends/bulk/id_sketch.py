@@ -1,8 +1,8 @@
 """A small sample of many ids, which proves for some other ids that they are not among them.
 
-The sample is a bottom-k sketch: the smallest hashes of the ids, up to a number of them (Cohen and
+The sample is a bottom-k sketch: the smallest hashes of the ids, up to a fixed number (Cohen and
 Kaplan, "Summarizing data using bottom-k sketches", 2007). An id whose hash would be one of the
-smallest, and is missing, was not among the ids. Larger hashes tell nothing.
+smallest, but is missing, was not among the ids. Larger hashes tell nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class IdSketch(NamedTuple):
 
     @classmethod
     def stored(cls, document: Any) -> Self | None:
-        """Return the sketch that ``to_document`` made, or None if this is none."""
+        """Return the sketch that ``to_document`` made, or None if this is not one."""
         if not isinstance(document, dict) or not {"n", "least"} <= document.keys():
             return None
         return cls(document["n"], tuple(document["least"]))

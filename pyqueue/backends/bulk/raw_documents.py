@@ -11,7 +11,7 @@ from pyqueue.requests import Command, Find
 
 @dataclass(slots=True)
 class FindEncoded(Command[list[bytes]]):
-    """Find documents of a server, without ``skip``. The answer is a list of them in BSON."""
+    """Find documents on a server, without any ``skip``. The answer is a list of them in BSON."""
 
     find: Find
     cursor: ClassVar[bool] = True

@@ -71,18 +71,18 @@ def place_of(part: str, queue: str | None, *, dead: bool = False) -> str:
     """Return the name of a place.
 
     Args:
-        part: the rest of its name, without "@".
-        queue: the queue it is for; None: the only one.
-        dead: whether it is for rows that another queue cannot store.
+        part: the name of the place within its queue. It contains no "@".
+        queue: the queue of its rows; None: the write has only one queue.
+        dead: whether its rows are rows that another queue cannot store.
     """
     return part if queue is None else f"{part}@{_DEAD if dead else ''}{queue}"
 
 
 def target_of(first: Target, place: str) -> Plan[Target]:
-    """Return the queue that a place names, or the first one if it names none.
+    """Return the queue that a place names, or the first queue if the place names none.
 
     Raises:
-        ConfigurationError: the queue is of another kind than the first one, and is not for rows
+        ConfigurationError: the queue is of another kind than the first queue, and is not for rows
             that another queue cannot store.
     """
     _, named, queue = place.partition("@")
@@ -156,7 +156,7 @@ def hidden_rows(
 def without_packed(
     target: Target, messages: Iterable[NewMessage], on_duplicate: str
 ) -> Plan[tuple[list[NewMessage], int]]:
-    """Leave out the messages that the queue has in documents which several messages share.
+    """Leave out the messages that the queue already has in shared documents.
 
     Args:
         target: the queue.
@@ -168,7 +168,7 @@ def without_packed(
 
     Raises:
         DuplicateKey: an id belongs to a message that was never in this queue. Or it is taken, and
-            this is not ignored: a packed message cannot be replaced.
+            ``on_duplicate`` is not "ignore": a packed message cannot be replaced.
     """
     given = list(messages)
     # A row that is buried gets an id of another form.
@@ -336,7 +336,7 @@ def _one_for_each_key(messages: Iterable[NewMessage], on_duplicate: str) -> list
     """Return the messages; of several with the same key, only the last.
 
     Raises:
-        DuplicateKey: several have the same key, and this is an error.
+        DuplicateKey: several have the same key, and ``on_duplicate`` is "error".
     """
     given = list(messages)
     keys = [each.key for each in given if each.key is not None]
@@ -355,7 +355,7 @@ class Staging:
     Args:
         target: the queue for places that name no queue.
         job: a name that no other job has.
-        on_duplicate: what to do if a key is taken, as for ``Queue.push_many``; "error" counts for
+        on_duplicate: what to do if a key is taken, as for ``Queue.push_many``; "error" applies to
             ids, too. Nothing is published then, unless a key is taken during publishing.
     """
 
@@ -371,7 +371,7 @@ class Staging:
         """Write messages where no consumer sees them.
 
         Rows that another attempt staged with the same id are replaced. A message whose id
-        is already in the queue is the same message, unless a taken id is an error.
+        is already in the queue is the same message, unless ``on_duplicate`` is "error".
 
         Args:
             place: a name that only this attempt uses.
@@ -381,8 +381,8 @@ class Staging:
             How many were written.
 
         Raises:
-            DuplicateKey: an id belongs to a message that was never in this queue. Or an id is
-                taken or several messages have the same key, and this is an error.
+            DuplicateKey: an id belongs to a message that was never in this queue. Or
+                ``on_duplicate`` is "error", and an id is taken or several messages have one key.
         """
         now = yield from ServerTime()
         target = yield from target_of(self.target, place)
@@ -424,7 +424,7 @@ class Staging:
         Raises:
             QueueError: messages are missing, and none is published. Or some were deleted during
                 publishing.
-            DuplicateKey: a key is taken, and this is an error.
+            DuplicateKey: a key is taken, and ``on_duplicate`` is "error".
         """
         target = self.target
         yield from namespace.ensure(target.queue, target.kind, target.options)

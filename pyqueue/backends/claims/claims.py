@@ -245,7 +245,7 @@ class NamedClaims(ClaimGroup):
     def _stamp(
         self, ids: Sequence[Id], n: int, token: str, lease_s: float, until: datetime | None
     ) -> Plan[int]:
-        """Claim messages that are still free. Return an upper bound of their number."""
+        """Claim messages that are still free. Return an upper bound on their number."""
         stamped = yield from concurrently(
             [
                 self._stamp_some(ids[start : start + STAMP], n, token, lease_s, until)
@@ -406,7 +406,7 @@ class NamedClaims(ClaimGroup):
         """Acknowledge claims whose work is known by their numbers.
 
         This first stores that they are done. If the process dies while the server deletes the
-        messages, the next runner deletes the rest. It does not repeat the work on a part of them.
+        messages, the next runner deletes the rest, and does not repeat the work.
 
         Raises:
             Fenced: another process runs the group now; its messages are untouched.

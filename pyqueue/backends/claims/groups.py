@@ -238,7 +238,7 @@ def fenced(group: ClaimGroup) -> Fenced:
 def holding(
     owner: str, token: str, now: datetime, lease_s: float, *, count: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Return the update that holds messages for a runner. ``count`` counts it as a try."""
+    """Return the update that holds messages for a runner. ``count``: whether it is one more try."""
     update = transitions.claiming(now, lease_s, owner, count=count)
     del update["$unset"]
     update["$set"]["token"] = token

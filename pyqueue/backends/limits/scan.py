@@ -188,8 +188,8 @@ def expected_slots(
 ) -> Plan[dict[str, FreeSlots]]:
     """Return the free slots of each key, up to the ``useful`` number.
 
-    If the last scan met no taken slots and left enough, assume that all slots are free. While a
-    lowered limit drains, always read the slots.
+    If the last scan met no taken slots and left enough free slots, assume that all are free. While
+    a lowered limit drains, always read the slots.
     """
     followed = scan.state.limit
     if limit.concurrency is not None and not followed.meets_slots and followed.drain is None:

@@ -137,7 +137,7 @@ class GroupPlans:
         error: BaseException | str | None = None,
         session: object = None,
     ) -> Plan[None]:
-        """Give messages back for another try, and bury messages that had their last try."""
+        """Give messages back for another try, and bury messages that have no try left."""
         if session is not None:
             raise refusal("session")
         given, options = settling.reservations(self.state, held), self.options

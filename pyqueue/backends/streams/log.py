@@ -7,7 +7,7 @@ A log is a sequence of *packs*. A pack is one document, which is never changed::
     s, n    the position of its first message, and how many messages it has
     z       the bytes of its messages
     pushed  when it was appended;  type: the name of the model
-    nonce   tells the writer of this pack from another one that aimed at the same position
+    nonce   distinguishes the writer of this pack from a writer that aimed at the same position
     b       the messages: {p: payload, h: headers}
 
 Positions are contiguous, and packs are read only once a majority of the members has stored them.
@@ -56,8 +56,8 @@ class Known(NamedTuple):
     at: datetime
 
     def age_s(self, mono: float, now: datetime) -> float:
-        """Return the seconds since then. The monotonic clock stands still while a machine sleeps,
-        and the primary's clock may be set."""
+        """Return the seconds since it became known. The monotonic clock stops while a machine
+        sleeps, and the primary's clock may be set."""
         return max(mono - self.mono, abs((now - self.at).total_seconds()))
 
 

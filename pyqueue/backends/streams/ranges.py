@@ -155,7 +155,7 @@ def claim_step(
 
 
 def _first_free(wanted: Sequence[int], served: Sequence[bool]) -> int | None:
-    """Return the first caller that wants messages and is not served yet, or None."""
+    """Return the first caller that wants messages and has none yet, or None."""
     for place, number in enumerate(wanted):
         if number > 0 and not (served and served[place]):
             return place
