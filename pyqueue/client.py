@@ -95,7 +95,7 @@ class Client(Connected[Connection]):
             name: 1-110 of A-Z a-z 0-9 _ - . : > (a trailing ".dead" not counted).
             model: anything that pydantic's TypeAdapter accepts. Payloads are values of it.
             lease: seconds for which a reserved message is held.
-            max_tries: how often a message is tried before it is buried. None: it is never buried.
+            max_tries: how many times a message is tried before it is buried. None: never buried.
             dead_letter: the name of the queue for buried messages; default "<name>.dead".
             history: seconds for which finished messages are kept. None: they are deleted.
             backoff: how long a message waits after a rollback.

@@ -50,7 +50,7 @@ class Clock:
         self._instant = _EPOCH
         self._taken = float("-inf")
         self._interval = random.uniform(*REFRESH_INTERVAL_S)
-        #: How often a sample moved the estimate by more than a second, or came from a new primary.
+        #: How many samples moved the estimate by more than a second, or came from a new primary.
         #: Times that consumers computed before then may be wrong.
         self.changes = 0
 

@@ -166,7 +166,7 @@ class Delivery(Generic[T]):
     ) -> None:
         #: The message: its id, tries, headers, error, the checkpoint of the last try, and so on.
         self.message = message
-        #: Whether the handler does not hold the message any more, because its lease was lost, its
+        #: Whether the handler no longer holds the message, because its lease was lost, its
         #: time is up or the worker was stopped. An async handler is then cancelled. A handler in a
         #: thread should check this now and then, and return.
         self.lost = False

@@ -26,7 +26,7 @@ _CENTURY_S: Final = 100 * 365 * 86400.0
 _RETRY: Final = timedelta(seconds=5)
 #: For how many keys a consumer remembers when the next message may start.
 _MAX_KEYS: Final = 10_000
-#: A key is stored in indexes. The hash of a longer one stands for it.
+#: Keys are stored in indexes. A longer key is replaced by its hash.
 _MAX_KEY: Final = 200
 _HEADER: Final = "headers."
 _FIELDS: Final = ("concurrency", "rate", "period", "burst", "per")

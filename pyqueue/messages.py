@@ -82,7 +82,7 @@ class Message(Generic[T]):
     when: datetime
     #: When the message was first pushed.
     pushed: datetime
-    #: How often the message was reserved from this queue, this time included.
+    #: How many times the message was reserved from this queue, this time included.
     tries: int
     #: Why the last try failed: ``{type, message, at}``.
     error: dict[str, Any] | None

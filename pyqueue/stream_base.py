@@ -70,6 +70,6 @@ class ConsumerBase(QueueBase[T, Runs]):
     """The part of a consumer group that is the same for blocking and for async code."""
 
     def __init__(self, runner: Runs, plans: GroupPlans) -> None:
-        # The plans have the same names as the plans of a queue. Missing plans are not offered here.
+        # The plans have the same names as the plans of a queue. A group offers no other plans.
         super().__init__(runner, cast("QueuePlans", plans))
         self._plans = plans

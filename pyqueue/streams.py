@@ -119,7 +119,7 @@ class Stream(StreamBase[T, PlanRunner]):
                 instant, or a position. Ignored if the group exists; ``Consumer.seek``
                 moves it.
             lease: seconds for which a reserved message is held.
-            max_tries: how often a message is tried before it is buried. None: it is never buried.
+            max_tries: how many times a message is tried before it is buried. None: never buried.
             dead_letter: the name of the queue for buried messages; default
                 "<stream>.<group>.dead".
             backoff: how long a message waits after a rollback.

@@ -120,7 +120,7 @@ STATS = ("emitted", "published", "merged", "failed", "heard", "restarts")
 - ``merged``: events that were merged into another one.
 - ``failed``: events that the server or a closed bus refused.
 - ``heard``: events that reached a listener of this bus.
-- ``restarts``: how often listening started again after a break.
+- ``restarts``: how many times listening started again after a break.
 """
 
 Stats = Mapping[str, int]

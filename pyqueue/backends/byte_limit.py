@@ -145,7 +145,7 @@ class ByteLimit:
         """Return the first messages that fit. Add the rest to ``excess``."""
         before = self._scan.largest_seen
         fits = self.fitting([size_of(each) for each in documents])
-        self._scan.largest_seen = max(before, self._scan.largest_seen)  # these are only a few
+        self._scan.largest_seen = max(before, self._scan.largest_seen)  # a small sample
         self.excess += documents[fits:]
         return documents[:fits]
 

@@ -127,7 +127,7 @@ class Scan:
     deletes: bool = False
     #: The messages that may be claimed.
     match: Filter = field(default_factory=dict)
-    #: When the permits to start messages end, by the server's clock; None: no permit is needed.
+    #: When the permits to start messages expire, by the server's clock; None: no permit is needed.
     until: datetime | None = None
     #: The messages chosen from these, once they are known.
     choice: Choice | None = None

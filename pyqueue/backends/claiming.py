@@ -40,9 +40,9 @@ from pyqueue.errors import DuplicateKey, InvalidMessage, TimeLimitReached, Unava
 from pyqueue.messages import Message
 from pyqueue.requests import Document, Find, FindAndModify, Plan, ServerTime, Update
 
-#: The most messages of one claim: above about 100, competing claims collapse.
+#: The most messages of one claim: above about 100, competing claims slow each other down.
 MAX_CLAIM = 100
-#: How often the claim of one message is repeated after network errors.
+#: How many times the claim of one message is repeated after network errors.
 MAX_REPEATS = 2
 
 #: A claimed document and its message.

@@ -68,7 +68,7 @@ INDEXES: Final[Mapping[str, IndexTerms]] = {
 #: The version of a record without a shape, and the latest version that this release reads.
 VERSION: Final = 1
 LATEST_VERSION: Final = 2
-#: How often a plan reads a record again because another program changed it at the same time.
+#: How many times a plan reads a record again because another program has changed it.
 MAX_RACES: Final = 20
 _MISSING: Final = object()
 

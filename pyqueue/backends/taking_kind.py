@@ -31,7 +31,7 @@ from pyqueue.requests import (
 
 T = TypeVar("T")
 
-#: How often an operation runs if the kind changes each time. A queue's kind is named only once.
+#: How many times an operation runs if the kind changes each time. A kind is named only once.
 _TRIES: Final = 3
 
 

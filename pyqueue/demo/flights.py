@@ -106,7 +106,7 @@ def store(flights: list[Flight], deliveries: list[Delivery[Flight]]) -> None:
 
 
 def upsert(flight: Flight, message: Message[Any]) -> UpdateOne:
-    """Return the write of a flight by its id. ``writes`` counts how often it was written."""
+    """Return the write of a flight by its id. ``writes`` counts its writes."""
     passed = [*(step["q"] for step in message.trail), message.queue]
     fields = {"carrier": flight.carrier, "delay": flight.delay, "passed": passed}
     return UpdateOne({"_id": flight.id}, {"$set": fields, "$inc": {"writes": 1}}, upsert=True)

@@ -109,7 +109,7 @@ class Verdicts:
         self._stopped = False
         #: Until when errors of a class are not logged again, as the monotonic clock shows.
         self._silent_until: dict[type[Exception], float] = {}
-        #: How often a message is tried.
+        #: How many times a message is tried.
         self.max_tries: int | None = backend_of(stage.queue).options.max_tries
 
     # ---- deciding

@@ -73,7 +73,7 @@ L = TypeVar("L", Listener, ListensAsync)
 #: How many times in a row the primary is asked for its time. The quickest answer counts.
 _CLOCK_SAMPLES: Final = 5
 
-#: How long a client remembers a queue that it does not use, and how often it drops such queues.
+#: How long a client remembers a queue that it does not use, and the time between two such cleanups.
 _IDLE_S: Final = 600.0
 _DROP_INTERVAL_S: Final = 60.0
 

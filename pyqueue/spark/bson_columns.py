@@ -30,8 +30,8 @@ from pyspark.sql.types import (
 
 #: The bytes of padding after the last document. They let names be compared without a bounds check.
 _MARGIN: Final = 256
-#: How often a document may wait for documents with other fields, on average. Beyond this the
-#: documents differ so much that decoding them is faster.
+#: How many times a document may wait for documents with other fields, on average. Beyond this
+#: the documents differ so much that decoding them is faster.
 _MAX_WAITS: Final = 30
 #: The longest array that is read.
 _MAX_ITEMS: Final = 200

@@ -63,7 +63,7 @@ class SourceNumbers:
     #: The messages that other consumers took, because a lease had run out, before the query
     #: acknowledged them. They may have been processed twice.
     lost: int = 0
-    #: How often another runner took the group over from this query.
+    #: How many times another runner took the group over from this query.
     fenced: int = 0
 
 

@@ -62,8 +62,8 @@ class SparkStage:
             ends at 64 MB of stored messages.
         lease: How many seconds a batch stays held if this process dies. The lease is renewed while
             the batch runs.
-        max_tries: How often a message is tried if the transform fails on it, before it is buried.
-            None means without a limit.
+        max_tries: How many times a message is tried if the transform fails on it, before it is
+            buried. None means without a limit.
 
     Raises:
         ConfigurationError: An argument is invalid.

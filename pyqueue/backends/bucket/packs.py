@@ -7,7 +7,7 @@ of a message, without a payload, it has::
     done     bits: which of them have left the pack, 62 in each number
     n        how many are left: the number of clear bits
     z        an upper bound on the size of the messages, in bytes
-    c        how often it was claimed
+    c        how many times it was claimed
     orderly  the last of its claims that ended in order; level: see below
     handed   copies of messages that left it and are still hidden; see ``handover``
     at       where its messages were in their first pack; only in a pack that left another one

@@ -66,7 +66,7 @@ FRESH: Final = timedelta(seconds=20)
 FORMER: Final = 100
 #: Hidden rows without a record are deleted at this age.
 ABANDONED: Final = timedelta(days=1)
-#: How often a compare-and-set is tried against concurrent changes.
+#: How many times a compare-and-set is tried against concurrent changes.
 TRIES: Final = 20
 #: The number of a task is below this.
 _TASKS: Final = 1 << 32

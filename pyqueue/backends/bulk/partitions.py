@@ -75,7 +75,7 @@ def slices(queue: str, kind: Kind, parts: int) -> Plan[list[Slice]]:
         bound = yield from _position(ready, bounds[-1], cut - counted)
         if bound is None:
             break  # consumers have taken the rest
-        if isinstance(bound[1], (ObjectId, str)):  # a document of another program bounds nothing
+        if isinstance(bound[1], (ObjectId, str)):  # other programs' ids are no bounds
             bounds.append(bound)
             counted = cut
     return [

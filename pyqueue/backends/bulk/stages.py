@@ -27,7 +27,7 @@ from pyqueue.requests import Count, Delete, Document, Filter, Find, Plan, Server
 
 log = logging.getLogger("pyqueue")
 
-#: How often to try to delete a record whose query still writes.
+#: How many times to try to delete a record whose query still writes.
 _TRIES: Final = 20
 #: The largest number of an epoch.
 _LAST: Final = 10**12 - 1

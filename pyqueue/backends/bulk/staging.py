@@ -59,7 +59,7 @@ from pyqueue.requests import (
 
 #: How long staged messages wait to be published.
 STAGED_LIFETIME: Final = timedelta(days=7)
-#: How often rows are written again after the messages that had their ids finished.
+#: How many times rows are written again after the messages that had their ids finished.
 _TRIES: Final = 20
 #: The $unset of the fields that only hidden rows have.
 _HIDDEN: Final = {"staged": "", "attempt": "", "processed": "", "expires": ""}
@@ -199,7 +199,7 @@ def _bury(document: Document, row: NewMessage, now: datetime) -> None:
     error = error_record(InvalidMessage(row.fault), now)
     death = {"reason": "invalid", "tries": 0, "error": error}
     document |= {"error": error, "dead": {"from": row.queue, "at": now, **death}}
-    # A redrive gives these back. A key counts only in the queue of the message.
+    # A redrive restores these. A key counts only in the queue of the message.
     if "key" in document:
         document["last_key"] = document.pop("key")
     if row.priority is not None:

@@ -27,7 +27,7 @@ from pyqueue.requests import Count, Document, Filter, Find, Insert, Plan, Server
 
 #: The beginning of the _id of the state of a group.
 GROUP_RECORD: Final = "~claim:"
-#: How many times to try a takeover when others take over at the same time.
+#: How many times to try a takeover while other processes take over at the same time.
 TAKEOVER_TRIES: Final = 20
 #: The longest lease of messages that makes a runner's lease longer, in seconds.
 MAX_LEASE_S: Final = 20.0
@@ -62,7 +62,7 @@ class ClaimProgress:
     begun: int = 0
     #: The last claim whose work is done. It may still have to be acknowledged.
     done: int = 0
-    #: How often outstanding messages were taken over in a way that counts as a try.
+    #: How many takeovers of outstanding messages counted as a try.
     adopted: int = 0
     #: How many bad records were buried, over all claims.
     buried: int = 0

@@ -46,7 +46,7 @@ from pyqueue.requests import Document, Find, Plan, ServerTime, UpdateEach
 
 #: The fields that a scan reads of each message.
 FIELDS: Final = dict.fromkeys(("_id", "when", "due", "group", "lock", *GROUPED.places), 1)
-#: The page size per wanted message; the same if other processes compete, so that they claim
+#: The page size per wanted message; a larger one if other processes compete, so that they claim
 #: different groups of the page; and the minimum page size.
 PAGE_FACTOR: Final = 2
 CONTESTED_PAGE_FACTOR: Final = 8

@@ -193,7 +193,7 @@ class _Append:
     #: The position of an insert with an unknown outcome.
     unknown: int | None = None
     failure: Unavailable | None = None
-    #: How often another process appended first.
+    #: How many times another process appended first.
     overtaken: int = 0
 
     def check_time(self, mono: float) -> None:

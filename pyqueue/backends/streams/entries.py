@@ -23,7 +23,7 @@ MAX_BACK: Final = 1000
 MERGE_ABOVE: Final = 64
 #: Ends of leases are alike if they differ by less than the delay divided by this number.
 _PART_OF_DELAY: Final = 16
-#: How often the window of positions may double. It limits the bits of an entry to 8 KB.
+#: How many times the window of positions may double. It limits the bits of an entry to 8 KB.
 _MOST_DOUBLED: Final = 6
 #: The span of positions over which merging always leaves fewer than ``MAX_BACK`` ranges.
 MAX_BACK_SPAN: Final = MAX_BACK // 2 * (MAX_RANGE << _MOST_DOUBLED)

@@ -36,7 +36,8 @@ from pyqueue.requests import Document, EnsureQueue, Filter, Find, MonotonicTime,
 MAX_PACK: Final = 1000
 #: How long a tail is used, in seconds.
 TAIL_AGE_S: Final = 60.0
-#: The most packs of one read, and from how many bytes on more may follow a shorter page.
+#: The most packs of one read. A page with fewer packs ends the log if it is smaller than this many
+#: bytes.
 _PAGE: Final = 100
 _PAGE_BYTES: Final = 8 * 2**20
 #: More than every position.

@@ -9,7 +9,7 @@ A group is one document::
     left     copies in the dead-letter queue that were decided and are still hidden
     skipped  how many messages the retention deleted before they were finished
     paused   true while the group is paused
-    changes  how often it was changed
+    changes  how many times it was changed
 
 Each message from the group's start on is in one of these places: at ``next`` or above it, in one
 range, or finished. A range is an entry of ``out`` or ``back``::
@@ -18,7 +18,7 @@ range, or finished. A range is an entry of ``out`` or ``back``::
     s, e     the first position, and the one after the last
     d        bits: which of its positions have left it. The lowest bit of the first byte is s
     u        the end of the lease; in ``back`` when the next try may begin
-    k        how often it was claimed;  x: how many of these claims lapsed
+    k        how many times it was claimed;  x: how many of these claims lapsed
     r        the error of the last try
 
 Every change is one update that matches the entry as it was read: its token, its bits and, where the
