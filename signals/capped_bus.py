@@ -104,7 +104,7 @@ class CappedTransport:
                 raise
 
     def _document(self, topic: str, when: datetime | None) -> dict[str, Any]:
-        # The server replaces an empty timestamp by its own time.
+        # The server replaces an empty timestamp with its own time.
         return {"_id": ObjectId(), "at": Timestamp(0, 0), "topic": topic, "when": when}
 
     def _ensure(self) -> Procedure[None]:

@@ -23,7 +23,7 @@ _PASS_ON = {
 
 
 def run_from_checkout(command: str, package: str, arguments: list[str]) -> NoReturn:
-    """Replace this process by ``python -m tests.<package>``.
+    """Replace this process with ``python -m tests.<package>``.
 
     Args:
         command: The name of the command, which is also its target in the Makefile.

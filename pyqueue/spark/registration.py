@@ -20,7 +20,7 @@ from pyqueue.spark.option_table import MAX_PARTITIONS
 from pyqueue.spark.session import session
 from pyqueue.spark.source import QueueDataSource
 
-#: The settings that say how many tasks Spark makes of a table. The first that is set counts.
+#: The settings that say how many tasks Spark divides a table into. The first that is set counts.
 _PARALLELISM: Final = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
 
 
