@@ -292,7 +292,7 @@ def test_recipe_gives_a_spark_stage_several_targets(offline: Client, tmp_path: P
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (('to = "c"', 'to = ["c", "c"]'), "'c' is listed twice"),
+        (('to = "c"', 'to = ["c", "c"]'), "lists 'c' twice"),
         (('to = "c"', "to = []"), "leads nowhere"),
         (('to = "c"', "to = 5"), r"stages\[0\].to"),
         (("tests.pipeline.test_spark:positive", "nothing.there:x"), "cannot be imported"),

@@ -231,7 +231,7 @@ WRONG_STAGES: list[tuple[str, dict[str, Any]]] = [
     ("name", {"to": ["clean", None]}),
     ("to", {"to": 5}),
     ("to: .* leads nowhere", {"to": []}),
-    ("to: .* 'a' is listed twice", {"to": ["a", "b", "a"]}),
+    ("to: .* lists 'a' twice", {"to": ["a", "b", "a"]}),
     ("group", {"group": "a~b"}),
     ("group", {"group": None}),
     ("transform", {"transform": "SELECT 1"}),
