@@ -1,5 +1,5 @@
 # Generated from client.py by `make faces`. Edit client.py, and run `make faces`.
-"""``AsyncClient``: the facade of one ``AsyncConnection``. It gives queues and pipelines."""
+"""``AsyncClient``: the facade of one ``AsyncConnection``. It makes queues and pipelines."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class AsyncClient(Connected[AsyncConnection]):
         target: "mongodb://host/db", "mongodb+srv://...",
             "memory:" (mongomock, this process only, run inline),
             "embedded:PATH" (starts a private mongod with its data in PATH, and stops it on close),
-            or a database of AsyncMongoClient or motor, which is never closed here. A URL without a
-            database means "pyqueue".
+            or a database of AsyncMongoClient or motor, which the client never closes. A URL
+            without a database means "pyqueue".
         namespace: the collection that holds the queues.
         signals: the bus that wakes blocked consumers: a URL ("memory:", "capped:",
             "redis://host:port/0", "none:") or a bus object.
@@ -98,15 +98,16 @@ class AsyncClient(Connected[AsyncConnection]):
             name: 1-110 of A-Z a-z 0-9 _ - . : > (a trailing ".dead" not counted).
             model: anything that pydantic's TypeAdapter accepts. Payloads are values of it.
             lease: seconds for which a reserved message is held.
-            max_tries: how often a message is tried before it is buried. None: it is never buried.
+            max_tries: how many times a message is tried before it is buried. None: never buried.
             dead_letter: the name of the queue for buried messages; default "<name>.dead".
             history: seconds for which finished messages are kept. None: they are deleted.
             backoff: how long a message waits after a rollback.
             poll: seconds after which a waiting consumer looks again even without a signal.
             kind: "standard", "priority", "ordered" or "bucket"; None: the kind that the queue has.
             strict: of a queue with priorities: whether high levels may starve the lower ones.
-            on_failure: of an ordered queue: a failed message blocks its group ("block"), or not.
-            pack: of a bucket: how many messages one document has at most, up to 1000.
+            on_failure: of an ordered queue: whether a failed message blocks its group: "block" or
+                "skip".
+            pack: of a bucket: the most messages in one document, up to 1000.
             limit: caps the messages reserved at a time, or started per period, over all processes.
 
         Returns:
@@ -164,10 +165,10 @@ class AsyncClient(Connected[AsyncConnection]):
 
         Args:
             name: 1-110 of A-Z a-z 0-9 _ - . : >. No queue of the namespace may have it.
-            model: anything that pydantic's TypeAdapter accepts, as of ``queue``.
+            model: anything that pydantic's TypeAdapter accepts, as for ``queue``.
             retention: seconds, at least 600, for which messages are kept. All users of the stream
                 must agree. None: the value the stream was made with; 7 days for a new one.
-            limit: a Limit with a rate: how many messages each group starts in a time.
+            limit: a Limit with a rate: how many messages each group starts per period.
 
         Returns:
             The stream.
@@ -238,8 +239,8 @@ class AsyncClient(Connected[AsyncConnection]):
     ) -> None:
         """Change the options that all users of a queue or a stream must agree on.
 
-        Running processes follow within 5 s, at once with a bus; the retention counts within a
-        minute.
+        Running processes follow within 5 s, or at once with a bus. A new retention takes effect
+        within a minute.
 
         Args:
             name: the name of the queue, or of the stream.
@@ -274,10 +275,10 @@ class AsyncClient(Connected[AsyncConnection]):
         return self._connection.transaction()
 
     async def run_transaction(self, fn: Callable[[Any], Awaitable[R]]) -> R:
-        """Await ``fn(session)`` in a transaction, again when MongoDB asks for a retry, and commit.
+        """Await ``fn(session)`` in a transaction, then commit. Repeat if MongoDB asks for a retry.
 
         Args:
-            fn: passes the session as ``session=``; may be called more than once.
+            fn: passes the session on as ``session=``; may be called more than once.
 
         Returns:
             The result of ``fn``.

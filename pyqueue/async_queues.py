@@ -160,7 +160,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
 
         Args:
             limit: the most messages to take.
-            timeout: seconds to wait for the first message. None waits without limit, 0 does not.
+            timeout: seconds to wait for the first message. None waits without limit, 0 not at all.
             max_bytes: the most bytes that the stored messages have together. The first message is
                 returned even if it is larger. A call may claim more than it returns if messages
                 become larger from one call to the next; it gives the rest back before it returns.
@@ -279,7 +279,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         error: BaseException | str | None = None,
         session: Any = None,
     ) -> None:
-        """Give messages back for another try. A message that had its last try is buried.
+        """Give messages back for another try. A message that has no try left is buried.
 
         Args:
             reservations: reservations of this queue.
@@ -347,8 +347,8 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             headers: merged into the headers.
             delay: seconds until the message can be received there.
             key: the message key there; for one reservation only.
-            priority: the priority there, if it has priorities; None keeps the one it has.
-            group: the group there, if it is ordered; None keeps the one it has.
+            priority: the priority there, if it has priorities; None keeps the message's priority.
+            group: the group there, if it is ordered; None keeps the message's group.
             session: the session of a transaction.
 
         Raises:
@@ -463,8 +463,8 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             max_bytes: the most bytes of the stored messages in total; at least one is claimed.
 
         Returns:
-            An async context manager that gives the ``AsyncClaim``. It is empty if no message is
-            ready.
+            An async context manager that gives the ``AsyncClaim``, which is empty if no message
+            is ready.
 
         Raises:
             Fenced: On settling, if another process has claimed for the group in the meantime.
@@ -500,7 +500,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         return await self._runner.run(self._backend.remove(id))
 
     async def reprioritize(self, id: Id, priority: int) -> bool:
-        """Give a message another priority, from 0 to 9. A held message has it once it comes back.
+        """Give a message another priority, from 0 to 9. A held message gets it when it comes back.
 
         Args:
             id: as in ``remove``.
@@ -575,7 +575,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         The history and held messages stay, including messages held by an open transaction.
 
         Returns:
-            How many were deleted. If this raises ``Unavailable``, its text says how many so far.
+            How many were deleted. If this raises ``Unavailable``, the text says how many so far.
         """
         return await self._runner.run(self._backend.purge())
 

@@ -1,5 +1,5 @@
 # Generated from streams.py by `make faces`. Edit streams.py, and run `make faces`.
-"""``AsyncStream``: a log that any number of consumer groups read, each at its pace.
+"""``AsyncStream``: a log that any number of consumer groups read, each at its own pace.
 
 ``AsyncConsumer``: one of these groups.
 """
@@ -68,7 +68,7 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
 
         Raises:
             InvalidMessage: A payload cannot be stored. Nothing was written.
-            Unavailable: Some messages may be stored. The text says how many surely are.
+            Unavailable: Some messages may be stored. The text says how many certainly are.
         """
         return await self._runner.run(self._backend.append(payloads, headers))
 
@@ -114,7 +114,7 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
         """Return a consumer group of this stream. This does no I/O.
 
         The group is made when it first receives, and then stored until ``delete_consumer``. Any
-        number of processes may receive for it; together they get each message.
+        number of processes may receive for it; together they get every message.
 
         Args:
             name: the durable name of the group: 1-110 of A-Z a-z 0-9 _ - . : >
@@ -122,7 +122,7 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
                 instant, or a position. Ignored if the group exists; ``AsyncConsumer.seek``
                 moves it.
             lease: seconds for which a reserved message is held.
-            max_tries: how often a message is tried before it is buried. None: it is never buried.
+            max_tries: how many times a message is tried before it is buried. None: never buried.
             dead_letter: the name of the queue for buried messages; default
                 "<stream>.<group>.dead".
             backoff: how long a message waits after a rollback.
@@ -162,8 +162,8 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
 class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
     """A consumer group of a stream, for async code. ``AsyncStream.consumer`` makes it, without I/O.
 
-    Its ``name`` is the stream, "~" and the name of the group. Messages that are reserved in one
-    call have a common lease for each thousand of them.
+    Its ``name`` is the stream, "~" and the name of the group. Each thousand messages that one call
+    reserves share a lease.
     """
 
     async def reserve(
@@ -260,7 +260,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         delay: Duration | None = None,
         error: BaseException | str | None = None,
     ) -> None:
-        """Give messages back for another try. A message that had its last try is buried.
+        """Give messages back for another try. A message that has no try left is buried.
 
         Args:
             reservations: reservations of this group.
@@ -318,7 +318,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         return await self._runner.run(self._settles(reservations, None, plan))
 
     async def counts(self) -> ConsumerCounts:
-        """Count the messages that the group has before it, by state.
+        """Count the messages that the group has ahead of it, by state.
 
         Returns:
             ready, scheduled, reserved, their total, and skipped.

@@ -32,8 +32,8 @@ class Client(Connected[Connection]):
         target: "mongodb://host/db", "mongodb+srv://...",
             "memory:" (mongomock, this process only),
             "embedded:PATH" (starts a private mongod with its data in PATH, and stops it on close),
-            or a database of pymongo or mongomock, which the client never closes. A URL without a
-            database means "pyqueue".
+            or a database of pymongo or mongomock, which the client never closes. A URL
+            without a database means "pyqueue".
         namespace: the collection that holds the queues.
         signals: the bus that wakes blocked consumers: a URL ("memory:", "capped:",
             "redis://host:port/0", "none:") or a bus object.

@@ -458,7 +458,8 @@ class Queue(QueueBase[T, PlanRunner]):
             max_bytes: the most bytes of the stored messages in total; at least one is claimed.
 
         Returns:
-            A context manager that gives the ``Claim``, which is empty if no message is ready.
+            A context manager that gives the ``Claim``, which is empty if no message
+            is ready.
 
         Raises:
             Fenced: On settling, if another process has claimed for the group in the meantime.

@@ -48,9 +48,7 @@ def invalid(value: object) -> ConfigurationError:
     elif value is None:
         shown = "None"
     elif hasattr(form, "get_collection"):
-        remedy = (
-            "it belongs to the other kind of client: Client is blocking, AsyncClient is async"
-        )
+        remedy = "it belongs to the other kind of client: Client is blocking, AsyncClient is async"
     elif hasattr(form, "get_database"):
         remedy = 'give a database of it, such as mongo["shop"]'
     elif hasattr(form, "find_one_and_update"):

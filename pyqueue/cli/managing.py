@@ -79,9 +79,7 @@ def reshape(
     ] = None,
     on_failure: Annotated[
         Literal["block", "skip"] | None,
-        typer.Option(
-            help="Of an ordered queue: whether a group waits for a message that failed."
-        ),
+        typer.Option(help="Of an ordered queue: whether a group waits for a message that failed."),
     ] = None,
     retention: Annotated[
         float | None,
