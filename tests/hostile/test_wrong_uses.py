@@ -252,5 +252,8 @@ def test_message_moves_between_clients_of_one_database(client: Client) -> None:
 
 
 def test_database_of_the_other_client_is_refused(url: str, client: Client) -> None:
-    with Client(url) as blocking, pytest.raises(QueueError, match="Client blocks, AsyncClient"):
+    with (
+        Client(url) as blocking,
+        pytest.raises(QueueError, match="Client is blocking, AsyncClient"),
+    ):
         AsyncClient(blocking.database)
