@@ -141,7 +141,8 @@ class Sketch:
                 eligible, update, sort=ORDER, return_document=True
             )
             return [] if found is None else [found]
-        candidates = await self._quick.find(eligible, {"when": 1}, sort=ORDER).to_list(limit)
+        first = self._quick.find(eligible, {"when": 1}, sort=ORDER, limit=limit)
+        candidates = await first.to_list()
         if not candidates:
             self._start = EPOCH
             return []
