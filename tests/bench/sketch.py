@@ -1,8 +1,9 @@
-"""Coalescing by hand: the upper bound for calls of many tasks, without the rest of pyqueue.
+"""The bound: joined calls of many tasks, without the rest of pyqueue.
 
 It sends the commands that pyqueue sends: fenced claims that are read by token, at w:1, and commits
-by id and token. It has no cancellation, no signals, no validation, no retries and no history, so
-pyqueue cannot be faster; how near it comes is the cost of these.
+by id and token. It has no cancellation, no signals, no validation, no retries and no history, and
+one index instead of four, so pyqueue cannot be faster. ``by_hand`` is the same client on the
+documents and indexes of pyqueue.
 """
 
 from __future__ import annotations
@@ -37,14 +38,20 @@ def new_document(queue: str, payload: Any) -> Document:
     return {"_id": ObjectId(), **document}
 
 
-def claim_update(now: datetime, token: ObjectId) -> Document:
-    changed = {"when": now + LEASE, "token": token, "owner": "bound", "reserved": now}
+def claim_update(now: datetime) -> Document:
+    """Return the update of a claim, with a new token."""
+    changed = {"when": now + LEASE, "token": ObjectId(), "owner": "bound", "reserved": now}
     return {"$set": changed, "$inc": {"tries": 1}}
+
+
+def claimed_filter(ids: Sequence[Any], update: Document) -> Document:
+    """Return a filter for the documents that this update claimed."""
+    return {"_id": {"$in": ids}, "token": update["$set"]["token"]}
 
 
 def held_filter(claimed: Sequence[Document]) -> Document:
     """Return a filter for claimed documents that are still held: one group for each token."""
-    groups: dict[ObjectId, list[Any]] = {}
+    groups: dict[Any, list[Any]] = {}
     for each in claimed:
         groups.setdefault(each["token"], []).append(each["_id"])
     pairs = [{"_id": {"$in": ids}, "token": token} for token, ids in groups.items()]
@@ -109,6 +116,9 @@ class Sketch:
         queue: The name of the queue.
     """
 
+    #: The most messages of one claim.
+    claim_size = MAX_CLAIM
+
     def __init__(self, collection: Any, queue: str) -> None:
         self._queue = queue
         self._sure = collection
@@ -116,13 +126,26 @@ class Sketch:
         #: Where the next claim begins, so that it does not walk over deleted index entries.
         self._start = EPOCH
         self.push = Joiner[Any, Any](self.push_many, 2, MAX_BATCH)
-        self._claims = Joiner[None, Document | None](self._claim_for, 1, MAX_CLAIM)
+        self._claims = Joiner[None, Document | None](self._claim_for, 1, self.claim_size)
         self.commit = Joiner[Document, None](self.commit_many, 2, MAX_BATCH)
+
+    @staticmethod
+    def claiming(now: datetime) -> Document:
+        """Return the update of a claim, with a new token."""
+        return claim_update(now)
 
     async def push_many(self, payloads: Sequence[Any]) -> list[Any]:
         documents = [new_document(self._queue, payload) for payload in payloads]
         await self._sure.insert_many(documents, ordered=False)
         return [document["_id"] for document in documents]
+
+    async def take(self) -> int | None:
+        """Reserve a message and commit it. Return its number, or None if there is none."""
+        document = await self.reserve()
+        if document is None:
+            return None
+        await self.commit(document)
+        return int(document["payload"]["n"])
 
     async def reserve(self) -> Document | None:
         """Return a claimed document, or None if there is none."""
@@ -133,9 +156,9 @@ class Sketch:
         return [*claimed, *[None] * (len(callers) - len(claimed))]
 
     async def reserve_many(self, limit: int) -> list[Document]:
-        now, token = datetime.now(UTC), ObjectId()
+        now = datetime.now(UTC)
         eligible = {"q": self._queue, "when": {"$gte": self._start, "$lte": now}}
-        update = claim_update(now, token)
+        update = self.claiming(now)
         if limit == 1:
             found = await self._quick.find_one_and_update(
                 eligible, update, sort=ORDER, return_document=True
@@ -149,7 +172,7 @@ class Sketch:
         ids = [document["_id"] for document in candidates]
         again = {"_id": {"$in": ids}, "q": self._queue, "when": {"$lte": now}}
         await self._quick.update_many(again, update)
-        claimed = await self._quick.find({"_id": {"$in": ids}, "token": token}).to_list()
+        claimed = await self._quick.find(claimed_filter(ids, update)).to_list()
         self._start = candidates[-1]["when"]
         return in_order(claimed, ids)
 
@@ -160,7 +183,7 @@ class Sketch:
         return [None] * len(claimed)
 
 
-class ByHand:
+class BlockingSketch:
     """The commands of batches on a blocking collection."""
 
     def __init__(self, collection: Any, queue: str) -> None:
@@ -175,16 +198,17 @@ class ByHand:
         )
 
     def reserve_many(self, limit: int) -> list[Document]:
-        now, token = datetime.now(UTC), ObjectId()
+        now = datetime.now(UTC)
         eligible = {"q": self._queue, "when": {"$gte": self._start, "$lte": now}}
         candidates = list(self._quick.find(eligible, {"when": 1}, sort=ORDER, limit=limit))
         if not candidates:
             return []
         ids = [document["_id"] for document in candidates]
         again = {"_id": {"$in": ids}, "q": self._queue, "when": {"$lte": now}}
-        self._quick.update_many(again, claim_update(now, token))
+        update = claim_update(now)
+        self._quick.update_many(again, update)
         self._start = candidates[-1]["when"]
-        return in_order(list(self._quick.find({"_id": {"$in": ids}, "token": token})), ids)
+        return in_order(list(self._quick.find(claimed_filter(ids, update))), ids)
 
     def commit_many(self, claimed: Sequence[Document]) -> None:
         done = self._sure.delete_many(held_filter(claimed))
