@@ -3,7 +3,7 @@
 It sends the commands that pyqueue sends: fenced claims that are read by token, at w:1, and commits
 by id and token. It has no cancellation, no signals, no validation, no retries and no history, and
 one index instead of four, so pyqueue cannot be faster. ``by_hand`` is the same client on the
-documents and indexes of pyqueue.
+documents and indexes of pyqueue. ``test_pinned`` notices changes of both.
 """
 
 from __future__ import annotations
