@@ -1,4 +1,7 @@
-"""pyqueue, used as in its quickstart, with the default bus or the one that MORE names."""
+"""pyqueue, used as in its quickstart, with the default bus or the one that MORE names.
+
+If MORE is "bucket", the queues are buckets.
+"""
 
 from __future__ import annotations
 
@@ -45,11 +48,15 @@ class Ours:
 
 
 @asynccontextmanager
-async def peer(url: str, signals: str | None = None) -> AsyncIterator[Open]:
-    async with AsyncClient(url, signals=signals) as client:
+async def peer(url: str, more: str = "") -> AsyncIterator[Open]:
+    if more == "bucket":  # apart from the standard queues, whose names are the same
+        kind, client = "bucket", AsyncClient(url, namespace="buckets")
+    else:
+        kind, client = "standard", AsyncClient(url, signals=more or None)
+    async with client:
 
         async def opened(name: str) -> Ours:
-            return Ours(client.queue(name))
+            return Ours(client.queue(name, kind=kind))
 
         yield opened
 

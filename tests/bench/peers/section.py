@@ -89,6 +89,13 @@ PEERS = (
         "bound (sketch)", "raw_loop", more="sketch", cells=("64",), note="the same commands by hand"
     ),
     Peer("pyqueue", "ours", note="capped bus; a claim is acknowledged by the primary alone"),
+    Peer(
+        "pyqueue, bucket",
+        "ours",
+        more="bucket",
+        cells=("1", "64", "batches of 100"),
+        note="many messages in one document",
+    ),
     Peer("pyqueue, Redis bus", "ours", more="redis", cells=("waking",)),
     Peer("Redis streams", "redis_streams", "redis", note="acknowledged entries stay until trimmed"),
     Peer("RabbitMQ quorum queue", "rabbitmq", "rabbitmq", note="acks are not confirmed"),

@@ -14,7 +14,7 @@ import pytest
 
 from tests.bench.figures import Row
 from tests.bench.harness import Bench
-from tests.bench.peers import program, section, servers
+from tests.bench.peers import ours, program, section, servers
 from tests.bench.peers.program import Inbox, fill, looping
 from tests.bench.peers.section import PEERS, RAW, Failed, Peer, Side, command_of
 
@@ -71,6 +71,18 @@ def test_program_counts_losses_and_duplicates(
 
     result = asyncio.run(run())
     assert (result["lost"], result["twice"]) == expected
+
+
+@pytest.mark.parametrize("more", ["", "bucket"])
+def test_ours_drains_the_messages_it_filled(more: str) -> None:
+    async def run() -> dict[str, Any]:
+        async with ours.peer("memory:", more) as opened:
+            queue, given = await opened("q"), {"count": 8, "callers": 4, "batch": 1}
+            await fill(queue, given)
+            return await program.drain(queue, given)
+
+    result = asyncio.run(run())
+    assert (result["lost"], result["twice"]) == (0, 0)
 
 
 def test_program_exchanges_messages_with_an_echo() -> None:
