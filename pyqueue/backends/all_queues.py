@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import timedelta
 from types import MappingProxyType
 from typing import Final
 
@@ -32,8 +33,13 @@ from pyqueue.requests import (
     Plan,
     ServerTime,
     Signal,
+    Update,
 )
 
+#: The ``q`` of the records of deleted queues. A record stays long enough for every process that
+#: uses the queue to find it, and to make it live again with its kind.
+_DELETED: Final = "~deleted"
+_DELETED_FOR: Final = timedelta(hours=1)
 #: How many queues one command counts.
 _QUEUES_PER_COMMAND: Final = 50
 #: How many passes a deletion makes over a queue whose holders keep handing messages over.
@@ -111,7 +117,7 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
     packs = kind == Bucket.name
     if not force:
         yield from _refuse_live(queue, packs)
-    yield from namespace.bury_record(queue)
+    yield from bury_record(queue)
     yield from ForgetQueue(queue)
     deleted = 0
     try:
@@ -176,6 +182,14 @@ def _delete_page(
     return number, passed_over, page_end(page) if len(page) == MAX_BATCH else None
 
 
+def bury_record(queue: str) -> Plan[None]:
+    """Mark the record of a queue as deleted. The server removes it later."""
+    now = yield from ServerTime()
+    deleted = {"q": _DELETED, "deleted": now, "processed": now, "expires": now + _DELETED_FOR}
+    match = {"_id": transitions.record_id(queue), "deleted": {"$exists": False}}
+    yield from Update(match, {"$set": deleted, "$unset": {"paused": ""}})
+
+
 def _delete_stream(stream: str, force: bool) -> Plan[int]:
     """Delete a stream. If it is used again while its record remains, its positions continue."""
     first = yield from log.first_position(stream)
@@ -185,7 +199,7 @@ def _delete_stream(stream: str, force: bool) -> Plan[int]:
             f"force: stream {stream!r} has {end - first} messages: give force=True to delete "
             "them, too"
         )
-    yield from namespace.bury_record(stream)
+    yield from bury_record(stream)
     yield from ForgetQueue(stream)
     for group in (yield from consumers.groups(stream)):
         yield from consumers.delete_group(stream, group.name)

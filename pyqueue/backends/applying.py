@@ -9,7 +9,7 @@ a value that no other update writes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
@@ -103,6 +103,13 @@ def settle(queue: str, settlements: Sequence[Settlement], session: object = None
         results = [(yield from _settle_one(queue, settlements[0]))]
     else:
         results = yield from apply(queue, settlements, session)
+    if results.count("done") < len(results):
+        _raise_failures(queue, settlements, results)
+
+
+def _raise_failures(
+    queue: str, settlements: Sequence[Settlement], results: Sequence[SettlementResult]
+) -> None:
     lost: list[Reservation[Any]] = []
     unknown: list[Reservation[Any]] = []
     failed: list[tuple[Reservation[Any], QueueError]] = []
@@ -143,7 +150,8 @@ def _settle_one(queue: str, settlement: Settlement) -> Plan[SettlementResult]:
     also retry alone after a lost connection: the driver does not repeat a multi-message command.
     """
     key, batch = ("settle", queue), partial(_apply_for_callers, queue)
-    outcome = yield from Coalesce(key, settlement, batch, max_in_flight=MAX_LOCKABLE)
+    outcome: SettlementResult | _Interrupted
+    outcome = yield Coalesce(key, settlement, batch, max_in_flight=MAX_LOCKABLE)
     if not isinstance(outcome, _Interrupted):
         return outcome
     results: list[SettlementResult] = ["done"]
@@ -254,11 +262,12 @@ def _divide(whole: _Part, now: datetime, updates: list[SettlementUpdate]) -> lis
     if len(settlements) == 1:
         updates[0] = settlements[0].build(now)
         return [whole]
-    repeats = Counter(hashable_id(each.held.id) for each in settlements)
+    ids = [hashable_id(each.held.id) for each in settlements]
+    repeated = _repeated(ids)
     groups: dict[Hashable, list[int]] = {}
     for place, each in enumerate(settlements):
-        repeated = repeats[hashable_id(each.held.id)] > 1
-        alone = each.group is None or each.held.until <= now or repeated
+        again = repeated and ids[place] in repeated
+        alone = each.group is None or each.held.until <= now or again
         groups.setdefault(("alone", place) if alone else each.group, []).append(place)
     commands: list[list[int]] = []
     different: list[int] = []
@@ -270,7 +279,7 @@ def _divide(whole: _Part, now: datetime, updates: list[SettlementUpdate]) -> lis
             update["$set"]["left"] = transitions.new_token()
         for place in places:
             updates[place] = update
-        live = first.held.until > now and repeats[hashable_id(first.held.id)] == 1
+        live = first.held.until > now and ids[places[0]] not in repeated
         if len(places) == 1 and update is not None and live:
             different += places
         else:
@@ -280,6 +289,13 @@ def _divide(whole: _Part, now: datetime, updates: list[SettlementUpdate]) -> lis
         whole._replace(settlements=[settlements[place] for place in places], places=places)
         for places in commands
     ]
+
+
+def _repeated(ids: Sequence[Hashable]) -> Collection[Hashable]:
+    """Return the ids that occur several times. Most batches have none."""
+    if len(set(ids)) == len(ids):
+        return ()
+    return {id for id, times in Counter(ids).items() if times > 1}
 
 
 def _chunks(places: list[int]) -> list[list[int]]:

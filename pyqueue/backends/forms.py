@@ -136,10 +136,7 @@ def settle(held: Held, settled: Callable[[Form[Any], Held], Plan[None]]) -> Plan
         Unavailable: the outcome is unknown for ``ids``; the rest are settled or lost.
     """
     parts = [(settled(form, some), some) for form, some in by_form(held)]
-    if len(parts) == 1:
-        yield from parts[0][0]
-    else:
-        yield from each_part(*parts)
+    return parts[0][0] if len(parts) == 1 else each_part(*parts)
 
 
 def each_part(*parts: tuple[Plan[None], Held]) -> Plan[None]:

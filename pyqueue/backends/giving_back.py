@@ -6,15 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from pyqueue.backends import transitions
-from pyqueue.backends.claiming import Claimed
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.scan import FIRST
 from pyqueue.requests import Document, Plan, ServerTime, Signal, UpdateEach
-
-
-def undo_reserve(queue: str, kind: Kind, claimed: Sequence[Claimed]) -> Plan[None]:
-    """Give back the messages of a cancelled caller to their places, without counting the try."""
-    yield from give_back(queue, kind, [document for document, _ in claimed])
 
 
 def give_back(

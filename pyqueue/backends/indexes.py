@@ -10,10 +10,27 @@ from typing import Final
 
 from pyqueue.backends import kind as kinds
 from pyqueue.backends.kind import IndexTerms
-from pyqueue.backends.namespace import INDEXES
+from pyqueue.backends.namespace import CLAIMS, HOT
 from pyqueue.errors import ConfigurationError, DuplicateKey, NotPermitted
 from pyqueue.requests import CreateIndex, Indexes, Plan
 
+#: The common indexes.
+INDEXES: Final[Mapping[str, IndexTerms]] = {
+    HOT: ([("q", 1), ("when", 1), ("_id", 1)], {}),
+    "key": (
+        [("q", 1), ("key", 1)],
+        {"unique": True, "partialFilterExpression": {"key": {"$exists": True}}},
+    ),
+    # Each queue has its own history length, so each document says when it expires.
+    "expires": (
+        [("expires", 1)],
+        {"expireAfterSeconds": 0, "partialFilterExpression": {"processed": {"$exists": True}}},
+    ),
+    CLAIMS: (
+        [("claim.g", 1), ("claim.n", 1), ("_id", 1)],
+        {"partialFilterExpression": {"claim.g": {"$exists": True}}},
+    ),
+}
 #: The indexes that processes of 0.1 use, and this release does not.
 FORMER_INDEXES: Final = frozenset({"group"})
 

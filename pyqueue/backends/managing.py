@@ -267,6 +267,11 @@ def replay(queue: str, kind: Kind, ids: Sequence[Id]) -> Plan[int]:
     return done
 
 
+def paused(queue: str) -> Plan[bool]:
+    """Return whether a queue is paused. A queue without a record is not."""
+    return bool((yield from namespace.flags(queue)).get("paused"))
+
+
 def pause(queue: str, kind: Kind, options: Options, value: bool) -> Plan[None]:
     """Pause the consumers of every process, or resume them."""
     yield from namespace.ensure(queue, kind, options)

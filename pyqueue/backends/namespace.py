@@ -1,4 +1,4 @@
-"""The common indexes of a namespace, and the record of each queue.
+"""The record of each queue.
 
 The record of a queue is a document in the same collection. It lists the queue and stores its pause
 flag. Its kind and version let a later release add kinds that this release refuses instead of
@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final, NamedTuple
 
 from pyqueue.backends import kind as kinds
-from pyqueue.backends.kind import IndexTerms, Kind
+from pyqueue.backends.kind import Kind
 from pyqueue.backends.naming_kind import (
     GUESSED_KIND,
     SHAPED_VERSION,
@@ -48,23 +48,6 @@ HOT: Final = "hot"
 #: The index of named claims.
 CLAIMS: Final = "claims"
 
-INDEXES: Final[Mapping[str, IndexTerms]] = {
-    HOT: ([("q", 1), ("when", 1), ("_id", 1)], {}),
-    "key": (
-        [("q", 1), ("key", 1)],
-        {"unique": True, "partialFilterExpression": {"key": {"$exists": True}}},
-    ),
-    # Each queue has its own history length, so each document says when it expires.
-    "expires": (
-        [("expires", 1)],
-        {"expireAfterSeconds": 0, "partialFilterExpression": {"processed": {"$exists": True}}},
-    ),
-    CLAIMS: (
-        [("claim.g", 1), ("claim.n", 1), ("_id", 1)],
-        {"partialFilterExpression": {"claim.g": {"$exists": True}}},
-    ),
-}
-
 #: The version of a record without a shape, and the latest version that this release reads.
 VERSION: Final = 1
 LATEST_VERSION: Final = 2
@@ -78,10 +61,6 @@ STREAM_SHAPE: Final[Mapping[str, object]] = {"retention": 7 * 86400.0}
 
 #: The range of the ids of records.
 RECORD_IDS: Final[Mapping[str, str]] = {"$gte": record_id(""), "$lt": "~queue;"}
-#: The ``q`` of the records of deleted queues. A record stays long enough for every process that
-#: uses the queue to find it, and to make it live again with its kind.
-_DELETED: Final = "~deleted"
-_DELETED_FOR: Final = timedelta(hours=1)
 #: After this time, the record of a deleted queue counts as missing, so that the name may get
 #: another kind: a producer may rely on the record for 30 s, and then spend 30 s on a command.
 _FORGOTTEN_AFTER: Final = timedelta(minutes=2)
@@ -254,14 +233,6 @@ def readable_kind(queue: str, record: Document | Mapping[str, object]) -> str:
     return kind
 
 
-def bury_record(queue: str) -> Plan[None]:
-    """Mark the record of a queue as deleted. The server removes it later."""
-    now = yield from ServerTime()
-    deleted = {"q": _DELETED, "deleted": now, "processed": now, "expires": now + _DELETED_FOR}
-    match = {"_id": record_id(queue), "deleted": {"$exists": False}}
-    yield from Update(match, {"$set": deleted, "$unset": {"paused": ""}})
-
-
 def _is_past(queue: str, record: Mapping[str, Any]) -> Plan[bool]:
     """Return whether a record counts as missing, because its queue was deleted a while ago.
 
@@ -298,10 +269,35 @@ def ensure(
     kind: Kind,
     options: Options | None,
     priorities: Collection[int | None] = (),
+) -> Plan[None]:
+    """Create the record of a queue if it is missing; see ``ensuring`` for the arguments.
+
+    Raises:
+        ConfigurationError: the queue is of another kind.
+    """
+    return ensured(ensuring(queue, kind, options, priorities), kind)
+
+
+def ensured(request: EnsureQueue, kind: Kind) -> Plan[None]:
+    """Carry out a request of ``ensuring``.
+
+    Raises:
+        ConfigurationError: the queue is not of this kind.
+    """
+    stored: str = yield request
+    if stored != kind.name:
+        yield from refuse_kind(request.queue, kind, stored)
+
+
+def ensuring(
+    queue: str,
+    kind: Kind,
+    options: Options | None,
+    priorities: Collection[int | None] = (),
     *,
     receives: bool = False,
-) -> Plan[None]:
-    """Create the record of a queue if it is missing.
+) -> EnsureQueue:
+    """Return the request to create the record of a queue if it is missing.
 
     Args:
         queue: the name of the queue.
@@ -310,9 +306,6 @@ def ensure(
         priorities: the priorities of the messages that enter, for a kind with priorities; None is
             the default.
         receives: whether the caller receives. This names the kind, even if the object does not.
-
-    Raises:
-        ConfigurationError: the queue is of another kind.
     """
     name = kind.name
     levels = kind.levels(priorities)
@@ -320,9 +313,7 @@ def ensure(
     guessed = name == GUESSED_KIND and not (receives or (options and options.names_kind))
     shown = None if options is None else partial(options.shown, queue)
     shape = {} if options is None else options.shape
-    stored = yield from EnsureQueue(queue, name, shown, shape, levels, guessed=guessed)
-    if stored != name:
-        yield from refuse_kind(queue, kind, stored)
+    return EnsureQueue(queue, name, shown, shape, levels, guessed=guessed)
 
 
 def check_kind(queue: str, kind: Kind) -> Plan[None]:
@@ -420,11 +411,6 @@ def dead_letter_target(
     """
     kinds.require(kind, queue, "dead_letter")
     return (yield from target(dead_letter, priorities))
-
-
-def paused(queue: str) -> Plan[bool]:
-    """Return whether a queue is paused. A queue without a record is not."""
-    return bool((yield from flags(queue)).get("paused"))
 
 
 def flags(queue: str) -> Plan[Document]:

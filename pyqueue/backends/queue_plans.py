@@ -30,7 +30,12 @@ from pyqueue.backends.naming_kind import GUESSED_KIND
 from pyqueue.backends.options import Options, QueueTerms, Target
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.receiving import Claims, ReceiveOptions, Waiting
-from pyqueue.backends.taking_kind import again_in_kind, await_kind, recorded_kind
+from pyqueue.backends.taking_kind import (
+    again_in_kind,
+    asking_for_kind,
+    await_kind,
+    recorded_kind,
+)
 from pyqueue.errors import ConfigurationError, OtherKind
 from pyqueue.limits import stored_limit
 from pyqueue.messages import (
@@ -43,7 +48,7 @@ from pyqueue.messages import (
     Message,
 )
 from pyqueue.payloads import Codec
-from pyqueue.requests import EnsureQueue, ForgetQueue, Plan
+from pyqueue.requests import ForgetQueue, Plan
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -245,7 +250,7 @@ class QueuePlans:
 
     def paused(self) -> Plan[bool]:
         """Return whether the queue is paused."""
-        return namespace.paused(self.queue)
+        return managing.paused(self.queue)
 
     @_takes_kind
     def get(self, id: Id) -> Plan[Message[Any] | None]:
@@ -368,7 +373,7 @@ def found_target(plans: QueuePlans) -> Plan[Target]:
     """
     if plans.kind_name is not None:
         return plans.target
-    stored = yield from EnsureQueue(plans.queue, None)
+    stored = yield from asking_for_kind(plans.queue)
     kind = namespace.target_kind(plans.queue, stored or GUESSED_KIND)
     return in_kind(plans, kind.name).target
 
@@ -404,7 +409,7 @@ def _in_known_kind(
     """
     same = None
     if plans.in_kinds:  # else the kind would be asked for twice
-        same = plans.in_kinds.get((yield EnsureQueue(plans.terms.queue, None)))
+        same = plans.in_kinds.get((yield asking_for_kind(plans.terms.queue)))
     if same is not None:
         try:
             return (yield from operation(same))

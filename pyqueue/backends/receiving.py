@@ -19,10 +19,7 @@ from pyqueue.backends import invalid, namespace, reading
 from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
 from pyqueue.backends.claim_terms import ClaimTerms, Scan
 from pyqueue.backends.claiming import MAX_CLAIM, Claimed
-from pyqueue.backends.giving_back import (
-    give_back,
-    undo_reserve,
-)
+from pyqueue.backends.giving_back import give_back
 from pyqueue.backends.options import Options, QueueTerms
 from pyqueue.backends.scan import ByAge, ScanState
 from pyqueue.documents import message_of
@@ -33,6 +30,7 @@ from pyqueue.payloads import Codec
 from pyqueue.requests import (
     Coalesce,
     Document,
+    EnsureQueue,
     Listen,
     MonotonicTime,
     Plan,
@@ -54,6 +52,8 @@ class Waiting(Protocol):
 
     scan: ScanState
     misfits: invalid.Misfits
+    #: What the last call prepared.
+    prepared: Prepared | None
 
     def upkeep(self, queue: str, now: datetime) -> Plan[None]:
         """Finish the handovers of processes that died, from time to time."""
@@ -96,18 +96,39 @@ class Claims(NamedTuple):
     #: Whether threads share claims.
     threads: bool = False
 
-    def together(
-        self, how: Reception, scan: ScanState, limits: Limits
-    ) -> Coalesce[Limits, list[Claimed]]:
-        """Return the request for a claim. Calls that receive in the same way share it."""
-        return Coalesce(
-            how,
-            limits,
-            partial(self.claim, how, scan),
-            undo=partial(self.undo, how),
-            max_in_flight=1,  # concurrent claims of one process would compete
-            threads=self.threads,
-        )
+
+#: The arguments of a receive: how, from whom, how many, the lease in seconds, whether to pop, and
+#: what counts messages that cannot be delivered; None: the consumers of the client.
+Call = tuple[QueueTerms, Claims, Limits, float | None, bool, invalid.Misfits | None]
+
+
+class Prepared(NamedTuple):
+    """The values that a receive needs. Further calls with equal arguments use them again."""
+
+    call: Call
+    terms: ClaimTerms
+    #: The requests that make sure of the record, and that claim.
+    ensuring: EnsureQueue
+    claiming: Coalesce[Limits, list[Claimed]]
+
+
+def _prepare(waiting: Waiting, call: Call) -> Prepared:
+    queue_terms, claims, limits, lease_s, pop, misfits = call
+    options, codec = queue_terms.options, queue_terms.codec
+    lease_s = queue_terms.command_timeout_s if pop else lease_s or options.lease
+    terms = ClaimTerms.of(queue_terms, lease_s, counts_try=not pop)
+    misfits = misfits or waiting.misfits
+    how = Reception(terms, codec, options.max_tries, options.history, pop, misfits=misfits)
+    ensuring = namespace.ensuring(terms.queue, terms.kind, options, receives=True)
+    claiming = Coalesce(  # calls that receive in the same way share it
+        how,
+        limits,
+        partial(claims.claim, how, waiting.scan),
+        undo=partial(claims.undo, how),
+        max_in_flight=1,  # concurrent claims of one process would compete
+        threads=claims.threads,
+    )
+    return Prepared(call, terms, ensuring, claiming)
 
 
 class ReceiveOptions(TypedDict, total=False):
@@ -132,13 +153,12 @@ def receive(
     limits = Limits(limit, given.get("max_bytes", MAX_RECEIVED_BYTES))
     timeout_s, lease_s = checked(*limits, given["timeout"], given.get("lease"))
     pop = given.get("pop", False)
-    lease_s = queue_terms.command_timeout_s if pop else lease_s or options.lease
-    terms = ClaimTerms.of(queue_terms, lease_s, counts_try=not pop)
-    misfits = given.get("misfits") or waiting.misfits
-    how = Reception(
-        terms, queue_terms.codec, options.max_tries, options.history, pop, misfits=misfits
-    )
-    yield from namespace.ensure(queue, queue_terms.kind, options, receives=True)
+    call = (queue_terms, claims, limits, lease_s, pop, given.get("misfits"))
+    prepared = waiting.prepared
+    if prepared is None or prepared.call != call:
+        prepared = waiting.prepared = _prepare(waiting, call)
+    terms = prepared.terms
+    yield from namespace.ensured(prepared.ensuring, terms.kind)
     now = yield from ServerTime()
     # On the monotonic clock: the primary's clock may be set while the caller waits.
     deadline = (yield from MonotonicTime()) + timeout_s if timeout_s else None
@@ -151,7 +171,7 @@ def receive(
             yield from waiting.upkeep(queue, now)
             check_call(queue, state.limit.limit, "pop" if pop else None)
             if not _stopped(state):
-                claimed = yield from claims.together(how, state, limits)
+                claimed: list[Claimed] = yield prepared.claiming
                 if claimed:
                     found = True
                     return [message for _, message in claimed]
@@ -248,8 +268,8 @@ def _earliest(one: datetime, *more: datetime | None) -> datetime:
 
 
 def _undo(how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
-    """Give back the messages that were reserved for a cancelled caller."""
-    return undo_reserve(how.terms.queue, how.terms.kind, claimed)
+    """Give back the messages of a cancelled caller to their places, without counting the try."""
+    return give_back(how.terms.queue, how.terms.kind, [document for document, _ in claimed])
 
 
 def claim_for_callers(

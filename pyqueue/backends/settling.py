@@ -18,7 +18,7 @@ from pyqueue.backends.extending import extend_documents
 from pyqueue.backends.forms import Extension, Failure, Failures, Form, Held, Move
 from pyqueue.backends.handover import Handover, Result, discard, hand_over_whole
 from pyqueue.backends.invalid import error_record
-from pyqueue.backends.kind import UpdateFields, require_target
+from pyqueue.backends.kind import Kind, UpdateFields, require_target
 from pyqueue.backends.moving import dump, move_documents
 from pyqueue.backends.options import QueueTerms, Target
 from pyqueue.backends.pushing import Content, new_document
@@ -156,30 +156,14 @@ class Documents(Form[Reservation[Any]]):
     def commit(self, terms: QueueTerms, held: Held, value: Any, session: object) -> Plan[None]:
         """Finish messages."""
         kind, history_s = terms.kind, terms.options.history
-
-        def finish(keyed: bool, now: datetime) -> SettlementUpdate:
-            update = kind.finishing(now, "committed", history_s, keyed=keyed)
-            if update is not None:
-                # A new token tells this commit from an earlier commit by the same holder.
-                update["$set"]["token"] = transitions.new_token()
-                if value is not UNCHANGED:
-                    update["$set"]["payload"] = value
-            return update
-
-        group = ("commit", history_s, None if value is UNCHANGED else id(finish))
-        yield from settle(
-            terms.queue,
-            [
-                Settlement(
-                    each,
-                    partial(finish, each.key is not None),
-                    (*group, each.key is not None),
-                    kind,
-                )
-                for each in held
-            ],
-            session,
-        )
+        # A payload belongs to one call, so other calls do not share its command.
+        group = ("commit", history_s, None if value is UNCHANGED else object())
+        settlements = []
+        for each in held:
+            keyed = each.key is not None
+            build = partial(_finishing, kind, history_s, value, keyed)
+            settlements.append(Settlement(each, build, (*group, keyed), kind))
+        return settle(terms.queue, settlements, session)
 
     def roll_back(self, terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
         """Give messages back for another try, and bury messages that have no try left."""
@@ -253,6 +237,18 @@ class Documents(Form[Reservation[Any]]):
 
 
 forms.register(Reservation, Documents())
+
+
+def _finishing(
+    kind: Kind, history_s: float | None, value: Any, keyed: bool, now: datetime
+) -> SettlementUpdate:
+    update = kind.finishing(now, "committed", history_s, keyed=keyed)
+    if update is not None:
+        # A new token tells this commit from an earlier commit by the same holder.
+        update["$set"]["token"] = transitions.new_token()
+        if value is not UNCHANGED:
+            update["$set"]["payload"] = value
+    return update
 
 
 def _dead_letter(terms: QueueTerms, levels: Collection[int | None]) -> Plan[Target]:

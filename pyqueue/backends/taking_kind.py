@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from datetime import timedelta
+from functools import lru_cache
 from typing import Final, TypeVar
 
 from pyqueue.backends import kind as kinds
@@ -35,13 +36,19 @@ T = TypeVar("T")
 _TRIES: Final = 3
 
 
+@lru_cache(maxsize=1024)
+def asking_for_kind(queue: str) -> EnsureQueue:
+    """Return the request for the kind of a queue. It does not change, so calls share it."""
+    return EnsureQueue(queue, None)
+
+
 def recorded_kind(queue: str) -> Plan[str]:
     """Return the kind of a queue, which may be a remembered one, or "" if there is no record.
 
     Raises:
         ConfigurationError: the queue is a stream, or of a kind that this release does not know.
     """
-    stored = yield from EnsureQueue(queue, None)
+    stored = yield from asking_for_kind(queue)
     if stored and stored not in kinds.known():
         yield from refuse_kind(queue, kinds.lookup(GUESSED_KIND), stored)
     return stored

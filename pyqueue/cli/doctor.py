@@ -25,8 +25,8 @@ import signals as buses
 from pyqueue import Client, QueueError
 from pyqueue.backends.bulk import stages
 from pyqueue.backends.claims.groups import all_groups
-from pyqueue.backends.indexes import FORMER_INDEXES, indexes_of, shell_command
-from pyqueue.backends.namespace import HOT, INDEXES, RECORD_IDS
+from pyqueue.backends.indexes import FORMER_INDEXES, INDEXES, indexes_of, shell_command
+from pyqueue.backends.namespace import HOT, RECORD_IDS
 from pyqueue.backends.recovering import recover_all
 from pyqueue.cli.common import (
     CONNECT_TIMEOUT_S,

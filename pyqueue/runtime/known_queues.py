@@ -42,7 +42,7 @@ class KnownQueues:
         #: record changes later, these objects follow it.
         self._agreed: dict[str, list[Mapping[str, object]]] = {}
         #: The indexes that this client needs.
-        self._indexes: dict[str, IndexTerms] = dict(namespace.INDEXES)
+        self._indexes: dict[str, IndexTerms] = dict(indexes.INDEXES)
 
     def kind_of(self, request: EnsureQueue) -> str | None:
         """Return the kind of a queue, or None if its record has to be read."""

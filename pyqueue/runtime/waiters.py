@@ -15,6 +15,7 @@ from threading import Lock
 from typing import Final
 
 from pyqueue.backends.invalid import Misfits
+from pyqueue.backends.receiving import Prepared
 from pyqueue.backends.recovering import Recovery, Sweep, recover_next
 from pyqueue.backends.scan import ScanState
 from pyqueue.requests import Plan
@@ -43,6 +44,8 @@ class Waiters:
         self.misfits = Misfits(count_misfit)
         #: Where the next scan of the queue starts.
         self.scan = ScanState()
+        #: What the last call that received prepared.
+        self.prepared: Prepared | None = None
         self._recovery = Recovery(sweep or Sweep())
         #: When this object was last asked for, by the monotonic clock.
         self.used = 0.0

@@ -16,7 +16,7 @@ import pytest
 from pymongo import MongoClient
 
 from pyqueue import Client, ConfigurationError, QueueError
-from pyqueue.backends import indexes, namespace
+from pyqueue.backends import indexes
 from pyqueue.spark import QueueDataSource
 from pyqueue.spark.columns import columns
 from tests.docs.pages import blocks, prose
@@ -66,7 +66,7 @@ def prepare(admin: Mongo, number: int, role: str, privileges: list[dict[str, Any
 def administer(admin: Mongo, number: int) -> None:
     """Run the commands that the page gives to an administrator."""
     database = admin[f"shop{number}"]
-    for name, (keys, options) in namespace.INDEXES.items():
+    for name, (keys, options) in indexes.INDEXES.items():
         database["pyqueue"].create_index(keys, name=name, **options)
     database.create_collection("pyqueue.signals", capped=True, size=1048576)
 
@@ -114,9 +114,9 @@ def test_commands_are_those_of_the_code() -> None:
     plain = [line.removeprefix('db.getSiblingDB("shop").').replace('"', "'") for line in written]
     bus = "createCollection('pyqueue.signals', {capped: true, size: 1048576})"
     assert {f"db.{line}" for line in plain if line != bus} == set(expected)
-    assert plain[len(namespace.INDEXES)] == bus
+    assert plain[len(indexes.INDEXES)] == bus
     names = set(re.findall(r"`(\w+)`", prose(PAGE)))
-    assert names.issuperset(indexes.all_indexes().keys() - namespace.INDEXES.keys())
+    assert names.issuperset(indexes.all_indexes().keys() - indexes.INDEXES.keys())
 
 
 def test_missing_credentials_are_named(guarded: Mongo) -> None:

@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pyqueue import Client, ConfigurationError, Finished, LeaseLost, QueueError, Unavailable
-from pyqueue.backends import namespace
+from pyqueue.backends import indexes
 from pyqueue.cli import app
 from tests.docs.pages import blocks
 from tests.docs.test_privileges import roles
@@ -226,8 +226,8 @@ def administer(secured: Secure, database: str) -> None:
     """Run the administrator's commands of the page."""
     text = "\n".join(each.text for each in blocks("docs/how-to/least-privileges.md"))
     made = set(re.findall(r'createIndex\(.*?\{name: "(\w+)"', text))
-    assert made.issuperset(namespace.INDEXES)
-    for name, (keys, options) in namespace.INDEXES.items():
+    assert made.issuperset(indexes.INDEXES)
+    for name, (keys, options) in indexes.INDEXES.items():
         secured.admin[database]["pyqueue"].create_index(keys, name=name, **options)
     size = re.findall(r'createCollection\("pyqueue.signals", \{capped: true, size: (\d+)\}\)', text)
     secured.admin[database].create_collection("pyqueue.signals", capped=True, size=int(size[0]))

@@ -19,7 +19,7 @@ import pytest
 from pymongo.errors import AutoReconnect
 
 from pyqueue import QueueClosed, QueueError, Unavailable
-from pyqueue.backends import namespace
+from pyqueue.backends import indexes, namespace
 from pyqueue.backends.transitions import record_id
 from pyqueue.requests import (
     Change,
@@ -274,7 +274,7 @@ def test_idle_consumer_asks_for_the_time_only(world: World, client: Client) -> N
 
 def test_samples_that_agree_cost_one_command(world: World, client: Client) -> None:
     client.run(namespace.ping())
-    assert world.sent == {"Hello": 5, "CreateIndex": len(namespace.INDEXES)}
+    assert world.sent == {"Hello": 5, "CreateIndex": len(indexes.INDEXES)}
     world.sent.clear()
     for _ in range(3):
         client.run(namespace.ping())
@@ -294,7 +294,7 @@ def test_new_primary_is_prepared_again(world: World, client: Client) -> None:
     world.move(15.1)
     world.election = 2
     client.receive(timeout=0)
-    assert world.sent["CreateIndex"] == len(namespace.INDEXES)
+    assert world.sent["CreateIndex"] == len(indexes.INDEXES)
     world.sent.clear()
     world.move(15.1)
     client.receive(timeout=0)

@@ -186,7 +186,7 @@ def test_consumer_that_waits_keeps_its_queue() -> None:
 def test_name_of_a_deleted_stream_stays_taken() -> None:
     """Its positions continue if it is used again."""
     steps = made("stream")
-    steps.run(namespace.bury_record("a"))
+    steps.run(all_queues.bury_record("a"))
     steps.seconds = 120
     assert steps.run(use("standard", "bob")) == "stream"
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyqueue import Client, ConfigurationError, Limit
-from pyqueue.backends import kind, namespace
+from pyqueue.backends import all_queues, kind, namespace
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans, found, plans_of
 from pyqueue.backends.receiving import Waiting
@@ -135,7 +135,7 @@ def test_mistyped_name_leaves_nothing(
     steps = made()
     if deleted:
         steps.run(namespace.read_or_create_record(EnsureQueue("a", "bucket")))
-        steps.run(namespace.bury_record("a"))
+        steps.run(all_queues.bury_record("a"))
         steps.seconds = 121
     before = steps.all()
     steps.run(operation(plans(lease=5)))

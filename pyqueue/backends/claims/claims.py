@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, cast, overload
 
 from bson import ObjectId
 
-from pyqueue.backends import invalid, namespace, reading, receiving, transitions
+from pyqueue.backends import invalid, managing, namespace, reading, receiving, transitions
 from pyqueue.backends.bulk.raw_documents import FindEncoded
 from pyqueue.backends.byte_limit import find_fitting
 from pyqueue.backends.claim_terms import ClaimTerms
@@ -122,7 +122,7 @@ class NamedClaims(ClaimGroup):
         progress = yield from self.progress()
         if progress.claimed > progress.acknowledged:
             return True
-        return (yield from reading.due_in(queue)) == 0 and not (yield from namespace.paused(queue))
+        return (yield from reading.due_in(queue)) == 0 and not (yield from managing.paused(queue))
 
     def claim(
         self,
