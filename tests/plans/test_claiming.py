@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 from bson import MinKey
 
-from pyqueue import DuplicateKey, InvalidMessage, Unavailable
+from pyqueue import ConfigurationError, DuplicateKey, InvalidMessage, Message, Unavailable
 from pyqueue.backends.byte_limit import Limits
 from pyqueue.backends.giving_back import give_back
 from pyqueue.backends.invalid import decode
+from pyqueue.backends.options import Options
 from pyqueue.backends.popping import undo_pop
+from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.backends.scan import FIRST
 from pyqueue.requests import Change, Delete, Find, FindAndModify, Insert, Update, Wait, WriteFailure
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import NOW, Runner, after, giving, message, standard
+from tests.plans.steps import lasting
 
 
 def document(id: str, **fields: Any) -> dict[str, Any]:
@@ -518,3 +521,33 @@ def test_message_without_a_valid_due_is_given_back_at_once() -> None:
     (command,) = runner.commands
     assert [update["$set"]["when"] for _, update in command.pairs] == [FIRST, after(-5)]
     assert runner.signals == [("a", FIRST)]
+
+
+# ---- prepared receives
+
+
+def test_each_receive_follows_its_arguments() -> None:
+    """A client uses again what the last receive of a queue prepared, if the arguments are equal."""
+    steps, waiting = lasting(), Waiters("a")
+    queue, other = (
+        plans_of("a", Options(dead_letter="dead", lease=lease), kind=kind)
+        for lease, kind in ((60, "standard"), (90, None))
+    )
+    steps.run(queue.push(list(range(9))))
+
+    def received(plans: QueuePlans, limit: Any = 1, **how: Any) -> list[Any]:
+        return steps.run(plans.receive(waiting, limit, timeout=0, **how))
+
+    assert [each.lease for each in received(queue)] == [60]
+    assert [each.lease for each in received(queue, lease=5)] == [5]
+    assert [type(each) for each in received(queue, pop=True)] == [Message]
+    assert [each.lease for each in received(other)] == [90]
+    assert [each.lease for each in received(queue)] == [60]
+    assert len(received(queue, 2)) == 2
+    assert len(received(queue, 2, max_bytes=1)) == 1
+    for wrong in (True, 2.0):  # they equal a number that was given before
+        with pytest.raises(ConfigurationError, match="limit"):
+            received(queue, wrong)
+    steps.run(queue.pause(True))
+    steps.seconds = 6
+    assert received(queue) == []

@@ -54,7 +54,10 @@ Make = Callable[[int, Any], Message[Any]]
 
 def claims_of(stock: Stock) -> Claims:
     """Return how to claim from a queue with packs. ``stock``: the packs that the process holds."""
-    return Claims(partial(_claim_for_callers, stock), partial(_undo, stock), threads=True)
+    if stock.claims is None:  # equal claims let a receive use again what the last one prepared
+        claim, undo = partial(_claim_for_callers, stock), partial(_undo, stock)
+        stock.claims = Claims(claim, undo, threads=True)
+    return stock.claims
 
 
 # ---- messages

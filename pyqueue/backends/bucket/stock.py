@@ -17,6 +17,7 @@ from threading import Lock, RLock
 from typing import Final, Literal, NamedTuple
 
 from pyqueue.backends.bucket import packs
+from pyqueue.backends.receiving import Claims
 from pyqueue.backends.scan import Memory
 from pyqueue.messages import Id
 from pyqueue.requests import Document
@@ -225,6 +226,8 @@ class Stock(Memory):
         self._lock = Lock()
         #: The most documents that the next claim takes, and how many messages one of them has.
         self._step, self._size = 1, 1
+        #: How receives claim from the queue; None: none has begun.
+        self.claims: Claims | None = None
 
     def wanted(self, need: int) -> int:
         """Return how many documents to claim for callers who need ``need`` messages."""
