@@ -5,6 +5,7 @@ Without a server, tests are skipped at home and fail under ``CI=true``, where ev
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -57,6 +58,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group("hypothesis"))
         for fixture in GROUPS.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.xdist_group(fixture))
+
+
+def pytest_collection_finish() -> None:
+    """Let collections of garbage pass over the tests and modules: they last to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 # ---- one mongod for a run, whichever its workers
