@@ -51,7 +51,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     sample(items, None, lambda params: "async" in params.values())
     for item in items:
-        if item.get_closest_marker("own_mongod") is not None:
+        # The second process of such tests is also used by tests of that server.
+        peer = "peer" in getattr(item, "fixturenames", ())
+        if peer or item.get_closest_marker("own_mongod") is not None:
             item.add_marker(pytest.mark.xdist_group("own_mongod"))
         if isinstance(item, pytest.Function) and is_hypothesis_test(item.obj):
             # Each process that draws values for the first time reads the package for constants.
