@@ -130,6 +130,12 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 @pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let PyMongo notice at once that the time for finding a server is over, not within 0.5 s."""
+    monkeypatch.setattr("pymongo.common.MIN_HEARTBEAT_INTERVAL", 0.02)
+
+
+@pytest.fixture
 def client(url: str) -> Iterator[Client]:
     """A blocking client on an empty database."""
     with Client(url) as client:

@@ -155,6 +155,7 @@ def test_doctor_asks_each_member_for_its_clock(mongod: Mongod) -> None:
     assert finding.text.endswith("between the 2 members")
 
 
+@pytest.mark.usefixtures("impatient")
 def test_doctor_names_a_silent_member(mongod: Mongod, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "MEMBER_TIMEOUT_S", 0.1)
     hosts = [f"127.0.0.1:{mongod.port}", "127.0.0.1:1"]
@@ -187,6 +188,7 @@ def test_doctor_shows_what_the_server_refuses(shell: Shell, client: Client) -> N
     assert found["parameters"]["level"] == "ok"
 
 
+@pytest.mark.usefixtures("impatient")
 def test_doctor_goes_on_when_the_server_disappears(
     mongod: Mongod, monkeypatch: pytest.MonkeyPatch
 ) -> None:

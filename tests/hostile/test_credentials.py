@@ -32,7 +32,10 @@ from tests.support.eventually import eventually, waiters
 from tests.support.samples import sampled
 from tests.support.servers import RedisServer
 
-pytestmark = [pytest.mark.filterwarnings(ABANDONED), pytest.mark.usefixtures("collected")]
+pytestmark = [
+    pytest.mark.filterwarnings(ABANDONED),
+    pytest.mark.usefixtures("collected", "impatient"),
+]
 
 #: They occur in no other text.
 USER, PASSWORD, REDIS = "u5erQx", "mong0Qx/secret@:%", "redi5Qx#secret?"
