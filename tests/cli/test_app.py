@@ -62,9 +62,8 @@ def test_version_of_an_uninstalled_checkout(
     assert bare_shell.run("--version") == (0, expected, "")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
+def test_wrong_arguments_are_named_and_exit_2(bare_shell: Shell) -> None:
+    for arguments, complaint in (
         (["nonsense"], "nonsense"),
         (["embedded"], "PATH"),
         (["demo", "--rows", "0"], "--rows"),
@@ -76,14 +75,10 @@ def test_version_of_an_uninstalled_checkout(
         (["push", "a", "1", "--on-duplicate", "maybe"], "--on-duplicate"),
         (["pipeline", "draw"], "draw"),
         (["worker", "a:b", "--processes", "0"], "--processes"),
-    ],
-)
-def test_wrong_arguments_are_named_and_exit_2(
-    arguments: list[str], complaint: str, bare_shell: Shell
-) -> None:
-    errors = bare_shell.refused(*arguments)
-    assert complaint in errors
-    assert "Traceback" not in errors
+    ):
+        errors = bare_shell.refused(*arguments)
+        assert complaint in errors
+        assert "Traceback" not in errors
 
 
 # ---- errors
@@ -182,9 +177,7 @@ def test_importing_pyqueue_does_not_import_the_cli() -> None:
 # ---- embedded
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_embedded_runs_a_server_until_a_signal(
     number: signal.Signals,
     bare_shell: Shell,
