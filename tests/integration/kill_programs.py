@@ -182,7 +182,11 @@ PROGRAMS: dict[str, Sequence[Work]] = {
     "slots of standard": using_slots("standard"),
     "slots of ordered": using_slots("ordered"),
 }
+#: What the children of a program must have done; of the others, a commit.
+WORDS = {"bucket": ["answer", "commit"], "handover": []}
 
 
 if __name__ == "__main__":
-    kill_again_and_again(PROGRAMS[sys.argv[1]], sys.argv[2:])
+    kill_again_and_again(
+        PROGRAMS[sys.argv[1]], sys.argv[2:], words=WORDS.get(sys.argv[1], ["commit"])
+    )

@@ -22,7 +22,7 @@ from tests.support.kills import LEASE_S, Ledger, recover_all
 from tests.support.processes import program
 
 #: How many processes ``make test`` kills. ``make test-slow`` kills many.
-FEW = 3
+FEW = 2
 LIMIT = 3
 RATE, BURST = 100, 10
 MESSAGES = 1500
@@ -46,10 +46,10 @@ def ledger_of(url: str, tmp_path: Path, kills: int) -> Callable[[str], Ledger]:
     return run
 
 
-def batches_left(queue: Any) -> Iterator[list[Any]]:
+def batches_left(queue: Any, limit: int = 100) -> Iterator[list[Any]]:
     """Receive and commit until nothing is left. Leases of killed processes lapse in that time."""
     while queue.counts().total > 0:
-        held = queue.reserve_many(100, timeout=30 * LEASE_S)
+        held = queue.reserve_many(limit, timeout=60 * LEASE_S)
         assert held, "forgotten"
         yield held
         queue.commit(*held)
@@ -88,7 +88,7 @@ def check_order(finished: list[str]) -> None:
 
 
 def check_work(ledger: Ledger, kills: int) -> None:
-    """Check that processes did some work. A slow machine may do little between a few kills."""
+    """Check that processes did some work. On a slow machine, a few may have done little."""
     assert ledger["commit"].total() > (kills if kills > FEW else 0), "it did no work"
 
 
@@ -117,7 +117,7 @@ def test_killed_processes_leave_each_group_in_order(
     [
         pytest.param("standard", None, marks=pytest.mark.slow),
         ("standard", "headers.customer"),
-        ("ordered", None),
+        pytest.param("ordered", None, marks=pytest.mark.slow),
     ],
 )
 def test_killed_processes_keep_the_limit(
@@ -268,10 +268,7 @@ def test_killed_processes_leave_an_exact_ledger(
             assert contents[int(position)] == payload, "acknowledged, and missing"
 
         group = log.consumer("g", max_tries=None)
-        delivered: list[int] = []
-        while held := group.reserve_many(5000, timeout=2 * LEASE_S):
-            delivered += [each.position for each in held]
-            group.commit(*held)
+        delivered = [each.position for held in batches_left(group, 5000) for each in held]
         dead = [
             each.dead["position"] for each in client.queue("log.g.dead").peek(100_000) if each.dead
         ]

@@ -24,7 +24,7 @@ from pyqueue.runtime.connecting import runner_of
 from tests.support.eventually import eventually
 
 #: The lease of each message that a child holds.
-LEASE_S = 1.0
+LEASE_S = 0.5
 #: The longest time between two kills. A child lives through several of them.
 LIFE_S = 0.12
 #: Burials are slow. Of a batch, a child buries no more than this.
@@ -141,19 +141,24 @@ class Child:
 Work = Callable[[Child], object]
 
 
-def kill_again_and_again(works: Sequence[Work], arguments: Sequence[str]) -> None:
-    """Run a child for each work, and kill one of them by turns.
+def kill_again_and_again(
+    works: Sequence[Work], arguments: Sequence[str], *, words: Sequence[str]
+) -> None:
+    """Run a child for each work, and kill one of them by turns, and at last all of them.
 
     Args:
         works: The works of the children.
         arguments: The URL, the number of kills, the seed, and the path of the ledger.
+        words: Before the end it waits until the ledger has a line for each of these words: on a
+            slow machine the children do little between a few kills.
     """
     url, kills, seed, path = arguments
     rng = random.Random(int(seed))
     ledger = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     children: list[tuple[int, Work]] = []
 
-    def start(work: Work, number: int) -> None:
+    def start(work: Work, number: int) -> int:
+        """Start a child. Return a file descriptor that ends when the child has connected."""
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
@@ -163,18 +168,22 @@ def kill_again_and_again(works: Sequence[Work], arguments: Sequence[str]) -> Non
                 os._exit(1)
         os.close(writing)
         children.append((child, work))
-        os.read(reading, 1)  # it ends when the child has connected
-        os.close(reading)
+        return reading
 
-    for number, work in enumerate(works):
-        start(work, number)
+    def wait(*started: int) -> None:
+        for each in started:
+            os.read(each, 1)
+            os.close(each)
+
+    wait(*[start(work, number) for number, work in enumerate(works)])
     for number in range(int(kills)):
         time.sleep(rng.uniform(0.01, LIFE_S))
         child, work = children.pop(0)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         assert os.WIFSIGNALED(status), "a child ended by itself"
-        start(work, number + len(works))
+        wait(start(work, number + len(works)))
+    eventually(lambda: all(map(Ledger(Path(path)).lines, words)), f"lines of {words}")
     for child, _ in children:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
