@@ -24,7 +24,7 @@ class Connect(Protocol):
 
 
 #: How many processes the pool has.
-PROCESSES = 3
+PROCESSES = 4
 
 
 @pytest.fixture(scope="session")

@@ -5,18 +5,22 @@ The consumers also roll back, release and abandon some messages, as if they had 
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 
 import pytest
 
 from pyqueue import Client
-from tests.support.ledger import Hold, Job, Page, audit, run
+from tests.integration.conftest import PROCESSES
+from tests.support.ledger import Hold, Job, Page, audit, work
+from tests.support.processes import spawn_pool
 
 THREE = ("raw", "parsed", "sink")
 
 
 def check(
     url: str,
+    pool: ProcessPoolExecutor,
     *,
     processes: int,
     messages: int,
@@ -29,7 +33,8 @@ def check(
         Job(url, worker, messages, queues, batches[worker % len(batches)], faults, seed=2)
         for worker in range(processes)
     ]
-    pages = run(jobs, timeout=600)
+    # One job per process, because each job lasts until all work is done.
+    pages = list(pool.map(work, jobs, timeout=600))
     assert audit(pages, queues) == []
     assert sum(len(page.pushed) for page in pages) == processes * messages
     ends = {hold.end for page in pages for hold in page.holds}
@@ -40,19 +45,22 @@ def check(
             assert (counts.total, counts.history) == (0, 0)
 
 
-def test_ledger_of_four_processes(url: str) -> None:
-    check(url, processes=4, messages=30, queues=THREE, batches=(20, 1), faults=0.1)
+def test_ledger_of_four_processes(url: str, processes: ProcessPoolExecutor) -> None:
+    assert PROCESSES == 4
+    check(url, processes, processes=4, messages=30, queues=THREE, batches=(20, 1), faults=0.1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("batches", [(1,), (100,), (1, 7, 100)], ids=["single", "batch", "mixed"])
 def test_ledger_of_sixteen_processes_on_one_queue(url: str, batches: tuple[int, ...]) -> None:
-    check(url, processes=16, messages=5000, queues=("jobs",), batches=batches)
+    with spawn_pool(16) as pool:
+        check(url, pool, processes=16, messages=5000, queues=("jobs",), batches=batches)
 
 
 @pytest.mark.slow
 def test_ledger_of_sixteen_processes_on_three_queues(url: str) -> None:
-    check(url, processes=16, messages=5000, queues=THREE, batches=(1, 100))
+    with spawn_pool(16) as pool:
+        check(url, pool, processes=16, messages=5000, queues=THREE, batches=(1, 100))
 
 
 # The audit itself

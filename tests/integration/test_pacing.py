@@ -19,7 +19,7 @@ from tests.support.eventually import eventually
 from tests.support.processes import ROOT
 
 LIMIT = Limit(rate=40, period=1, burst=10)
-MESSAGES = 50
+MESSAGES = 30
 
 #: When a call began and ended, and how many messages it started.
 Call = tuple[float, float, int]
@@ -62,7 +62,7 @@ def test_starts_of_several_processes_fit_every_window(
             assert within <= 10 + 40 * max(0.0, end - begin) * DRIFT
 
 
-@pytest.mark.parametrize("per", [None, "headers.customer"])
+@pytest.mark.parametrize("per", [pytest.param(None, marks=pytest.mark.slow), "headers.customer"])
 def test_stopped_consumer_starts_no_more(url: str, per: str | None) -> None:
     """While it is stopped between its permits and its claim, the bucket fills again."""
     with Client(url) as client:

@@ -28,14 +28,14 @@ def test_threads_of_several_clients_hold_up_to_the_limit(kind: Any, connect: Con
     clients = [connect() for _ in range(2)]
     limit = Limit(concurrency=LIMIT)
     queues = [each.queue("limited", kind=kind, limit=limit) for each in clients]
-    queues[0].push_many(range(60), groups=groups_of(kind, 60))
+    queues[0].push_many(range(30), groups=groups_of(kind, 30))
     guard = threading.Lock()
     held_now, most, done = [0], [0], Counter[Any]()
     orders: dict[str | None, list[Any]] = {}
 
     def work(number: int) -> None:
         queue = queues[number % 2]
-        while len(done) < 60:
+        while len(done) < 30:
             held = queue.reserve_many(1 + number % 3, timeout=0.2)
             with guard:
                 held_now[0] += len(held)
@@ -51,7 +51,7 @@ def test_threads_of_several_clients_hold_up_to_the_limit(kind: Any, connect: Con
 
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(work, range(6)))
-    assert done == Counter(range(60))
+    assert done == Counter(range(30))
     assert most[0] <= LIMIT
     for group, order in orders.items():
         assert group is None or order == sorted(order)
@@ -108,22 +108,22 @@ def test_customers_do_not_hold_up_each_other(connect: Connect) -> None:
     clients = [connect() for _ in range(2)]
     limit = Limit(concurrency=1, per="headers.customer")
     queues = [each.queue("limited", limit=limit) for each in clients]
-    queues[0].push_many(range(60), headers={"customer": "large"})
-    for number in range(60, 80):
+    queues[0].push_many(range(30), headers={"customer": "large"})
+    for number in range(30, 40):
         queues[0].push(number, headers={"customer": number % 5})
     guard, wrong = threading.Lock(), threading.Event()
     busy, done, early = set[Any](), Counter[Any](), list[Any]()
 
     def work(number: int) -> None:
         queue = queues[number % 2]
-        while len(done) < 80 and not wrong.is_set():
+        while len(done) < 40 and not wrong.is_set():
             held = queue.reserve_many(1 + number % 3, timeout=0.2)
             names = [each.headers["customer"] for each in held]
             with guard:
                 if busy.intersection(names) or len(names) != len(set(names)):
                     wrong.set()
                 busy.update(names)
-                early.extend(names if len(early) < 40 else ())
+                early.extend(names if len(early) < 20 else ())
             threading.Event().wait(0.001)
             with guard:
                 busy.difference_update(names)
@@ -133,5 +133,5 @@ def test_customers_do_not_hold_up_each_other(connect: Connect) -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     assert not wrong.is_set(), "two messages of one customer"
-    assert done == Counter(range(80))
+    assert done == Counter(range(40))
     assert {0, 1, 2, 3, 4} <= set(early)

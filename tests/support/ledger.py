@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from pyqueue import Client, Queue, Reservation
-from tests.support.processes import spawn_pool
 
 #: The lease of a hold that is settled; and of one that is abandoned, as if its consumer had died.
 LEASE, SHORT = 60.0, 0.5
@@ -134,14 +133,6 @@ def _turn(
             else:
                 queue.move_many([(each, each.payload) for each in members], to=onward.name)
     return len(held)
-
-
-def run(jobs: list[Job], timeout: float) -> list[Page]:
-    """Run all jobs at the same time, each in its own process."""
-    with spawn_pool(len(jobs)) as pool:
-        # One job per process: the pool starts a process for each job as long as none is idle, and
-        # each job lasts until all work is done.
-        return list(pool.map(work, jobs, timeout=timeout))
 
 
 def audit(pages: Iterable[Page], queues: tuple[str, ...]) -> list[str]:
