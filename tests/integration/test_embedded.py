@@ -10,11 +10,11 @@ import json
 import os
 import signal
 import socket
-import socketserver
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,6 +33,8 @@ from pyqueue.errors import ConfigurationError, Unavailable
 from tests.support.eventually import LONG, eventually
 from tests.support.processes import ROOT, gone
 from tests.support.servers import MEMORY, require_mongod
+
+pytestmark = pytest.mark.xdist_group("embedded")  # tests share a server
 
 
 @pytest.fixture
@@ -146,50 +148,63 @@ def test_directory_stays_small(server: EmbeddedServer) -> None:
     assert used < 40 * 2**20
 
 
-def test_server_in_any_path_leaves_no_process(
+def test_server_of_a_thread_in_any_path_leaves_no_process(
     mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The path is relative, deep, and has spaces."""
+    """The path is relative, deep, and has spaces. The thread that started the server is gone."""
     name = "with a space/" + "x/" * 40 + "deep"
     monkeypatch.chdir(tmp_path)
     before = children()
-    with EmbeddedServer(name) as server:
+    servers: list[EmbeddedServer] = []
+
+    def start() -> None:
+        # The watchdog inherits the mask, and still stops on SIGTERM.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        servers.append(EmbeddedServer(name))
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    (server,) = servers
+    with server:
         monkeypatch.chdir("/")
         assert server.path == tmp_path / name
+        watchdog, server_process = psutil.Process(server._watchdog.pid), psutil.Process(server.pid)
+        ended, _ = psutil.wait_procs([watchdog, server_process], timeout=0.3)
+        assert not ended
         write(server.url)
     server.close()
     assert no_child_since(before)
-    assert not psutil.pid_exists(server.pid)
+    assert gone(server_process)
 
 
-def test_restart_keeps_data_and_free_port(mongod: str, tmp_path: Path) -> None:
+def test_restart_keeps_data_and_free_port(
+    mongod: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a clean end, and after the watchdog was killed: it takes the server with it."""
     with EmbeddedServer(tmp_path) as first, client(first.url, selection_ms=500) as mongo:
         mongo.test.things.insert_one({})  # and stays connected: the server closes first
         first.close()
     with EmbeddedServer(tmp_path) as second:
         assert second.url == first.url
         assert count(second.url) == 1
-    with socketserver.TCPServer(
-        ("127.0.0.1", first.port), socketserver.BaseRequestHandler, False
-    ) as other:
-        other.allow_reuse_address = True
-        other.server_bind()
-        other.server_activate()
-        threading.Thread(target=other.serve_forever, args=(0.05,)).start()
-        try:
-            with EmbeddedServer(tmp_path) as third:
-                assert third.port != first.port
-                assert count(third.url) == 1
-                write(third.url)
-                with (
-                    client(third.url) as mongo,
-                    mongo.start_session() as session,
-                    session.start_transaction(),
-                ):
-                    mongo.test.things.insert_one({}, session=session)
-                assert count(third.url) == 3
-        finally:
-            other.shutdown()
+        write(second.url)
+        another = embedded._free_port(second.port)
+        assert another != second.port
+        # As if another program took the port before the next start.
+        monkeypatch.setattr(embedded, "_free_port", lambda wanted: another)
+        left = psutil.Process(second.pid)
+        os.kill(second._watchdog.pid, signal.SIGKILL)
+        with EmbeddedServer(tmp_path) as third:  # at once: it waits until the old one is gone
+            assert gone(left)
+            assert (third.port, count(third.url)) == (another, 2)
+            with (
+                client(third.url) as mongo,
+                mongo.start_session() as session,
+                session.start_transaction(),
+            ):
+                mongo.test.things.insert_one({}, session=session)
+            assert count(third.url) == 3
 
 
 def test_start_survives_a_taken_port_and_a_refusal(
@@ -230,16 +245,23 @@ def test_foreign_server_on_the_port_is_refused(
 
 
 def test_killed_owner_with_a_forked_child_stops_the_server(mongod: str, tmp_path: Path) -> None:
+    """Another child has ended before, and its end stopped nothing."""
     path = tmp_path / "data"
     code = """
-server = EmbeddedServer(path)
-with MongoClient(server.url) as mongo:
-    mongo.test.get_collection("things").insert_one({})
-child = os.fork()
-if child == 0:
+with EmbeddedServer(path) as server:
+    child = os.fork()
+    if child == 0:
+        server.close()
+        sys.exit(0)  # through __exit__ and the interpreter's own end
+    assert os.waitpid(child, 0)[1] == 0
+    with MongoClient(server.url) as mongo:
+        mongo.test.get_collection("things").insert_one({})
+    assert server._watchdog.poll() is None
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    report(server, child)
     signal.pause()
-report(server, child)
-signal.pause()
 """
     with owner(path, code) as process:
         started = reported(path)
@@ -254,26 +276,6 @@ signal.pause()
                 write(again.url)
         finally:
             child.kill()
-
-
-def test_forked_child_does_not_stop_the_server(mongod: str, tmp_path: Path) -> None:
-    path = tmp_path / "data"
-    code = """
-with EmbeddedServer(path) as server:
-    child = os.fork()
-    if child == 0:
-        server.close()
-        sys.exit(0)  # through __exit__ and the interpreter's own end
-    assert os.waitpid(child, 0)[1] == 0
-    with MongoClient(server.url) as mongo:
-        mongo.test.things.insert_one({})
-    assert server._watchdog.poll() is None
-    report(server)
-"""
-    with owner(path, code) as process:
-        _, errors = process.communicate(timeout=LONG)
-    assert process.returncode == 0, errors
-    assert not psutil.pid_exists(reported(path)["pid"])
 
 
 def test_owner_without_standard_streams_stops_the_server(mongod: str, tmp_path: Path) -> None:
@@ -292,36 +294,6 @@ os._exit(3 if sys.stdin is None else 4)
         (tmp_path / "seen").touch()
         assert process.wait(LONG) == 3
     eventually(lambda: all(map(gone, left)), "the end of the server")
-
-
-def test_server_outlives_the_thread_that_started_it(mongod: str, tmp_path: Path) -> None:
-    servers: list[EmbeddedServer] = []
-
-    def start() -> None:
-        # The watchdog inherits the mask, and still stops on SIGTERM.
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        servers.append(EmbeddedServer(tmp_path))
-
-    thread = threading.Thread(target=start)
-    thread.start()
-    thread.join()
-    (server,) = servers
-    with server:
-        watchdog, server_process = psutil.Process(server._watchdog.pid), psutil.Process(server.pid)
-        ended, _ = psutil.wait_procs([watchdog, server_process], timeout=0.3)
-        assert not ended
-        write(server.url)
-    assert gone(server_process)
-
-
-def test_killed_watchdog_takes_the_server_with_it(mongod: str, tmp_path: Path) -> None:
-    with EmbeddedServer(tmp_path) as server:
-        write(server.url)
-        left = psutil.Process(server.pid)
-        os.kill(server._watchdog.pid, signal.SIGKILL)
-        with EmbeddedServer(tmp_path) as again:
-            assert gone(left)
-            assert count(again.url) == 1
 
 
 def test_second_server_on_a_directory_is_refused(server: EmbeddedServer) -> None:
@@ -540,66 +512,23 @@ def test_server_repr_names_path_and_port(server: EmbeddedServer) -> None:
     assert repr(server) == f"EmbeddedServer({str(server.path)!r}, port={server.port})"
 
 
-def in_foreground(
-    path: Path, act: Callable[[str, psutil.Process], object]
-) -> tuple[str, psutil.Process]:
-    """Run a server in the foreground of this process; act once its URL is printed.
-
-    Returns:
-        The standard output, and the process of mongod.
-    """
+def test_run_foreground_reports_a_dead_mongod(mongod: str, tmp_path: Path) -> None:
     output = io.StringIO()
-    servers: list[psutil.Process] = []
 
-    def wait_and_act() -> None:
+    def kill() -> None:
         try:
             eventually(lambda: "\n" in output.getvalue(), "the URL on standard output")
-            url = output.getvalue().strip()
-            with client(url) as mongo:
-                servers.append(psutil.Process(mongo.admin.command("serverStatus")["pid"]))
-            act(url, servers[0])
+            with client(output.getvalue().strip()) as mongo:
+                psutil.Process(mongo.admin.command("serverStatus")["pid"]).kill()
         except BaseException:
             os.kill(os.getpid(), signal.SIGTERM)  # else the foreground would wait for ever
             raise
 
-    thread = threading.Thread(target=wait_and_act)
-    thread.start()
-    try:
-        with redirect_stdout(output):
-            run_foreground(path)
-    finally:
-        thread.join()
-    return output.getvalue(), servers[0]
-
-
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
-)
-def test_run_foreground_ends_on_a_signal(
-    mongod: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    number: signal.Signals,
-) -> None:
-    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-
-    def act(url: str, server: psutil.Process) -> None:
-        write(url)
-        os.kill(os.getpid(), number)
-
-    printed, server = in_foreground(tmp_path / "data", act)
-    assert printed.count("\n") == 1
-    assert "stop with Ctrl-C" in capsys.readouterr().err
-    assert gone(server)
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
-    if number == signal.SIGTERM:
-        with EmbeddedServer(tmp_path / "data") as again:
-            assert count(again.url) == 1
-
-
-def test_run_foreground_reports_a_dead_mongod(mongod: str, tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="mongod ended with status"):
-        in_foreground(tmp_path / "data", lambda url, server: server.kill())
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill)
+        with redirect_stdout(output), pytest.raises(Unavailable, match="mongod ended with status"):
+            run_foreground(tmp_path / "data")
+        killed.result(LONG)
 
 
 def test_directory_is_closed_to_other_users(tmp_path: Path) -> None:
