@@ -475,7 +475,7 @@ def test_window_ends_for_a_batch_that_is_not_full(place: Place) -> None:
 
 def test_window_is_half_of_the_lease_at_most(server: Place) -> None:
     calls = Calls(server)
-    running = start_batch(server, calls, batch=3, window=3600, lease=1.5)
+    running = start_batch(server, calls, batch=3, window=3600, lease=1)
     server.queue("in").push(1)
     running.counted("in", "out")
     counters = counted(running.finish(), "in")

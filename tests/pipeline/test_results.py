@@ -382,7 +382,7 @@ def test_message_that_cannot_be_settled_is_left_to_its_lease(
     moves = fail_first(monkeypatch, AsyncQueue, "move_many", QueueError("the disk is full"))
     rollbacks = fail_first(monkeypatch, AsyncQueue, "rollback", QueueError("the disk is full"))
     server.queue("in").push("x")
-    assert server.run_stage(lambda x: To("a"), lease=3) == {"in": 2, "lost": 1, "out": 1}
+    assert server.run_stage(lambda x: To("a"), lease=1) == {"in": 2, "lost": 1, "out": 1}
     assert (len(moves), len(rollbacks)) == (1, 1)
     assert server.payloads("a") == ["x"]
     assert "is left to the lease" in caplog.text

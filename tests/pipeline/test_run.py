@@ -335,7 +335,7 @@ def test_answer_of_an_abandoned_handler_is_ignored(server: Place) -> None:
 
     server.queue("in").push("x")
     server.queue("gate").push("gate")
-    options: dict[str, Any] = {"time_limit": 1, "backoff": Backoff(base=0)}
+    options: dict[str, Any] = {"time_limit": 0.5, "backoff": Backoff(base=0)}
     report = server.run(
         lambda client: client.pipeline().link("in", slow, to="out", **options).sink("gate", slow),
         until_empty=True,

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from pyqueue import AsyncClient, Client, ConfigurationError, Delivery, Reject, Worker
+from pyqueue import AsyncClient, Backoff, Client, ConfigurationError, Delivery, Reject, Worker
 
 BAD, FAILING = 3, 5
+NOW = Backoff(base=0)
 
 
 def check(client: Client, seen: list[Any]) -> None:
@@ -35,7 +36,7 @@ def test_worker_consumes_a_group(client: Client) -> None:
     seen: list[Any] = []
     worker = Worker(client)
 
-    @worker.on(log.consumer("audit", lease=60))
+    @worker.on(log.consumer("audit", lease=60, backoff=NOW))
     def audit(payload: int, delivery: Delivery[int]) -> None:
         delivery.progress(0.5)
         handle(seen, payload, delivery.message.tries)
@@ -54,7 +55,7 @@ def test_worker_of_an_async_client_consumes_a_group(url: str, client: Client) ->
             await log.append_many(range(10))
             worker = Worker(twin)
 
-            @worker.on(log.consumer("audit"))
+            @worker.on(log.consumer("audit", backoff=NOW))
             async def audit(payload: int, delivery: Delivery[int]) -> None:
                 await delivery.progress(0.5, "half")
                 handle(seen, payload, delivery.message.tries)
