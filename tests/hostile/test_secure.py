@@ -233,8 +233,14 @@ def administer(secured: Secure, database: str) -> None:
     secured.admin[database].create_collection("pyqueue.signals", capped=True, size=int(size[0]))
 
 
-@both
-@pytest.mark.parametrize("role", ["queues", "queues_only"])
+@pytest.mark.parametrize(
+    ("role", "kind"),
+    [
+        *(("queues", "async"), ("queues_only", "blocking")),
+        pytest.param("queues", "blocking", marks=pytest.mark.slow),
+        pytest.param("queues_only", "async", marks=pytest.mark.slow),
+    ],
+)
 def test_documented_role_allows_every_operation(
     secured: Secure, database: str, kind: str, role: str
 ) -> None:

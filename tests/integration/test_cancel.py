@@ -216,8 +216,7 @@ def test_cancelled_receives_lose_nothing_at_length(
     assert asyncio.run(exercise(driver, KINDS[kind], cancel, url, 1000)) > 0
 
 
-@pytest.mark.parametrize("driver", ["pymongo", "motor"])
-@pytest.mark.parametrize("kind", ["pop", "reserve"])
+@pytest.mark.parametrize(("kind", "driver"), [("pop", "pymongo"), ("reserve", "motor")])
 def test_receive_cancelled_while_woken_loses_nothing(url: str, driver: str, kind: str) -> None:
     """The cancel comes around the time at which the message does."""
 

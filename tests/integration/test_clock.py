@@ -32,7 +32,7 @@ def test_idle_consumer_receives_after_the_server_clock_is_set(
     """Clients know the server's clock only by its ``hello``."""
     monkeypatch.setattr("pyqueue.clock.REFRESH_INTERVAL_S", (0.1, 0.2))
     consumer = connect(signals=bus)
-    queue, producer = consumer.queue("jobs", poll=0.5), client.queue("jobs")
+    queue, producer = consumer.queue("jobs", poll=0.2), client.queue("jobs")
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(queue.reserve)
         eventually(lambda: waiters(consumer, "jobs") == 1)

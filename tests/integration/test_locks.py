@@ -119,7 +119,7 @@ def test_locked_message_fails_no_settle_of_its_batch(driver: str, url: str, sett
 
 def test_transaction_on_a_packed_message_holds_its_pack(url: str) -> None:
     """This is the exception to the tests above. The error of a neighbour says so."""
-    with Client(url) as client, Client(url, command_timeout=1) as impatient:
+    with Client(url) as client, Client(url, command_timeout=0.3) as impatient:
         queue = client.queue("clicks", kind="bucket")
         client.queue("other").push(0)
         queue.push_many(range(6))

@@ -90,7 +90,7 @@ def push_in_order() -> list[int]:
         ]
 
 
-@pytest.mark.parametrize("forks", [10, pytest.param(300, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("forks", [5, pytest.param(300, marks=pytest.mark.slow)])
 def test_child_forked_beside_threads_pushes(forks: int, pushing: None) -> None:
     """A lock that another thread held at the fork would never be free in the child."""
 

@@ -312,9 +312,10 @@ def without_repeats(values: list[str]) -> tuple[str, ...]:
 
 #: The part that all drivers share chooses the write concern.
 PLACES: Final = [
-    *(("blocking", "majority"), ("async", "majority"), ("blocking", "acknowledged")),
+    *(("blocking", "majority"), ("async", "acknowledged")),
+    pytest.param("blocking", "acknowledged", marks=pytest.mark.slow),
+    pytest.param("async", "majority", marks=pytest.mark.slow),
     pytest.param("motor", "majority", marks=pytest.mark.slow),
-    pytest.param("async", "acknowledged", marks=pytest.mark.slow),
     pytest.param("motor", "acknowledged", marks=pytest.mark.slow),
 ]
 

@@ -47,8 +47,8 @@ def test_concurrent_first_openings_by_processes(
 
 def test_concurrent_first_openings_by_threads(connect: Connect, client: Client) -> None:
     """Each thread has its own client, and all begin at the same instant."""
-    barrier = threading.Barrier(8)
-    clients = [connect(namespace="shared") for _ in range(8)]
+    barrier = threading.Barrier(5)
+    clients = [connect(namespace="shared") for _ in range(5)]
 
     def use(consumer: Client, n: int) -> Any:
         queue = consumer.queue("jobs")
@@ -59,8 +59,8 @@ def test_concurrent_first_openings_by_threads(connect: Connect, client: Client) 
         assert message is not None
         return message.payload
 
-    with ThreadPoolExecutor(8) as pool:
-        assert len(list(pool.map(use, clients, range(8)))) == 8
+    with ThreadPoolExecutor(5) as pool:
+        assert len(list(pool.map(use, clients, range(5)))) == 5
     collection = client.database["shared"]
     assert set(collection.index_information()) == INDEXES
     assert [each["_id"] for each in collection.find({"record": True})] == ["~queue:jobs"]
@@ -107,7 +107,7 @@ def test_client_recreates_a_dropped_collection(connect: Connect, client: Client)
 
 def test_waiting_consumer_survives_a_dropped_collection(connect: Connect, client: Client) -> None:
     consumer = connect()
-    queue = consumer.queue("jobs", poll=0.1)
+    queue = consumer.queue("jobs", poll=0.05)
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(queue.reserve, LONG)
         before = consumer.stats.get("commands", 0)
