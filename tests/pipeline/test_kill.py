@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -37,10 +38,17 @@ def expect(worker: subprocess.Popen[str], line: str) -> None:
     assert worker.stdout.readline() == f"{line}\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.fixture(params=[signal.SIGTERM, signal.SIGINT])
+def number(request: pytest.FixtureRequest) -> Iterator[signal.Signals]:
+    """A signal that ends workers, with a handler of the program, which they restore."""
+    before = signal.signal(request.param, former := lambda *_: None)
+    yield request.param
+    assert signal.signal(request.param, before) is former
+
+
 def test_signal_lets_the_handler_end(client: Client, number: signal.Signals) -> None:
-    """No other handler begins, and the signal gets its former handler back."""
-    queue, before = client.queue("in"), signal.getsignal(number)
+    """No other handler begins."""
+    queue = client.queue("in")
     queue.push_many([1, 2])
 
     def handle(payload: int) -> None:
@@ -50,7 +58,6 @@ def test_signal_lets_the_handler_end(client: Client, number: signal.Signals) -> 
     worker = Worker(client, concurrency=1).on("in", handle)
     assert counted(worker.run(), "in").items() >= {"in": 1, "out": 1}.items()
     assert [(each.payload, each.tries) for each in queue.peek()] == [(2, 0)]
-    assert signal.getsignal(number) is before
 
 
 def test_second_signal_gives_everything_back(url: str, client: Client) -> None:
