@@ -108,9 +108,9 @@ def owner(path: Path, code: str, *, wrapper: tuple[str, ...] = ()) -> subprocess
     )
 
 
-def reported(path: Path) -> dict[str, Any]:
+def reported(path: Path, process: subprocess.Popen[str]) -> dict[str, Any]:
     report = path.parent / "report"
-    eventually(report.exists, "the report of the owner")
+    eventually(report.exists, "the report of the owner", alive=lambda: process.poll() is None)
     found: dict[str, Any] = json.loads(report.read_text())
     return found
 
@@ -174,6 +174,7 @@ def test_server_of_a_thread_in_any_path_leaves_no_process(
         assert not ended
         write(server.url)
     server.close()
+    assert server._watchdog.returncode == 0
     assert no_child_since(before)
     assert gone(server_process)
 
@@ -264,7 +265,7 @@ with EmbeddedServer(path) as server:
     signal.pause()
 """
     with owner(path, code) as process:
-        started = reported(path)
+        started = reported(path, process)
         child = psutil.Process(started["child"])
         left = [psutil.Process(started[name]) for name in ("pid", "watchdog")]
         try:
@@ -289,7 +290,7 @@ while not (path.parent / "seen").exists():
 os._exit(3 if sys.stdin is None else 4)
 """
     with owner(path, code, wrapper=closed) as process:
-        started = reported(path)
+        started = reported(path, process)
         left = [psutil.Process(started[name]) for name in ("pid", "watchdog")]
         (tmp_path / "seen").touch()
         assert process.wait(LONG) == 3
