@@ -182,7 +182,7 @@ PROGRAMS: dict[str, Sequence[Work]] = {
     "slots of standard": using_slots("standard"),
     "slots of ordered": using_slots("ordered"),
 }
-#: What the children of a program must have done; of the others, a commit.
+#: What the children of a program must have done. By default this is a commit.
 WORDS = {"bucket": ["answer", "commit"], "handover": []}
 
 
