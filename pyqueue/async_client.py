@@ -105,8 +105,7 @@ class AsyncClient(Connected[AsyncConnection]):
             poll: seconds after which a waiting consumer looks again even without a signal.
             kind: "standard", "priority", "ordered" or "bucket"; None: the kind that the queue has.
             strict: of a queue with priorities: whether high levels may starve the lower ones.
-            on_failure: of an ordered queue: whether a failed message blocks its group: "block" or
-                "skip".
+            on_failure: of an ordered queue: a failed message blocks its group, or not ("skip").
             pack: of a bucket: the most messages in one document, up to 1000.
             limit: caps the messages reserved at a time, or started per period, over all processes.
 
