@@ -61,15 +61,15 @@ def refused(
 
 
 @each_single
-@each_clock
 def test_former_holder_cannot_settle(
-    world: World, queue: AnyQueue, other: AnyQueue, settle: Settle, known: bool
+    world: World, queue: AnyQueue, other: AnyQueue, settle: Settle
 ) -> None:
-    former = hold(queue, {"a": 1}, key="k", headers={"h": 1})
-    world.lapse(former, known=known)
-    present = queue.reserve(0)
-    refused(world, queue, other, settle, former)
-    queue.commit(present)
+    for known in (True, False):
+        former = hold(queue, {"a": 1}, key="k", headers={"h": 1})
+        world.lapse(former, known=known)
+        present = queue.reserve(0)
+        refused(world, queue, other, settle, former)
+        queue.commit(present)
 
 
 @each_single
