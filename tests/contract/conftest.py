@@ -15,13 +15,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from functools import partial
+from typing import Any
 from uuid import uuid4
 
+import pymongo
 import pytest
 
 from pyqueue import Client
 from tests.contract.world import PLACES, AnyClient, AnyQueue, Began, Place, World, open_world
+from tests.plans import quick_mongomock
 from tests.support.samples import sample
+from tests.support.shared import Mongod
+
+quick_mongomock.install()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -86,12 +92,24 @@ def client(world: World) -> Iterator[Client]:
         world.raw().delete_many({})
 
 
+@pytest.fixture(scope="session")
+def emptied(mongod: Mongod) -> Iterator[Any]:
+    """Return a database for the blocking clients of one worker. Each leaves it empty."""
+    with pymongo.MongoClient[dict[str, Any]](mongod.url) as mongo:
+        name = f"t{uuid4().hex[:16]}"
+        yield mongo[name]
+        mongo.drop_database(name)
+
+
 @pytest.fixture(params=["memory", "mongod"])
 def blocking_client(request: pytest.FixtureRequest) -> Iterator[Client]:
     """Return a blocking client of an empty database, for plans that Spark's tasks run."""
     memory = request.param == "memory"
-    with Client("memory:" if memory else request.getfixturevalue("url")) as client:
+    database = None if memory else request.getfixturevalue("emptied")
+    with Client("memory:" if database is None else database) as client:
         yield client
+    if database is not None:
+        database[client.namespace].delete_many({})
 
 
 @pytest.fixture

@@ -215,7 +215,6 @@ def test_released_message_is_received_at_once(world: World, queue: AnyQueue) -> 
 # ---- waiting
 
 
-@by_client
 @pytest.mark.needs("pop")
 @pytest.mark.parametrize("verb", ["pop", "reserve"])
 def test_push_wakes_a_waiting_consumer(client: AnyClient, queue: AnyQueue, verb: str) -> None:
@@ -259,7 +258,6 @@ def test_batch_waits_for_a_message(client: AnyClient, queue: AnyQueue) -> None:
     assert [each.payload for each in received.result(SOON)] == ["here"]
 
 
-@by_client
 @pytest.mark.parametrize("way", ["rollback", "release", "move"])
 def test_returned_message_wakes_a_waiting_consumer(
     client: AnyClient, queue: AnyQueue, other: AnyQueue, way: str

@@ -539,7 +539,7 @@ def test_reserved_logs_a_failed_rollback(
 def test_renewals_of_a_queue_share_commands(client: AnyClient, queue: AnyQueue) -> None:
     queue.push_many(range(30))
     with ExitStack() as blocks:
-        held = [blocks.enter_context(queue.reserved(0, lease=3)) for _ in range(30)]
+        held = [blocks.enter_context(queue.reserved(0, lease=1.8)) for _ in range(30)]
         sent = client.stats["commands"]
         ends = [each.until for each in held]
         eventually(

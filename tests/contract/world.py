@@ -78,6 +78,8 @@ class Place:
             file: The test's file.
             differs_by: "client" or "kind", if only this part of a place can change the result.
         """
+        if differs_by == "client" and self.kind.name != "standard":
+            return False
         if self.driver == "memory":
             return True
         if differs_by == "kind":
@@ -85,11 +87,11 @@ class Place:
         if self.kind.name == "newest":  # it stands for the changes another kind may make
             return self.driver == "pymongo" and file == "test_kinds"
         if self.kind.name != "standard":
-            if differs_by == "client":
-                return False
             return file in (KIND_FILES if self.driver == "pymongo" else ASYNC_KIND_FILES)
         if self.driver == "motor":
             return file in MOTOR_FILES
+        if self.driver == "asyncmongo":
+            return file not in PLAN_FILES
         return self.driver != "async-memory" or file in ASYNC_MEMORY_FILES
 
     @property
@@ -100,7 +102,7 @@ class Place:
         """
         if self.name == "memory":
             return None
-        return 3 if self.name == "pymongo" else 1
+        return 2 if self.name == "pymongo" else 1
 
 
 #: The test files that ``make test`` runs on Motor: pushes, waiting, settling and sessions. These
@@ -122,9 +124,12 @@ KIND_FILES: Final = {
     "test_move",
     "test_transactions",
 }
-#: The test files that ``make test`` runs on an async client of a server for a kind with its own
-#: index and its own claims. The other files run there for the standard kind.
-ASYNC_KIND_FILES: Final = {"test_ordered", "test_priority", "test_buckets"}
+#: The test files that ``make test`` does not run on PyMongo's async client: rules of plans and of
+#: models, with commands that the other files send from there.
+PLAN_FILES: Final = {"test_fences", "test_models"}
+#: The test files that ``make test`` runs on an async client of a server for a kind with commands of
+#: its own. The other files run there for the standard kind.
+ASYNC_KIND_FILES: Final = {"test_ordered", "test_buckets"}
 
 PLACES: Final = [
     *(Place(driver) for driver in ("memory", "async-memory", "pymongo", "asyncmongo", "motor")),
