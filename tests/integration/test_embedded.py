@@ -367,7 +367,7 @@ def test_unsupported_machine_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         raise OSError(38, "Function not implemented")
 
     monkeypatch.setattr(_watchdog, "pidfd", unknown)
-    with pytest.raises(ConfigurationError, match=r"Linux 5\.3 or later: .*not implemented"):
+    with pytest.raises(ConfigurationError, match=r"Linux 5\.3 or later, .*not implemented"):
         EmbeddedServer(tmp_path)
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ConfigurationError, match="on Linux only"):

@@ -240,7 +240,7 @@ def test_messages_deleted_beside_a_task_are_named(
 def test_checkpoint_of_another_stream_is_refused(clicks: Log) -> None:
     clicks.stream.append_many(range(3))
     for offset, text in (
-        ({"stream": "other", "position": 1}, "is that of stream 'other'"),
+        ({"stream": "other", "position": 1}, "belongs to stream 'other'"),
         ({"stream": clicks.stream.name, "position": 9}, "another stream had this name"),
     ):
         checkpoint = Checkpoint(offsets=[offset], committed=1)
