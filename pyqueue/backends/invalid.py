@@ -76,9 +76,9 @@ class Misfits:
         #: Why the consumer must stop, or None.
         self.verdict: str | None = None
 
-    def delivered(self) -> None:
-        """Count a message that was valid."""
-        self._tally.right += 1
+    def delivered(self, number: int = 1) -> None:
+        """Count valid messages."""
+        self._tally.right += number
 
     def add(
         self, queue: str, model: str | None, dead_letter: str, id: object, error: str, now: datetime

@@ -167,7 +167,8 @@ def _claim_for_callers(
         return [[] for _ in limits]
     if how.pop and haul.claimed:
         lost = yield from _finish_popped(how, [each for share in shares for each in share])
-        shares = [[each for each in share if _identity(each) not in lost] for share in shares]
+        if lost:
+            shares = [[each for each in share if _identity(each) not in lost] for share in shares]
     return shares
 
 
@@ -262,8 +263,7 @@ def _messages(how: Reception, drawn: Drawn, now: datetime, until: datetime) -> P
             misfits.append((place, misfit))
         else:
             found.append(({_DRAWN: drawn, "place": place}, make(place, payload)))
-    for _ in found:
-        how.misfits.delivered()
+    how.misfits.delivered(len(found))
     if misfits:
         yield from _bury(how, drawn, tries, misfits, now)
     return found
@@ -396,6 +396,8 @@ def _shares(
     claimed: list[Claimed], sizes: Sequence[int], limits: Sequence[Limits]
 ) -> tuple[list[list[Claimed]], list[Claimed]]:
     """Return the share of each caller, in order, and the messages that fit into no share."""
+    if len(limits) == 1 and len(claimed) <= limits[0].messages and sum(sizes) <= limits[0].bytes:
+        return [claimed], []
     ends = [0, *accumulate(sizes)]
     shares: list[list[Claimed]] = []
     place = 0
@@ -417,15 +419,18 @@ def _shares(
 def _by_pack(claimed: Sequence[Claimed]) -> tuple[dict[HeldPack, Drawn], list[Claimed]]:
     """Separate the messages of packs from ordinary messages."""
     parts: dict[HeldPack, Drawn] = {}
+    places: dict[HeldPack, list[int]] = {}
     rest: list[Claimed] = []
     for each in claimed:
         drawn: Drawn | None = each[0].get(_DRAWN)
         if drawn is None:
             rest.append(each)
-            continue
-        known = parts.get(drawn.hold)
-        bits = (known.bits if known else 0) | 1 << each[0]["place"]
-        parts[drawn.hold] = drawn._replace(bits=bits)
+        elif drawn.hold in places:
+            places[drawn.hold].append(each[0]["place"])
+        else:
+            parts[drawn.hold], places[drawn.hold] = drawn, [each[0]["place"]]
+    for hold, some in places.items():
+        parts[hold] = parts[hold]._replace(bits=packs.bits_set(some))
     return parts, rest
 
 
