@@ -23,11 +23,8 @@ import pytest
 
 from pyqueue import Client
 from tests.contract.world import PLACES, AnyClient, AnyQueue, Began, Place, World, open_world
-from tests.plans import quick_mongomock
 from tests.support.samples import sample
 from tests.support.shared import Mongod
-
-quick_mongomock.install()
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -7,6 +7,7 @@ waits for a majority came after it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from copy import deepcopy
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar
 
@@ -45,10 +46,7 @@ from pyqueue.requests import (
 )
 from pyqueue.runtime.drivers import Driver
 from pyqueue.runtime.waiters import Waiters
-from tests.plans import quick_mongomock
 from tests.plans.runner import NOW
-
-quick_mongomock.install()
 
 T = TypeVar("T")
 WRITES: Final = (Insert, Update, UpdateEach, Delete, FindAndModify, TakePermits, GiveBack)
@@ -161,7 +159,8 @@ class Steps:
         self.listeners: list[Waiters] = []
         #: The commands of the last plan.
         self.commands: list[Command[Any]] = []
-        self._fill(before or [])
+        if before:
+            self.collection.insert_many(deepcopy(before))
         #: State after a fail-over, if the test needs it.
         self.safe: list[Document] | None = None
 
@@ -177,20 +176,14 @@ class Steps:
 
     def all(self) -> list[Document]:
         """Return every document."""
-        found = self.collection._store.documents  # without the copies that a find makes
+        found = self.collection.find()
         return [bson.decode(bson.encode(each, codec_options=OPTIONS), OPTIONS) for each in found]
-
-    def _fill(self, documents: list[Document]) -> None:
-        """Store documents of another store, without the checks of an insert, which take long."""
-        for each in documents:
-            stored = bson.decode(bson.encode(each, codec_options=OPTIONS))  # its instants are naive
-            self.collection._store[stored["_id"]] = stored
 
     def fail_over(self) -> None:
         """Undo the writes at w:1 that no other write covers."""
         assert self.safe is not None, "set it at the beginning"
         self.collection.delete_many({})
-        self._fill(self.safe)
+        self.collection.insert_many(deepcopy(self.safe))
 
     def run(self, plan: Plan[T], fault: Fault | None = None) -> T:
         """Run a plan to its end."""

@@ -76,9 +76,7 @@ def millis(when: datetime) -> float:
 
 def place(document: Mapping[str, Any]) -> tuple[datetime, bool, Any]:
     """Return the position of a document in the order of claims: strings come before ObjectIds."""
-    id = document["_id"]
-    binary = isinstance(id, ObjectId)
-    return document["when"], binary, id.binary if binary else id  # bytes compare without calls
+    return document["when"], isinstance(document["_id"], ObjectId), document["_id"]
 
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -258,15 +256,6 @@ class Store:
             )
         return self.buckets
 
-    def _with_id(self, id: Any) -> Iterable[Document]:
-        """Return the documents whose id a filter may accept."""
-        if isinstance(id, (str, ObjectId)):
-            return [self.documents[id]] if id in self.documents else []
-        if not isinstance(id, dict) or "$in" not in id:
-            return self.documents.values()
-        ids = set(id["$in"])
-        return [each for key, each in self.documents.items() if key in ids]
-
     def _found(self, filter: Mapping[str, Any], sort: Any, skip: int, limit: int) -> list[Document]:
         if "$expr" in filter:
             assert "_id" in filter, "a scan would read everything in vain"
@@ -275,7 +264,11 @@ class Store:
             assert now == "$$NOW"
             if instant(int(self._world.time)) >= until:
                 return []
-        found = [each for each in self._with_id(filter.get("_id")) if matches(each, filter)]
+        if isinstance(filter.get("_id"), (str, ObjectId)):
+            one = self.documents.get(filter["_id"])
+            found = [one] if one is not None and matches(one, filter) else []
+        else:
+            found = [each for each in self.documents.values() if matches(each, filter)]
         if sort is not None:
             ((first, direction), second) = sort[-2:]
             assert first in ("when", "due")
