@@ -210,6 +210,11 @@ def test_embedded_runs_a_server_until_a_signal(
     assert server.pid != mongod.pid
     assert gone(server)
     assert signal.getsignal(number) is before
+    with (
+        embedded.EmbeddedServer(tmp_path / "data") as again,
+        pymongo.MongoClient[dict[str, Any]](again.url) as client,
+    ):
+        assert client.test.things.count_documents({}) == 1
 
 
 def test_embedded_names_a_directory_in_use(bare_shell: Shell, mongod: Mongod) -> None:

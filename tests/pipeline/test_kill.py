@@ -53,7 +53,7 @@ def test_signal_lets_the_handler_end(client: Client, number: signal.Signals) -> 
 
     def handle(payload: int) -> None:
         os.kill(os.getpid(), number)
-        eventually(lambda: worker._run._stopping, "the worker is being stopped")  # type: ignore[union-attr]
+        eventually(lambda: worker._run._stopping, "it is being stopped")  # type: ignore[union-attr]  # it runs
 
     worker = Worker(client, concurrency=1).on("in", handle)
     assert counted(worker.run(), "in").items() >= {"in": 1, "out": 1}.items()
