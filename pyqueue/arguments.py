@@ -78,7 +78,7 @@ def targets(queue: str, value: Any, *, least: int = 1) -> tuple[str, ...]:
 def choices(queue: str, to: Any) -> tuple[bool, tuple[str, ...]]:
     """Return whether the rows of a Spark stage choose among its targets, and the targets.
 
-    A str names the only target. None means that there is no target.
+    Give a str for one target, and None for no target.
     """
     if to is None:
         return False, ()

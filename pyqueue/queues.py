@@ -1,7 +1,7 @@
 """``Queue``: each operation is one line that runs the plan of the same name.
 
 The plans in ``backends`` define each operation. The docstrings here describe its arguments and
-result.
+result. The module is long because users look up all operations of a queue in one class.
 """
 
 from __future__ import annotations

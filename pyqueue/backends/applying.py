@@ -266,8 +266,7 @@ def _divide(whole: _Part, now: datetime, updates: list[SettlementUpdate]) -> lis
     repeated = _repeated(ids)
     groups: dict[Hashable, list[int]] = {}
     for place, each in enumerate(settlements):
-        again = repeated and ids[place] in repeated
-        alone = each.group is None or each.held.until <= now or again
+        alone = each.group is None or each.held.until <= now or ids[place] in repeated
         groups.setdefault(("alone", place) if alone else each.group, []).append(place)
     commands: list[list[int]] = []
     different: list[int] = []

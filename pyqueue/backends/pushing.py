@@ -63,7 +63,7 @@ def push(
     if not given.values:
         return []
     now = yield from ServerTime()
-    when = arguments.starting(now, how.get("delay"), how.get("at")) if how else now
+    when = arguments.starting(now, how.get("delay"), how.get("at"))
     documents = given.documents(queue, kind, codec.name, now, when)
     encoded = each_of(encode, documents)
     yield from namespace.ensure(queue, kind, options, given.priorities)

@@ -396,8 +396,6 @@ def _shares(
     claimed: list[Claimed], sizes: Sequence[int], limits: Sequence[Limits]
 ) -> tuple[list[list[Claimed]], list[Claimed]]:
     """Return the share of each caller, in order, and the messages that fit into no share."""
-    if len(limits) == 1 and len(claimed) <= limits[0].messages and sum(sizes) <= limits[0].bytes:
-        return [claimed], []
     ends = [0, *accumulate(sizes)]
     shares: list[list[Claimed]] = []
     place = 0
@@ -418,19 +416,17 @@ def _shares(
 
 def _by_pack(claimed: Sequence[Claimed]) -> tuple[dict[HeldPack, Drawn], list[Claimed]]:
     """Separate the messages of packs from ordinary messages."""
-    parts: dict[HeldPack, Drawn] = {}
-    places: dict[HeldPack, list[int]] = {}
+    found: dict[HeldPack, tuple[Drawn, list[int]]] = {}
     rest: list[Claimed] = []
     for each in claimed:
         drawn: Drawn | None = each[0].get(_DRAWN)
         if drawn is None:
             rest.append(each)
-        elif drawn.hold in places:
-            places[drawn.hold].append(each[0]["place"])
         else:
-            parts[drawn.hold], places[drawn.hold] = drawn, [each[0]["place"]]
-    for hold, some in places.items():
-        parts[hold] = parts[hold]._replace(bits=packs.bits_set(some))
+            found.setdefault(drawn.hold, (drawn, []))[1].append(each[0]["place"])
+    parts = {
+        hold: drawn._replace(bits=packs.bits_set(places)) for hold, (drawn, places) in found.items()
+    }
     return parts, rest
 
 
