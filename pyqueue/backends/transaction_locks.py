@@ -82,6 +82,8 @@ class LockedMessages:
 
     #: By id. Threads share it: it is replaced and never changed.
     excluded: Mapping[Hashable, Exclusion] = field(default_factory=dict)
+    #: What was excluded at the last release.
+    _released: Mapping[Hashable, Exclusion] = field(default_factory=dict)
     #: No retry before this.
     _next_retry: datetime | None = None
     #: How many longer limits were too short, and until when this counts.
@@ -114,17 +116,18 @@ class LockedMessages:
     ) -> None:
         """Pass over locked messages and untried messages behind them until each is tried alone."""
         for each in timed_out:
-            self._exclude(now, each["_id"], each["when"], FIRST_PAUSE)
+            former = self._released.get(hashable_id(each["_id"]))
+            self._exclude(now, each["_id"], each["when"], former.pause if former else timedelta())
         for each in untried:
-            self._exclude(now, each["_id"], each["when"], timedelta())
+            self._exclude(now, each["_id"], each["when"], None)
 
     def exclude_again(self, now: datetime, exclusion: Exclusion) -> None:
         """Learn that a retry timed out."""
-        pause = min(max(2 * exclusion.pause, FIRST_PAUSE), LONGEST_PAUSE)
-        self._exclude(now, exclusion.id, exclusion.when, pause)
+        self._exclude(now, exclusion.id, exclusion.when, exclusion.pause)
         self._next_retry = now + RETRY_INTERVAL
 
-    def _exclude(self, now: datetime, id: Any, when: datetime, pause: timedelta) -> None:
+    def _exclude(self, now: datetime, id: Any, when: datetime, former: timedelta | None) -> None:
+        pause = timedelta() if former is None else min(max(2 * former, FIRST_PAUSE), LONGEST_PAUSE)
         exclusion = Exclusion(id, when, pause, now + pause)
         self.excluded = {**self.excluded, hashable_id(id): exclusion}
 
@@ -141,15 +144,14 @@ class LockedMessages:
         return min(found, key=lambda each: (each.retry_at, each.when), default=None)
 
     def release(self, now: datetime) -> None:
-        """Stop passing over the messages whose pause is over.
-
-        This is for a limit per key: claimed alone, a message would use the permit of another key.
-        """
-        if self.due(now) is None:
-            return
-        items = list(self.excluded.items())
-        self.excluded = {key: each for key, each in items if _before(now, each.retry_at)}
-        self._next_retry = now + RELEASE_INTERVAL
+        """Stop excluding messages whose pause is over; between retries, only untried messages."""
+        rest, items = _before(now, self._next_retry), self.excluded.items()
+        kept = {
+            id: each for id, each in items if (rest and each.pause) or _before(now, each.retry_at)
+        }
+        if not rest and len(kept) < len(items):
+            self._next_retry, self._released = now + RELEASE_INTERVAL, self.excluded
+        self.excluded = kept
 
     @property
     def retry_at(self) -> datetime | None:

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from pyqueue.backends.claims.claims import NamedClaims
+from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import plans_of
 from pyqueue.backends.scan import ScanState
 from pyqueue.backends.transaction_locks import LockedMessages
-from pyqueue.errors import InvalidMessage, QueueError, TimeLimitReached, Unavailable
+from pyqueue.errors import InvalidMessage, QueueError, TimedOut, TimeLimitReached, Unavailable
 from pyqueue.payloads import Codec
-from pyqueue.requests import Command, FindAndModify, Plan, Update
+from pyqueue.requests import Command, FindAndModify, Plan, Update, UpdateEach
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import Runner, after, message, record, standard
 from tests.plans.store import Pause, Process, Task, World
@@ -57,6 +58,13 @@ class LockingProcess(Process):
             counts = "tries" in (request.update or {}).get("$inc", {})
             if counts and any(isinstance(each["tries"], str) for each in self._met(request)):
                 raise InvalidMessage("the server cannot count a try")
+        if isinstance(request, UpdateEach) and any(
+            each["_id"] in self.locked
+            for match, _ in request.pairs
+            for each in self.world.store._found(match, None, 0, 1)
+        ):
+            yield self.world.sleep(1000 * (request.max_time_s or 30.0))
+            raise TimedOut("time limit of the client")
         return (yield from super()._answer(request, slow))
 
     def _wait_for_locks(self, request: Update | FindAndModify) -> Generator[Pause, None, None]:
@@ -92,10 +100,13 @@ class LockingProcess(Process):
 class Bench:
     """A queue of messages m000, m001, ... and one client."""
 
-    def __init__(self, messages: int, *, locked: int = 0, **options: Any) -> None:
+    def __init__(
+        self, messages: int, *, locked: int = 0, kind: str = "standard", **options: Any
+    ) -> None:
         self.world = World(0)
         self.process = LockingProcess(self.world)
-        self.queue = standard("a", **{"lease": 100_000, **options})
+        given = Options(dead_letter="a.dead", **{"lease": 100_000, **options})
+        self.queue = plans_of("a", given, owner="me", kind=kind)
         self.names = [f"m{number:03}" for number in range(messages)]
         if messages:
             self.run(self.queue.push(self.names, ids=self.names))
@@ -228,6 +239,49 @@ def test_long_row_of_locked_messages_skips_the_page() -> None:
     bench.process.locked = set()
     held = [each["_id"] for each in bench.world.store.documents.values() if "token" in each]
     assert sorted([*held, *bench.drain()]) == bench.names
+
+
+#: Queues whose claims choose messages from a page: their options, and how long a message may wait,
+#: in seconds. A claim of several messages with slots times out after 2 s.
+CHOOSING: dict[str, tuple[dict[str, Any], float]] = {
+    "ordered": ({}, 3),
+    "ordered, limited": ({"limit": {"concurrency": 50}}, 20),
+    "limited": ({"limit": {"concurrency": 50}}, 6),
+    "limited per key": ({"limit": {"concurrency": 50, "per": "headers.t"}}, 6),
+}
+
+
+@pytest.mark.parametrize("how", CHOOSING)
+def test_untried_messages_are_received_while_others_stay_locked(how: str) -> None:
+    """No other message is free, so nothing but the pause of the excluded messages leads here."""
+    kind = "ordered" if "ordered" in how else "standard"
+    shape, patience = CHOOSING[how]
+    bench = Bench(0, kind=kind, shape=shape)
+    bench.world.store.documents["~queue:a"] = record(kind, shape=shape)
+    bench.names = [f"m{number:03}" for number in range(12)]
+
+    def push(name: str) -> None:
+        groups: dict[str, Any] = {"groups": [name]} if kind == "ordered" else {}
+        bench.run(bench.queue.push([name], ids=[name], headers={"t": name}, **groups))
+
+    def receive(names: list[str], seconds: float = patience) -> None:
+        received: list[str] = []
+        until = bench.world.time + 1000 * seconds
+        while len(received) < len(names) and bench.world.time < until:
+            received += bench.receive(10, timeout=0.5)
+        assert sorted(received) == names
+
+    for name in bench.names:
+        push(name)
+    bench.world.run(bench.world.time + 1000)
+    bench.process.locked = set(bench.names[:5])
+    receive(bench.names[5:])
+    for number in range(30):
+        push(f"n{number}")
+        receive([f"n{number}"])
+        bench.world.run(bench.world.time + 300)
+    bench.process.locked = set()
+    receive(bench.names[:5], 70)
 
 
 def test_queue_of_locked_messages_seems_empty_and_continues() -> None:

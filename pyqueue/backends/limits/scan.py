@@ -24,7 +24,7 @@ from pyqueue.backends.limits import waiting as limit_waiting
 from pyqueue.backends.limits.permits import Permits
 from pyqueue.backends.limits.slot_claims import with_slots
 from pyqueue.backends.limits.slots import FreeSlots
-from pyqueue.backends.scan import ScanState
+from pyqueue.backends.scan import ScanState, due_of
 from pyqueue.backends.turns import MAX_PAGE
 from pyqueue.documents import hashable_id
 from pyqueue.errors import Unavailable
@@ -259,15 +259,15 @@ def _claim_and_learn(
 
 def _claim(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Document] | None]:
     """Claim messages, each with a slot. Return None if the server is too slow."""
-    if scan.state.locked.due(scan.now) is not None:
-        chosen = chosen[:1]
     if len(chosen) > 1:
         # A transaction, for example, may block a claim of several messages, but not of one.
         with suppress(Unavailable):
             taken = yield from take_first(scan.choose(with_slots(chosen)))
             if taken is not None and (taken.documents or scan.room.full):
                 return taken.documents
-    taken = yield from take_first(scan.choose(with_slots(chosen[:1])))
+    # Not at random: if the first message is locked, the next claims pass over it.
+    first = min(chosen, key=lambda each: due_of(each[0]))
+    taken = yield from take_first(scan.choose(with_slots([first])))
     return None if taken is None else taken.documents
 
 

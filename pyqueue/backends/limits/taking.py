@@ -45,8 +45,10 @@ def take_of(scan: Scan) -> Plan[Take | None]:
     if state.wants_rescan(scan.now):
         yield from limit_scan.walk(scan.terms.queue, state)
         scan.now = yield from ServerTime()
+    if limit.per is None and limit.concurrency is None:
+        return paced(None)
+    # A message that is claimed alone might use the permit of another key.
+    state.locked.release(scan.now)
     if limit.per is not None:
-        state.locked.release(scan.now)
         return limit_scan.take
-    held = None if limit.concurrency is None else limit_scan.take
-    return held if limit.rate is None else paced(held)
+    return limit_scan.take if limit.rate is None else paced(limit_scan.take)

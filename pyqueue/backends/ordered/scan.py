@@ -62,6 +62,7 @@ def claim_next(scan: Scan) -> Plan[tuple[list[Document], bool]]:
     if scan.state.wants_rescan(scan.now):
         yield from _walk(scan.terms.queue, scan.state)
         scan.now = yield from ServerTime()  # messages that it brought forward are ready now
+    scan.state.locked.release(scan.now)  # or they are on no page, and nothing tries them
     limit = scan.state.limit.limit
     return (yield from claim(scan, _take if limit is None or limit.rate is None else paced(_take)))
 
