@@ -80,6 +80,23 @@ def write(entries: Entries) -> Plan[Written]:
     return _write_several(entries)
 
 
+def write_new(queue: str, document: Document, encoded: RawBSONDocument) -> Plan[Id | None]:
+    """Write a document with a new id and without a key, along with those of other callers.
+
+    Returns:
+        Its id; None if it was not written, because another document has the id.
+    """
+    try:
+        failure = yield from _with_callers(queue, document, encoded)
+    except Unavailable as error:
+        raise unknown_outcome(error, [document]) from error
+    if failure is None:
+        id: Id = document["_id"]
+        return id
+    _raise_unless_taken(failure, [document])
+    return None
+
+
 def _write_several(entries: Entries) -> Plan[Written]:
     chosen = entries.given or any("key" in document for document in entries.documents)
     if entries.session is not None and chosen:
@@ -134,26 +151,36 @@ def _insert_once(entries: Entries) -> Plan[Written]:
     except Unavailable as error:
         raise unknown_outcome(error, documents) from error
     for failure in failures:
-        if isinstance(failure.error, Unavailable):
-            raise unknown_outcome(failure.error, documents) from failure.error
-        if failure.field is None:
-            raise failure.error
+        _raise_unless_taken(failure, documents)
     if failures:
         yield from _judge(entries, failures, written)
     return written
 
 
+def _raise_unless_taken(failure: WriteFailure, documents: Sequence[Document]) -> None:
+    """Raise the error of a failure, unless a unique index kept the document out."""
+    if isinstance(failure.error, Unavailable):
+        raise unknown_outcome(failure.error, documents) from failure.error
+    if failure.field is None:
+        raise failure.error
+
+
 def _insert_with_callers(entry: Entries) -> Coalesce[Pushed, WriteFailure | None]:
     """Return the request to insert a document along with the documents of other callers."""
     (document,), (raw,) = entry.documents, entry.encoded
-    call: Coalesce[Pushed, WriteFailure | None]
-    item = (entry.queue, document["when"], raw)
-    call = Coalesce("insert", item, _insert_each, size=len(raw.raw), threads=True)
+    call = _with_callers(entry.queue, document, raw)
     if entry.given or "key" in document:
         # An open transaction may hold the key or the id. Then only this call waits for it.
         call.key, call.alone = ("insert", entry.queue), True
         call.max_in_flight, call.threads = MAX_LOCKABLE, False
     return call
+
+
+def _with_callers(
+    queue: str, document: Document, encoded: RawBSONDocument
+) -> Coalesce[Pushed, WriteFailure | None]:
+    item = (queue, document["when"], encoded)
+    return Coalesce("insert", item, _insert_each, size=len(encoded.raw), threads=True)
 
 
 def _judge(entries: Entries, failures: Sequence[WriteFailure], written: Written) -> Plan[None]:

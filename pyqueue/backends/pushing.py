@@ -75,6 +75,18 @@ def push(
     return (yield from enter(kind, entries, duplicate))
 
 
+def push_one(
+    queue: str, kind: Kind, codec: Codec[Any], options: Options, payload: Any
+) -> Plan[list[Id | None]]:
+    """Push one message without options: most pushes, which need none of the lists of ``push``."""
+    content = Content(codec.name, codec.dump(payload))
+    now: datetime = yield ServerTime()
+    document = new_document(queue, kind, now, now, content)
+    raw = encode(document)
+    yield from namespace.ensure(queue, kind, options, (None,))
+    return [(yield from inserting.write_new(queue, document, raw))]
+
+
 class Checked(NamedTuple):
     """The checked content of a push: the values as they are stored, and the fields of each."""
 
