@@ -268,10 +268,11 @@ def _all_or_nothing(apply: Callable[..., None]) -> Callable[..., None]:
     If it fails, the document is restored, and the error is one that a server raises.
     """
 
-    def applied(document: dict[str, Any], *rest: Any) -> None:
+    def applied(document: dict[str, Any], match: Any, update: Any, inserts: bool) -> None:
         before = copy.deepcopy(document)
         try:
-            apply(document, *rest)
+            # Documents that one command updates must not share values.
+            apply(document, match, copy.deepcopy(update), inserts)
         except Exception as error:
             document.clear()
             document.update(before)
