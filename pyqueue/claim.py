@@ -10,7 +10,8 @@ import anyio
 import anyio.to_thread
 
 from pyqueue import arguments
-from pyqueue.backends.claims.claims import MAX_CLAIM, NamedClaims
+from pyqueue.backends.claims.admitting import MAX_CLAIM
+from pyqueue.backends.claims.claims import NamedClaims
 from pyqueue.backends.claims.groups import hold, runner_lease_s
 from pyqueue.backends.queue_plans import QueuePlans, found
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
@@ -96,7 +97,8 @@ class ClaimBase(Generic[Runs]):
     def _documents(self) -> Plan[list[Document]]:
         documents: list[Document] = []
         for span in (yield from self._claims.ranges(self._token, 0, self._upto, 1)):
-            documents += yield from self._claims.read(span)
+            for each in (yield from self._claims.read(span)):
+                documents += self._claims.contents.messages(each)
         return documents
 
     def _settle(self) -> None:

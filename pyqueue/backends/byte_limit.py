@@ -17,8 +17,8 @@ candidates with their sizes, in growing steps.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Hashable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any, Final, NamedTuple
@@ -204,19 +204,34 @@ def read_claimed(
     return limit.cut(read) if limit.left < BATCH_BYTES else read
 
 
-def find_fitting(find: Find, max_bytes: int) -> Plan[list[Document]]:
-    """Return the ids and sizes of the first messages that fit together; at least one.
+def find_fitting(
+    find: Find, max_bytes: int, number_of: Callable[[Document], int] = lambda document: 1
+) -> Plan[list[Document]]:
+    """Return the first documents that fit together; at least one.
 
-    The server must read a message to measure it. So this measures a few messages first, and then
+    The server must read a document to measure it. So this measures a few documents first, and then
     the number that would fit if the rest had the same average size.
+
+    Args:
+        find: finds the documents in order. Its limit is a number of messages; the last document
+            may exceed it.
+        max_bytes: the most bytes of all documents.
+        number_of: returns how many messages a document has. The projection has the fields for it.
+
+    Returns:
+        The documents with the fields of the projection, and their sizes as ``bytes``.
     """
+    fields = {**(find.projection or {}), **_SIZES}
     look = FIRST_SIZES
     while True:
-        some = replace(find, projection=_SIZES, limit=min(look, find.limit))
+        some = replace(find, projection=fields, limit=min(look, find.limit))
         found = yield from some
-        ends = list(accumulate(each.get("bytes", 0) for each in found))
-        fit = max(1, bisect_right(ends, max_bytes))
-        if fit < len(found) or len(found) < some.limit or some.limit == find.limit:
+        sizes = list(accumulate(each.get("bytes", 0) for each in found))
+        numbers = list(accumulate(map(number_of, found)))
+        enough = bisect_left(numbers, find.limit) + 1
+        fit = max(1, min(bisect_right(sizes, max_bytes), enough))
+        if fit < len(found) or len(found) < some.limit or enough <= len(found):
             return found[:fit]
-        alike = fit * max_bytes // max(1, ends[-1])
+        alike = fit * max_bytes // max(1, sizes[-1])
+        alike = min(alike, fit * find.limit // max(1, numbers[-1]))
         look = min(alike + 1, SIZES_GROWTH * look)

@@ -115,20 +115,6 @@ def due_in(queue: str) -> Plan[float]:
     return 0.0  # the `when` of a foreign document may be an array
 
 
-def backlog(queue: str, kind: Kind, cap: int) -> Plan[tuple[int, float | None]]:
-    """Return how many messages are ready, up to ``cap``, and the age of the oldest in seconds."""
-    now = yield from ServerTime()
-    ready = kind.claimable(queue, now, None)
-    fields = {"when": 1, "due": 1}
-    found = yield from Find(ready, fields, sort=SCAN_ORDER, limit=1, hint=HOT)
-    if not found:
-        return 0, None
-    count = yield from Count(ready, HOT, cap)
-    # The ``due`` of a deferred message says since when it has been ready.
-    since = found[0].get("due", found[0]["when"])
-    return count, (now - since).total_seconds() if isinstance(since, datetime) else None
-
-
 def _head(queue: str, start: ScanStart | None) -> Plan[list[Document]]:
     live = {"$lt": BAND} if start is None else {"$gte": start[0], "$lt": BAND}
     match = {"q": queue, "when": live, **messages_only(queue)}

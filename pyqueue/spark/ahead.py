@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pyqueue.backends.claims.claims import ClaimRange, NamedClaims, id_order, reservations_of
+from pyqueue.backends.claims.claims import ClaimRange, NamedClaims, id_order
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.documents import eligible_since
 from pyqueue.errors import (
@@ -27,7 +27,7 @@ from pyqueue.errors import (
     Unavailable,
 )
 from pyqueue.messages import MAX_BATCH_BYTES, NEVER, Id, Reservation
-from pyqueue.requests import Document, Plan
+from pyqueue.requests import Document, Plan, ServerTime
 from pyqueue.reserved import log_failed_rollback
 from pyqueue.runtime.connecting import Connection
 
@@ -73,13 +73,21 @@ def _read(claims: NamedClaims, token: str, after: int, upto: int) -> Plan[Claime
     read_at = time.monotonic()
     # A message that another consumer has taken since the claim is missing here.
     found = sorted((yield from claims.read(ClaimRange(token, after, upto, ()))), key=_order)
-    held = yield from reservations_of(found)
-    documents = {each["_id"]: each for each in found}
-    return Claimed(token, after, upto, documents, held, read_at=read_at)
+    now, contents = (yield from ServerTime()), claims.contents
+    held = [one for each in found for one in contents.reservations(each, now)]
+    documents = [one for each in found for one in contents.messages(each)]
+    return Claimed(
+        token,
+        after,
+        upto,
+        {each["_id"]: each for each in documents},
+        {each.id: each for each in held},
+        read_at=read_at,
+    )
 
 
 def _order(document: Document) -> tuple[datetime, tuple[bool, Any]]:
-    """Return the place of a message in the order in which the messages became ready."""
+    """Return the place of a document in the order in which the documents became ready."""
     return eligible_since(document) or NEVER, id_order(document["_id"])
 
 
@@ -95,7 +103,8 @@ def working(
         connection: The connection of a blocking client.
         claims: The plans of the group.
         claimed: The claim.
-        blames: Whether an error counts as a try of the messages. Misuse and interrupts never do.
+        blames: Whether an error counts as a try of the messages. Misuse and interrupts never do. If
+            not, the messages are claimed again in halves.
     """
     try:
         yield
@@ -104,8 +113,12 @@ def working(
     except BaseException as error:
         misuse = isinstance(error, ConfigurationError) or not isinstance(error, Exception)
         tried = blames and not misuse
+        # The next claims are smaller, so no document may have more messages than they take.
+        pieces = 1 if blames or misuse else 2
         try:
-            connection.run(claims.rollback(claimed.token, claimed.upto, error, tried=tried))
+            connection.run(
+                claims.rollback(claimed.token, claimed.upto, error, tried=tried, pieces=pieces)
+            )
         except QueueError as failure:  # the first exception matters more
             log_failed_rollback(f"the batch of group {claims.group!r}", failure)
         raise

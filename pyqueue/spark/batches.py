@@ -17,8 +17,8 @@ from typing import Final, Unpack
 from pyspark.sql import DataFrame, SparkSession
 
 from pyqueue import arguments
-from pyqueue.backends.claims.acknowledging import NOTE
-from pyqueue.backends.claims.claims import MAX_CLAIM, NamedClaims
+from pyqueue.backends.claims.admitting import MAX_CLAIM
+from pyqueue.backends.claims.claims import NamedClaims
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.errors import (
     ConfigurationError,
@@ -267,9 +267,11 @@ class Batch:
 
     def refresh(self) -> None:
         """Read which messages are held, and until when."""
-        fit = {NOTE: {"$exists": False}}  # a stream leaves bad records out, and buries them
+        # A stream leaves bad records out, and buries them.
         claimed, claims = self._claimed, self._batches.claims
-        found = self._run(claims.reservations(claimed.token, claimed.after, claimed.upto, fit))
+        found = self._run(
+            claims.reservations(claimed.token, claimed.after, claimed.upto, noted=False)
+        )
         self.held = {each.id: each for each in found}
         self._refreshed_at = time.monotonic()
 

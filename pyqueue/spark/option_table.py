@@ -9,7 +9,7 @@ from enum import Flag, auto
 from functools import cache
 from typing import Annotated, Any, Final, get_type_hints
 
-from pyqueue.backends.claims.claims import MAX_CLAIM
+from pyqueue.backends.claims.admitting import MAX_CLAIM
 from pyqueue.backends.claims.groups import MAX_MEMBERS
 from pyqueue.messages import MAX_BATCH_BYTES
 from pyqueue.spark import option_values as value

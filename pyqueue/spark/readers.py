@@ -16,8 +16,10 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 from pyspark.sql.types import DataType
 
-from pyqueue.backends.claims.claims import MAX_CLAIM, ClaimRange, NamedClaims, divided
-from pyqueue.backends.reading import backlog, due_in
+from pyqueue.backends.claims.admitting import MAX_CLAIM
+from pyqueue.backends.claims.claims import ClaimRange, NamedClaims, divided
+from pyqueue.backends.contents import backlog
+from pyqueue.backends.reading import due_in
 from pyqueue.concurrently import concurrently
 from pyqueue.errors import ConfigurationError, Fenced, Unavailable
 from pyqueue.messages import Id
@@ -70,8 +72,8 @@ class StreamReader(IdleReader):
         self._acknowledged = self._claimed = 0
         #: When it made the last claim, by the monotonic clock.
         self._claimed_at = -math.inf
-        #: The claims of the last batch, and the ids of their messages.
-        self._batch: tuple[int, int, list[Id]] = (0, 0, [])
+        #: The claims of the last batch, and how many messages each of their documents has.
+        self._batch: tuple[int, int, Mapping[Id, int]] = (0, 0, {})
         #: Whether the queue exists, and whether a warning has said that it does not.
         self._is_there = self._warned = False
         #: The number of ready messages and the age of the oldest, and when to count again. None: do
@@ -96,7 +98,7 @@ class StreamReader(IdleReader):
         if new and token is not None:
             progress = runner.progress
             self._acknowledged, self._claimed = progress.acknowledged, progress.claimed
-            self._batch = (0, 0, [])
+            self._batch = (0, 0, {})
         return runner, token
 
     def _recorded(self, runner: StreamRunner) -> NamedClaims:
@@ -175,7 +177,7 @@ class StreamReader(IdleReader):
                 self._idle.rest(math.inf)
                 return start
             self._claimed, self._claimed_at = n, time.monotonic()
-            if self._count_at is None or len(self._held(runner, token, after, n)) < most:
+            if self._count_at is None or sum(self._held(runner, token, after, n).values()) < most:
                 # Few messages are ready, so counting costs little, or the batch has many bytes.
                 self._count_at = -math.inf
         return replace(
@@ -185,7 +187,7 @@ class StreamReader(IdleReader):
             member=runner.claims.member,
             after=after,
             lineage=runner.lineage or "",
-            count=len(self._held(runner, token, after, self._claimed)),
+            count=sum(self._held(runner, token, after, self._claimed).values()),
         ).to_json()
 
     def _until_claim(self) -> float:
@@ -202,11 +204,14 @@ class StreamReader(IdleReader):
         ready, _ = run(backlog(options.queue, kind, options.batch.min_messages))
         return 0.0 if ready >= options.batch.min_messages else left_s
 
-    def _held(self, runner: StreamRunner, token: str, after: int, upto: int) -> list[Id]:
-        """Return the ids of a batch. Spark asks for the end of a batch, and then for its parts."""
+    def _held(self, runner: StreamRunner, token: str, after: int, upto: int) -> Mapping[Id, int]:
+        """Return the documents of a batch, each with the number of its messages.
+
+        Spark asks for the end of a batch first, and then for its parts.
+        """
         if self._batch[:2] != (after, upto):
-            ids = self._options.run(runner.claims.ids(token, after, upto))
-            self._batch = after, upto, ids
+            sizes = self._options.run(runner.claims.sizes(token, after, upto))
+            self._batch = after, upto, sizes
         return self._batch[2]
 
     def reportLatestOffset(self) -> dict[str, Any]:
@@ -234,7 +239,7 @@ class StreamReader(IdleReader):
                 return []
             token = None
         token, after, upto = token or "", after_of(start, end), end["n"]
-        held = self._held(runner, token, after, upto) if token else []
+        held = self._held(runner, token, after, upto) if token else {}
         if not held:
             self._options.run(runner.claims.progress(token))  # after a takeover they are missing
         return [
@@ -250,13 +255,13 @@ class StreamReader(IdleReader):
             self._options.run,
             self._options.claims(partition.member),
         )
-        found = run(claims.read(part, encoded=True))
+        found = claims.contents.encoded(run(claims.read(part, encoded=True)))
         for start in range(0, len(found), CHUNK):
             some = found[start : start + CHUNK]
             rows, bad = rows_of(self._options, some, self._payload, "bury")
             # An earlier reader may have read the same batch as another type.
             maybe = decoded([each for each in some if b"\x02bad\0" in each])
-            noted = dict.fromkeys(each["_id"] for each in maybe if "bad" in each["claim"])
+            noted = dict.fromkeys(each["_id"] for each in maybe if "bad" in each.get("claim", ()))
             if bad or noted:
                 run(claims.note_bad(part.token, part.upto, noted | bad))
             yield rows
@@ -282,8 +287,8 @@ class StreamReader(IdleReader):
         """
         plans = [] if claim is None else [claim]
         if n > self._acknowledged:
-            _, upto, ids = self._batch
-            held = len(ids) if upto == n else None
+            _, upto, sizes = self._batch
+            held = sum(sizes.values()) if upto == n else None
             plans.append(self._recorded(runner).acknowledge(token, n, held))
         results = self._options.run(concurrently(plans))
         self._acknowledged, self._claimed = max(n, self._acknowledged), max(n, self._claimed)

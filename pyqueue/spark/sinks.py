@@ -120,7 +120,7 @@ class TableSink:
             return run(bury_killer(self._source, held[0]))
         # The parts will show which message killed the process. The rest is not to blame.
         run(forget_tries(claims, claimed.token))
-        run(claims.rollback(claimed.token, claimed.upto, tried=False))
+        run(claims.rollback(claimed.token, claimed.upto, tried=False, pieces=PARTS))
         self._size = max(1, len(held) // PARTS)
         return True
 

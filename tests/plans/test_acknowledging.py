@@ -232,8 +232,7 @@ def noted(id: str) -> dict[str, Any]:
 def test_burial_that_the_server_refuses_is_tried_without_labels() -> None:
     refused = WriteFailure(1, None, InvalidMessage("too large"))
     runner = Runner([noted("m0"), noted("m1")], (1, [refused]), [], Change(1, None))
-    kind = standard().kind
-    assert runner.run(module.bury_noted("a", kind, "a.dead", {"token": "t"}, NOW)) == 2
+    assert runner.run(module.bury_noted(standard().terms, {"token": "t"}, NOW)) == 2
     (again,) = [each for each in runner.commands if isinstance(each, Update)]
     assert again.filter == {"_id": "m1", "token": "t"}
     assert ("a.dead", NOW) in runner.signals
@@ -242,9 +241,8 @@ def test_burial_that_the_server_refuses_is_tried_without_labels() -> None:
 def test_burial_of_unknown_outcome_is_not_passed_over() -> None:
     unknown = WriteFailure(0, None, Unavailable("the server went away"))
     runner = Runner([noted("m0")], (0, [unknown]))
-    kind = standard().kind
     with pytest.raises(Unavailable):
-        runner.run(module.bury_noted("a", kind, "a.dead", {"token": "t"}, NOW))
+        runner.run(module.bury_noted(standard().terms, {"token": "t"}, NOW))
 
 
 def test_note_of_unknown_outcome_fails_its_task() -> None:

@@ -21,6 +21,7 @@ from bson import ObjectId
 
 from pyqueue.backends.claims import claims as module
 from pyqueue.backends.claims import groups
+from pyqueue.backends.claims.admitting import MAX_CLAIM
 from pyqueue.backends.claims.claims import NamedClaims, divided
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans, plans_of
@@ -243,7 +244,7 @@ def test_claim_size_is_limited_by_one_acknowledgement() -> None:
     assert runner.run(NamedClaims(standard(), "g").claim("t", 10**9, LEASE)) is None
     scan = runner.commands[-1]
     assert isinstance(scan, Find)
-    assert scan.limit == module.MAX_CLAIM
+    assert scan.limit == MAX_CLAIM
 
 
 def test_commands_of_a_claim_wait_for_the_clients_durability() -> None:

@@ -89,7 +89,7 @@ def test_sink_that_dies_while_it_finishes_writes_once(flow: Flow) -> None:
     table: Table = {}
 
     def partly(*given: Any) -> Plan[int]:
-        match = given[2]
+        match = given[1]
         some = (yield from Find(match, limit=2))[:2]
         yield from Delete({"_id": {"$in": [each["_id"] for each in some]}}, many=True)
         meddler.die()

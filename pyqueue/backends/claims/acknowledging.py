@@ -10,37 +10,50 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import MAX_BATCH
+from pyqueue.backends.contents import NOTE, Contents, contents_of
 from pyqueue.backends.invalid import Graveyard, bury_unclaimable, error_record
-from pyqueue.backends.kind import Kind
+from pyqueue.backends.options import QueueTerms
 from pyqueue.documents import priority_of
 from pyqueue.errors import InvalidMessage, Unavailable
 from pyqueue.messages import Id
-from pyqueue.requests import Delete, Document, Filter, Find, Plan, Signal, Update, UpdateEach
+from pyqueue.requests import (
+    Delete,
+    Document,
+    Filter,
+    Find,
+    Plan,
+    Signal,
+    Update,
+    UpdateDocument,
+    UpdateEach,
+)
 
 log = logging.getLogger("pyqueue")
 
-#: The field of a note: the reason. The end of the claim removes it.
-NOTE: Final = "claim.bad"
 
-
-def note(match: Filter, reasons: Mapping[Id, str | None]) -> Plan[int]:
+def note(contents: Contents, match: Filter, reasons: Mapping[Id, str | None]) -> Plan[int]:
     """Note why messages are bad. Repeating this changes nothing.
 
     Args:
-        match: the filter of the messages that the runner holds.
+        contents: the messages in the documents of the queue.
+        match: the filter of the documents that the runner holds.
         reasons: the reasons, by id. None removes an earlier note.
 
     Returns:
         How many of the messages are still held.
     """
-    pairs = [
-        ({"_id": id, **match}, {"$set": {NOTE: reason}} if reason else {"$unset": {NOTE: ""}})
-        for id, reason in reasons.items()
-    ]
+    shared = yield from contents.find_shared(match, list(reasons))
+    pairs: list[tuple[Filter, UpdateDocument]] = []
+    for id, reason in reasons.items():
+        spot = shared.get(id)
+        document, field = (id, NOTE) if spot is None else (spot.document, spot.field(NOTE))
+        update = {"$set": {field: reason}} if reason else {"$unset": {field: ""}}
+        pairs.append(({"_id": document, **match}, update))
     held = 0
     for start in range(0, len(pairs), MAX_BATCH):
         done, failures = yield from UpdateEach(pairs[start : start + MAX_BATCH])
@@ -50,12 +63,26 @@ def note(match: Filter, reasons: Mapping[Id, str | None]) -> Plan[int]:
     return held
 
 
-def bury_noted(queue: str, kind: Kind, dead_letter: str, match: Filter, now: datetime) -> Plan[int]:
-    """Bury the noted messages among those that match. Return how many."""
-    noted = {**match, NOTE: {"$exists": True}}
-    found = yield from Find(noted, {"payload": 0}, hint=namespace.CLAIMS)
+def bury_noted(terms: QueueTerms, match: Filter, now: datetime) -> Plan[int]:
+    """Bury the noted messages of the documents that match. Return how many."""
+    queue, kind, dead_letter = terms.queue, terms.kind, terms.options.dead_letter
+    contents, noted = contents_of(kind), {**match, NOTE: {"$exists": True}}
+    found = yield from Find({**noted, **contents.separate}, {"payload": 0}, hint=namespace.CLAIMS)
+    reasons = [(each["_id"], each["claim"]["bad"]) for each in found]
+    buried = yield from _bury(terms, found, now)
+    shared = yield from contents.bury_noted(terms, noted, partial(_error, now))
+    reasons, buried = [*reasons, *shared], buried + len(shared)
+    if reasons:
+        text = "queue %r: %d messages cannot be read, they went to %r; the first is %s: %s"
+        log.warning(text, queue, buried, dead_letter, *reasons[0])
+    return buried
+
+
+def _bury(terms: QueueTerms, found: list[Document], now: datetime) -> Plan[int]:
+    """Bury messages that are documents. Return how many."""
     if not found:
         return 0
+    queue, kind, dead_letter = terms.queue, terms.kind, terms.options.dead_letter
     levels = {priority_of(each) for each in found}
     target = yield from namespace.dead_letter_target(queue, kind, dead_letter, levels)
     buried = 0
@@ -75,21 +102,20 @@ def bury_noted(queue: str, kind: Kind, dead_letter: str, match: Filter, now: dat
             graveyard = Graveyard(queue, kind, dead_letter)
             yield from bury_unclaimable(graveyard, holds, failure.error, now)
         buried += done + len(failures)
-    first = found[0]
-    text = "queue %r: %d messages cannot be read and went to %r; the first is %s: %s"
-    log.warning(text, queue, buried, target.queue, first["_id"], first["claim"]["bad"])
     yield from Signal(target.queue, now)
     return buried
 
 
-def finish(kind: Kind, history_s: float | None, match: Filter, now: datetime) -> Plan[int]:
+def finish(terms: QueueTerms, match: Filter, now: datetime) -> Plan[int]:
     """Finish the messages that match and have no note. Return how many."""
+    kind, contents = terms.kind, contents_of(terms.kind)
     match = {**match, NOTE: {"$exists": False}}
-    done = 0
+    done = yield from contents.finish(match)
+    match |= contents.separate
     for keyed in (False, True):
-        update = kind.finishing(now, "committed", history_s, keyed=keyed)
+        update = kind.finishing(now, "committed", terms.options.history, keyed=keyed)
         if update is None:
-            return (yield from Delete(match, many=True))
+            return done + (yield from Delete(match, many=True))
         with_key = {**match, "key": {"$exists": keyed}}
         done += (yield from Update(with_key, update, many=True)).matched
     return done
@@ -99,6 +125,10 @@ def _holds(document: Document) -> dict[str, Any]:
     return {"_id": document["_id"], "token": document["token"]}
 
 
+def _error(now: datetime, reason: str) -> dict[str, object]:
+    return error_record(InvalidMessage(f"payload: it {reason}"), now)
+
+
 def _death(document: Document, now: datetime) -> dict[str, Any]:
-    error = error_record(InvalidMessage(f"payload: it {document['claim']['bad']}"), now)
+    error = _error(now, document["claim"]["bad"])
     return {"reason": "invalid", "tries": int(document.get("tries", 0)), "error": error}

@@ -1,10 +1,12 @@
 """Named claims: many messages under one lease, for a group that claims, reads and finishes them.
 
 A group is the durable name of one consumer, such as a Spark query. Its claims are numbered. Each
-message of claim n carries the group, n and the token of the runner, so that readers in any process
+document of claim n carries the group, n and the token of the runner, so that readers in any process
 can find their part, and a restarted runner finds the messages it claimed. ``groups`` stores the
 progress of the group and its runner. A runner that takes over the group writes a new token. The
 former runner then gets ``Fenced`` and writes nothing.
+
+A document is a message, or has several messages; see ``contents``. A claim takes whole documents.
 """
 
 from __future__ import annotations
@@ -14,46 +16,32 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Any, Final, Literal, cast, overload
+from typing import Any, Final, Literal, overload
 
 from bson import ObjectId
 
-from pyqueue.backends import invalid, managing, namespace, reading, receiving, transitions
+from pyqueue.backends import managing, namespace, reading, transitions
 from pyqueue.backends.bulk.raw_documents import FindEncoded
-from pyqueue.backends.byte_limit import find_fitting
-from pyqueue.backends.claim_terms import ClaimTerms
 from pyqueue.backends.claims import acknowledging
+from pyqueue.backends.claims.admitting import (
+    admit,
+    bury_unclaimable,
+    check_limit,
+    first_ready,
+    valid_ids,
+)
 from pyqueue.backends.claims.groups import ClaimGroup, holding
-from pyqueue.backends.kind import Kind
+from pyqueue.backends.contents import NOTE, TRIED
 from pyqueue.backends.limits.permits import Permits
 from pyqueue.backends.namespace import CLAIMS
 from pyqueue.concurrently import concurrently
-from pyqueue.documents import message_of
 from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
-from pyqueue.limits import FollowedLimit, check_call, limit_or_none
+from pyqueue.limits import FollowedLimit, limit_or_none
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 
-#: The most messages that one command stamps.
+#: The most documents that one command stamps.
 STAMP: Final = 5000
-#: The most messages of one claim: one command acknowledges it, and must end in time.
-MAX_CLAIM: Final = 100_000
-
-#: The filters of documents that are not valid messages.
-_INVALID: Final[Sequence[dict[str, Any]]] = [
-    {"payload": {"$exists": False}},
-    {"processed": {"$exists": True}},
-    *(
-        {name: {"$exists": True, "$not": {"$type": bson_type}}}
-        for bson_type, names in {
-            "date": ("due", "pushed"),
-            "object": ("headers", "error", "dead"),
-            "string": ("key",),
-            "array": ("trail",),
-        }.items()
-        for name in names
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +51,8 @@ class ClaimRange:
     token: str
     after: int
     upto: int
-    #: Both ends are included. A range compares within one type of id, so mixed ids need two ranges.
-    #: Empty: all ids.
+    #: The ids of its documents. Both ends are included. A range compares within one type of id, so
+    #: mixed ids need two ranges. Empty: all ids.
     ranges: tuple[tuple[Id, Id], ...]
 
 
@@ -85,22 +73,6 @@ def divided(ids: Iterable[Id], parts: int) -> list[tuple[tuple[Id, Id], ...]]:
             types.setdefault(isinstance(id, ObjectId), []).append(id)
         divisions.append(tuple((same[0], same[-1]) for same in types.values()))
     return divisions
-
-
-def reservations_of(documents: Iterable[Document]) -> Plan[dict[Id, Reservation[Any]]]:
-    """Return claimed documents as reservations without payloads, by id."""
-    now = yield from ServerTime()
-    held: dict[Id, Reservation[Any]] = {}
-    for each in documents:
-        lease_s = max(0.001, (each["when"] - now).total_seconds())
-        held[each["_id"]] = cast("Reservation[Any]", message_of(each, None, now, lease=lease_s))
-    return held
-
-
-def _ready(queue: str, kind: Kind, limit: int, since: datetime) -> Find:
-    """Return the request for messages that were ready at an instant."""
-    match, most = kind.claimable(queue, since, None), min(limit, MAX_CLAIM)
-    return Find(match, {"_id": 1}, sort=kind.order, limit=most, hint=kind.index)
 
 
 class NamedClaims(ClaimGroup):
@@ -133,16 +105,17 @@ class NamedClaims(ClaimGroup):
         since: datetime | None = None,
         max_bytes: int | None = None,
     ) -> Plan[int | None]:
-        """Claim up to ``limit`` ready messages for ``lease_s`` seconds.
+        """Claim ready messages for ``lease_s`` seconds, up to ``limit`` of them.
 
-        Messages that were claimed too often are buried on the way.
+        The last document may exceed the limit. Messages that were claimed too often are buried on
+        the way.
 
         Args:
             token: the token of the runner.
             limit: the most messages to claim.
             lease_s: the length of the lease, in seconds.
             since: claim only messages that were ready at this instant.
-            max_bytes: the most bytes of stored messages. The first message may exceed it. None:
+            max_bytes: the most bytes of stored documents. The first document may exceed it. None:
                 no limit.
 
         Returns:
@@ -158,14 +131,13 @@ class NamedClaims(ClaimGroup):
             if flags.get("paused"):
                 return None
             followed.limit = limit_or_none(backend.queue, flags.get("shape"))
-            check_call(backend.queue, followed.limit, "claim")
+            check_limit(backend.queue, backend.kind, followed.limit)
             now = yield from ServerTime()
             upto = now if since is None else min(now, since)
-            ready = _ready(backend.queue, backend.kind, limit, upto)
-            found = yield from (ready if max_bytes is None else find_fitting(ready, max_bytes))
+            found = yield from first_ready(backend, limit, upto, max_bytes)
             if not found:
                 return None
-            ids = yield from self._valid_ids(found, now)
+            ids = yield from valid_ids(backend, found, now)
             if not ids:
                 continue
             permits = Permits(backend.queue, followed)
@@ -177,33 +149,13 @@ class NamedClaims(ClaimGroup):
             yield from self._advance(token, begun, claimed=progress.claimed)
             stamped = yield from self._stamp(ids, n, token, lease_s, permits.until)
             yield from permits.give_back({"": stamped})
-            yield from self._bury_invalid(token, n, lease_s)
             mine = self._mine(token, n - 1, n)
+            yield from admit(backend, mine, lease_s)
             if (yield from Find(mine, {"_id": 1}, limit=1, hint=CLAIMS)):
                 return n
             # Other processes claimed all of them, all were buried, or the permits were too old.
             if progress.claimed == progress.acknowledged:
                 yield from self._advance(token, {"$max": {"n": n}})
-
-    def _valid_ids(self, found: Iterable[Document], now: datetime) -> Plan[list[Id]]:
-        """Return the valid ids. Bury documents with other ids: readers cannot divide those."""
-        backend = self.backend
-        ids: list[Id] = []
-        for each in found:
-            id = each["_id"]
-            if isinstance(id, (ObjectId, str)):
-                ids.append(id)
-                continue
-            one = {"_id": id, "q": backend.queue, "when": {"$lte": now}}
-            yield from self._bury_unclaimable(one, InvalidMessage("the id is invalid"), now)
-        return ids
-
-    def _bury_unclaimable(
-        self, match: Mapping[str, object], fault: Exception, now: datetime
-    ) -> Plan[None]:
-        backend = self.backend
-        graveyard = invalid.Graveyard(backend.queue, backend.kind, backend.options.dead_letter)
-        yield from invalid.bury_unclaimable(graveyard, match, fault, now)
 
     def begin(
         self, limit: int, lease_s: float, *, max_bytes: int | None = None
@@ -235,8 +187,8 @@ class NamedClaims(ClaimGroup):
             ids = yield from self.ids(token, progress.acknowledged, progress.claimed)
             if ids:
                 return progress.claimed, ids
-            # Other processes took all of them.
-            yield from self._advance(token, {"$max": {"n": progress.claimed}})
+            # Other processes took all of them, or this group has settled all of them.
+            yield from self.acknowledge(token, progress.claimed)
         n = yield from self.claim(token, limit, lease_s, max_bytes=max_bytes)
         if n is None:
             return progress.claimed, []
@@ -267,35 +219,21 @@ class NamedClaims(ClaimGroup):
     ) -> Plan[int]:
         now = yield from ServerTime()
         still = transitions.still_claimable(self.backend.queue, ids, now, until)
-        update = holding(self.backend.terms.owner(), token, now, lease_s)
+        update = self.backend.kind.claiming(
+            holding(self.backend.terms.owner(), token, now, lease_s)
+        )
         update["$set"]["claim"] = {"g": self.tag, "n": n}
         try:
             return (yield from Update(still, update, many=True)).matched
         except InvalidMessage as error:
             # The server refused a document of another program. Halve the ids to find and bury it.
             if len(ids) == 1:
-                yield from self._bury_unclaimable(still, error, now)
+                yield from bury_unclaimable(self.backend, still, error, now)
                 return 0
             half = len(ids) // 2
             yield from self._stamp_some(ids[:half], n, token, lease_s, until)
             yield from self._stamp_some(ids[half:], n, token, lease_s, until)
             return len(ids)  # the refused command may have claimed some of them
-
-    def _bury_invalid(self, token: str, n: int, lease_s: float) -> Plan[None]:
-        """Bury messages that are invalid or were claimed too often, as every claim does."""
-        backend, options = self.backend, self.backend.options
-        filters = list(_INVALID)
-        if options.max_tries is not None:
-            filters.append({"tries": {"$gt": options.max_tries}, "dead": {"$exists": False}})
-        terms = ClaimTerms.of(backend.terms, lease_s)
-        misfits = invalid.Misfits()
-        how = receiving.Reception(
-            terms, backend.codec, options.max_tries, options.history, False, misfits=misfits
-        )
-        now = yield from ServerTime()
-        match = self._mine(token, n - 1, n) | {"$or": filters}
-        for document in (yield from Find(match, hint=CLAIMS)):
-            yield from receiving.accept(how, document, now)
 
     # ---- held messages
 
@@ -304,29 +242,51 @@ class NamedClaims(ClaimGroup):
 
     def ids(self, token: str, after: int, upto: int) -> Plan[list[Id]]:
         """Return the ids of messages held by the claims above ``after`` and up to ``upto``."""
-        found = yield from Find(self._mine(token, after, upto), {"_id": 1}, hint=CLAIMS)
-        return [each["_id"] for each in found]
+        contents = self.contents
+        found = yield from Find(self._mine(token, after, upto), contents.named, hint=CLAIMS)
+        return [id for each in found for id in contents.ids(each)]
+
+    def sizes(self, token: str, after: int, upto: int) -> Plan[dict[Id, int]]:
+        """Return how many messages each document has that these claims hold, by its ``_id``."""
+        contents = self.contents
+        found = yield from Find(self._mine(token, after, upto), contents.sized, hint=CLAIMS)
+        return {each["_id"]: contents.size(each) for each in found}
 
     def reservations(
-        self, token: str, after: int, upto: int, match: Mapping[str, object] | None = None
+        self, token: str, after: int, upto: int, *, noted: bool = True
     ) -> Plan[list[Reservation[Any]]]:
-        """Return the messages these claims hold, as reservations without payloads."""
-        mine = {**self._mine(token, after, upto), **(match or {})}
-        found = yield from Find(mine, {"payload": 0}, hint=CLAIMS)
-        return list((yield from reservations_of(found)).values())
+        """Return the messages these claims hold, as reservations without payloads.
+
+        If ``noted`` is false, messages that are noted as bad are left out.
+        """
+        contents = self.contents
+        found = yield from Find(self._mine(token, after, upto), contents.bare, hint=CLAIMS)
+        now = yield from ServerTime()
+        return [one for each in found for one in contents.reservations(each, now, noted=noted)]
 
     def mark(self, token: str, ids: Sequence[Id], number: int) -> Plan[None]:
         """Note on held messages that work on them begins. The end of the claim removes the note."""
-        for start in range(0, len(ids), STAMP):
-            some = {"$in": list(ids[start : start + STAMP])}
-            mine = {"_id": some, "claim.g": self.tag, "token": token}
-            yield from Update(mine, {"$set": {"claim.tried": number}}, many=True)
+        mine = {"claim.g": self.tag, "token": token}
+        shared = yield from self.contents.find_shared(mine, ids)
+        alone = [id for id in ids if id not in shared]
+        for start in range(0, len(alone), STAMP):
+            some = {"_id": {"$in": alone[start : start + STAMP]}, **mine}
+            yield from Update(some, {"$set": {TRIED: number}}, many=True)
+        notes: dict[Id, dict[str, int]] = {}
+        for spot in shared.values():
+            notes.setdefault(spot.document, {})[spot.field(TRIED)] = number
+        for document, fields in notes.items():
+            yield from Update({"_id": document, **mine}, {"$set": fields})
 
     def marks(self, token: str, upto: int) -> Plan[dict[Id, int]]:
         """Return the numbers that were last noted, by id."""
-        marked = self._mine(token, 0, upto) | {"claim.tried": {"$exists": True}}
-        found = yield from Find(marked, {"claim": 1}, hint=CLAIMS)
-        return {each["_id"]: each["claim"]["tried"] for each in found}
+        contents = self.contents
+        marked = self._mine(token, 0, upto) | {TRIED: {"$exists": True}}
+        found = yield from Find(marked, {**contents.named, "claim": 1}, hint=CLAIMS)
+        marks: dict[Id, int] = {}
+        for each in found:
+            marks |= contents.by_id(each, each["claim"]["tried"])
+        return marks
 
     def begin_work(self, token: str, n: int) -> Plan[None]:
         """Note that a stage begins to work on claim ``n`` of a stream.
@@ -338,7 +298,7 @@ class NamedClaims(ClaimGroup):
         if not (yield from Update(first, {"$set": {"begun": n}})).matched:
             again: dict[str, dict[str, object]] = {
                 "$inc": {"tries": 1},
-                "$unset": {acknowledging.NOTE: ""},
+                "$unset": {NOTE: ""},
             }
             yield from Update(self._mine(token, 0, n), again, many=True)
 
@@ -351,13 +311,13 @@ class NamedClaims(ClaimGroup):
             Fenced: another process runs the group now.
         """
         held = {"claim.g": self.tag, "token": token}
-        if (yield from acknowledging.note(held, reasons)):
+        if (yield from acknowledging.note(self.contents, held, reasons)):
             yield from self._advance(token, {"$max": {"bad": n}})
 
     def ranges(self, token: str, after: int, upto: int, parts: int) -> Plan[list[ClaimRange]]:
         """Divide the messages of these claims among up to ``parts`` readers, in any process."""
-        ids = yield from self.ids(token, after, upto)
-        return [ClaimRange(token, after, upto, ranges) for ranges in divided(ids, parts)]
+        documents = yield from self.sizes(token, after, upto)
+        return [ClaimRange(token, after, upto, ranges) for ranges in divided(documents, parts)]
 
     @overload
     def read(self, part: ClaimRange) -> Plan[list[Document]]: ...
@@ -433,15 +393,13 @@ class NamedClaims(ClaimGroup):
         progress = yield from self.progress(token)
         if upto <= progress.acknowledged:
             return 0
-        queue, kind, options = self.backend.queue, self.backend.kind, self.backend.options
+        terms = self.backend.terms
         now = yield from ServerTime()
         match = {"claim.g": self.tag, "claim.n": {"$lte": upto}, "token": token}
         buried = 0
         if progress.bad > progress.acknowledged:
-            buried = yield from acknowledging.bury_noted(
-                queue, kind, options.dead_letter, match, now
-            )
-        settled = buried + (yield from acknowledging.finish(kind, options.history, match, now))
+            buried = yield from acknowledging.bury_noted(terms, match, now)
+        settled = buried + (yield from acknowledging.finish(terms, match, now))
         # A stage that works on a stream has settled the messages one by one.
         taken = settled if held is None or progress.begun >= upto else held
         # Numbers never go back: a checkpoint may know more than a state that was lost. Two
@@ -461,17 +419,27 @@ class NamedClaims(ClaimGroup):
         error: BaseException | str | None = None,
         *,
         tried: bool = True,
+        pieces: int = 1,
     ) -> Plan[None]:
         """Give back the messages still held, each as ``Queue.rollback`` does.
 
-        If they were not ``tried``, each is given back as ``Queue.release`` does.
+        Args:
+            token: the token of the runner.
+            upto: the number of the last claim.
+            error: the reason.
+            tried: whether they were tried. If not, each is given back as ``Queue.release`` does.
+            pieces: into how many parts to divide them. Messages of different parts no longer share
+                a document, so smaller claims may follow.
         """
-        held = tuple((yield from self.reservations(token, 0, upto)))
-        with suppress(LeaseLost):  # another process took some of them just now
-            if tried:
-                yield from self.backend.rollback(held, error=error)
-            else:
-                yield from self.backend.release(held)
+        every = yield from self.reservations(token, 0, upto)
+        size = max(1, -(-len(every) // pieces))
+        for start in range(0, len(every), size):
+            held = tuple(every[start : start + size])
+            with suppress(LeaseLost):  # another process took some of them just now
+                if tried:
+                    yield from self.backend.rollback(held, error=error)
+                else:
+                    yield from self.backend.release(held)
         yield from self.acknowledge(token, upto)
 
 

@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from pyqueue import arguments
 from pyqueue.backends import namespace, transitions
-from pyqueue.backends.claims import acknowledging
-from pyqueue.backends.kind import refuse_packs, require
+from pyqueue.backends.contents import NOTE, Contents, contents_of
+from pyqueue.backends.kind import require
 from pyqueue.backends.namespace import CLAIMS
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.errors import Fenced, Occupied
@@ -144,8 +144,6 @@ class ClaimGroup:
     __slots__ = ("backend", "group", "id", "member", "tag")
 
     def __init__(self, backend: QueuePlans, group: str, member: int | None = None) -> None:
-        remedy = "receive them with a consumer, or push to a queue of another kind"
-        refuse_packs(backend.kind, backend.queue, "claim", remedy)
         require(backend.kind, backend.queue, "claim")
         self.backend = backend
         self.member = member
@@ -155,6 +153,11 @@ class ClaimGroup:
         self.tag = f"{backend.queue}~{self.group}"
         #: The _id of the document with its progress.
         self.id = GROUP_RECORD + self.tag
+
+    @property
+    def contents(self) -> Contents:
+        """The messages in the documents of the queue."""
+        return contents_of(self.backend.kind)
 
     def progress(self, token: str | None = None) -> Plan[ClaimProgress]:
         """Return the progress of the group.
@@ -212,7 +215,7 @@ class ClaimGroup:
                 outstanding = {"claim.g": self.tag, "token": {"$in": former}}
                 held = holding(backend.terms.owner(), token, now, lease_s, count=count)
                 if count:
-                    held["$unset"] = {acknowledging.NOTE: ""}
+                    held["$unset"] = {NOTE: ""}
                 yield from Update(outstanding, held, many=True)
                 yield from self._advance(token, {"$set": {"former": []}})
                 return token

@@ -1,0 +1,116 @@
+"""Admit documents to a named claim: find the ready ones, and bury those that no reader can take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from bson import ObjectId
+
+from pyqueue.backends import invalid, receiving
+from pyqueue.backends.claim_terms import ClaimTerms
+from pyqueue.backends.contents import contents_of
+from pyqueue.backends.kind import Kind, refuse_packs
+from pyqueue.backends.namespace import CLAIMS
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.errors import InvalidMessage
+from pyqueue.limits import Limit, check_call
+from pyqueue.messages import Id
+from pyqueue.requests import Document, Filter, Find, Plan, ServerTime
+
+#: The most messages of one claim: one command acknowledges it, and must end in time.
+MAX_CLAIM: Final = 100_000
+
+#: The filters of documents that are not valid messages.
+_INVALID: Final[Sequence[dict[str, Any]]] = [
+    {"payload": {"$exists": False}},
+    {"processed": {"$exists": True}},
+    *(
+        {name: {"$exists": True, "$not": {"$type": bson_type}}}
+        for bson_type, names in {
+            "date": ("due", "pushed"),
+            "object": ("headers", "error", "dead"),
+            "string": ("key",),
+            "array": ("trail",),
+        }.items()
+        for name in names
+    ),
+]
+
+
+def check_limit(queue: str, kind: Kind, limit: Limit | None) -> None:
+    """Refuse a claim that cannot obey the limit of the queue.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    check_call(queue, limit, "claim")
+    if limit is not None:
+        remedy = "a claim takes all messages of a document, so it cannot obey the rate: reserve "
+        refuse_packs(kind, queue, "claim", f"{remedy}messages with reserve_many()")
+
+
+def first_ready(
+    backend: QueuePlans, limit: int, since: datetime, max_bytes: int | None
+) -> Plan[list[Document]]:
+    """Return the first documents that were ready at an instant.
+
+    Args:
+        backend: the plans of the queue.
+        limit: the most messages. The last document may exceed it.
+        since: the instant.
+        max_bytes: the most bytes. The first document may exceed it. None: no limit.
+    """
+    kind = backend.kind
+    match, most = kind.claimable(backend.queue, since, None), min(limit, MAX_CLAIM)
+    find = Find(match, {"_id": 1}, sort=kind.order, limit=most, hint=kind.index)
+    return contents_of(kind).first(find, max_bytes)
+
+
+def valid_ids(backend: QueuePlans, found: Iterable[Document], now: datetime) -> Plan[list[Id]]:
+    """Return the valid ids. Bury documents with other ids: readers cannot divide those."""
+    ids: list[Id] = []
+    for each in found:
+        id = each["_id"]
+        if isinstance(id, (ObjectId, str)):
+            ids.append(id)
+            continue
+        one = {"_id": id, "q": backend.queue, "when": {"$lte": now}}
+        yield from bury_unclaimable(backend, one, InvalidMessage("the id is invalid"), now)
+    return ids
+
+
+def bury_unclaimable(
+    backend: QueuePlans, match: Mapping[str, object], fault: Exception, now: datetime
+) -> Plan[None]:
+    """Bury a document that cannot be claimed."""
+    graveyard = invalid.Graveyard(backend.queue, backend.kind, backend.options.dead_letter)
+    yield from invalid.bury_unclaimable(graveyard, match, fault, now)
+
+
+def admit(backend: QueuePlans, claimed: Filter, lease_s: float) -> Plan[None]:
+    """Bury messages that are invalid or were claimed too often, as every claim does.
+
+    Args:
+        backend: the plans of the queue.
+        claimed: matches the documents that were just claimed.
+        lease_s: the length of the lease, in seconds.
+    """
+    options, contents = backend.options, contents_of(backend.kind)
+    filters = list(_INVALID)
+    if options.max_tries is not None:
+        filters.append({"tries": {"$gt": options.max_tries}, "dead": {"$exists": False}})
+    how = receiving.Reception(
+        ClaimTerms.of(backend.terms, lease_s),
+        backend.codec,
+        options.max_tries,
+        options.history,
+        pop=False,
+        misfits=invalid.Misfits(),
+    )
+    now = yield from ServerTime()
+    match = {**claimed, **contents.separate, "$or": filters}
+    for document in (yield from Find(match, hint=CLAIMS)):
+        yield from receiving.accept(how, document, now)
+    yield from contents.admit(how, claimed)

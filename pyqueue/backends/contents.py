@@ -1,0 +1,218 @@
+"""Contents: the messages in stored documents, for plans that work on many documents at once.
+
+Named claims, and the reads and writes of Spark, handle documents. In most kinds each document is a
+message, and ``Contents`` describes these. A kind whose messages share documents registers a
+subclass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple, cast
+
+from bson.raw_bson import RawBSONDocument
+
+from pyqueue.backends.byte_limit import find_fitting
+from pyqueue.backends.kind import Kind
+from pyqueue.backends.namespace import HOT
+from pyqueue.backends.options import NewMessage, QueueTerms, Target
+from pyqueue.backends.receiving import Reception
+from pyqueue.backends.scan import SCAN_ORDER
+from pyqueue.documents import message_of
+from pyqueue.messages import Id, Reservation
+from pyqueue.requests import Count, Document, Filter, Find, Plan, ServerTime
+
+#: The field of a claimed document for notes of bad messages: the reason why a reader could not
+#: convert the message. The end of the claim removes it.
+NOTE: Final = "claim.bad"
+#: The field for notes that work on a message begins: a number.
+TRIED: Final = "claim.tried"
+
+_ALL: Final[Filter] = {}
+_ID: Final[Mapping[str, object]] = {"_id": 1}
+_BARE: Final[Mapping[str, object]] = {"payload": 0}
+
+
+class Spot(NamedTuple):
+    """The place of a message in a document that it shares with other messages."""
+
+    document: Id
+    place: int
+
+    def field(self, note: str) -> str:
+        """Return the field for a note of this message."""
+        return f"{note}.{self.place}"
+
+
+class SharedRows(NamedTuple):
+    """The rows of a write that share documents."""
+
+    documents: Sequence[RawBSONDocument]
+    #: How many rows they contain.
+    number: int
+    #: All rows of the write, with None in place of each row that the documents contain.
+    rest: Sequence[NewMessage | None]
+
+
+class Contents:
+    """The messages in the documents of a queue. Here each document is a message."""
+
+    #: Matches the documents that are one message each.
+    separate: Filter = _ALL
+    #: The projection for ``size``.
+    sized: Mapping[str, object] = _ID
+    #: The projection for ``ids`` and ``by_id``.
+    named: Mapping[str, object] = _ID
+    #: The projection for ``reservations``.
+    bare: Mapping[str, object] = _BARE
+
+    # ---- one document
+
+    def size(self, document: Document) -> int:
+        """Return how many messages a document has."""
+        return 1
+
+    def ids(self, document: Document) -> Sequence[Id]:
+        """Return the ids of its messages."""
+        return [document["_id"]]
+
+    def by_id(self, document: Document, notes: Any) -> Mapping[Id, Any]:
+        """Return stored notes of its messages, by the ids of the messages."""
+        return {document["_id"]: notes}
+
+    def messages(self, document: Document) -> Sequence[Document]:
+        """Return its messages, each as a document."""
+        return [document]
+
+    def encoded(self, found: Sequence[bytes]) -> Sequence[bytes]:
+        """Return the messages of documents in BSON, each as a document in BSON."""
+        return found
+
+    def reservations(
+        self, document: Document, now: datetime, *, noted: bool = True
+    ) -> Sequence[Reservation[Any]]:
+        """Return its messages as reservations without payloads.
+
+        Args:
+            document: a claimed document.
+            now: the instant.
+            noted: whether to include messages that are noted as bad.
+        """
+        if not noted and "bad" in document.get("claim", ()):
+            return []
+        lease_s = max(0.001, (document["when"] - now).total_seconds())
+        return [cast("Reservation[Any]", message_of(document, None, now, lease=lease_s))]
+
+    # ---- claims
+
+    def first(self, find: Find, max_bytes: int | None) -> Plan[list[Document]]:
+        """Return the first documents that fit; at least one.
+
+        Args:
+            find: finds the documents in order. Its limit is a number of messages; the last document
+                may exceed it.
+            max_bytes: the most bytes of all documents. None: no limit.
+        """
+        return (yield from (find if max_bytes is None else find_fitting(find, max_bytes)))
+
+    def admit(self, how: Reception, claimed: Filter) -> Plan[None]:
+        """Prepare shared documents that were just claimed. Bury those that are not valid."""
+        yield from ()
+
+    def find_shared(self, claimed: Filter, ids: Sequence[Id]) -> Plan[Mapping[Id, Spot]]:
+        """Return where claimed documents have these messages, except messages with a document."""
+        yield from ()
+        return {}
+
+    def bury_noted(
+        self, terms: QueueTerms, claimed: Filter, error_of: Callable[[str], dict[str, Any]]
+    ) -> Plan[list[tuple[Id, str]]]:
+        """Bury the noted messages of shared documents.
+
+        Args:
+            terms: the queue.
+            claimed: matches the claimed documents.
+            error_of: returns the error that a message stores, from the reason in its note.
+
+        Returns:
+            The ids and the reasons.
+        """
+        yield from ()
+        return []
+
+    def finish(self, claimed: Filter) -> Plan[int]:
+        """Finish the messages of shared documents. Return how many."""
+        yield from ()
+        return 0
+
+    # ---- writes
+
+    def share(
+        self,
+        target: Target,
+        rows: Sequence[NewMessage],
+        now: datetime,
+        more: Mapping[str, Any],
+    ) -> Plan[SharedRows]:
+        """Return documents for rows that share them. ``more``: further fields of each document.
+
+        Raises:
+            InvalidMessage, ConfigurationError: a row cannot be stored.
+        """
+        yield from ()
+        return SharedRows((), 0, rows)
+
+    def without_derived_ids(self, rows: Sequence[NewMessage]) -> Sequence[NewMessage]:
+        """Return rows without ids that only tell that a batch is repeated, if they can share."""
+        return rows
+
+    def surplus(self, match: Filter, cap: int | None = None) -> Plan[int]:
+        """Count how many more messages than documents match. ``cap``: the most documents."""
+        yield from ()
+        return 0
+
+    # ---- reads
+
+    def conditions(self, only: Sequence[Filter]) -> Sequence[Filter]:
+        """Return conditions on documents that let every message through that meets ``only``."""
+        return only
+
+    def fields(self, wanted: Mapping[str, object] | None) -> Mapping[str, object] | None:
+        """Return the projection that gives these fields of messages. None: all fields."""
+        return wanted
+
+
+_SEPARATE: Final = Contents()
+_contents: dict[str, Contents] = {}
+
+
+def register(kind: str, contents: Contents) -> None:
+    """Register the contents of a kind whose messages share documents."""
+    _contents[kind] = contents
+
+
+def contents_of(kind: Kind) -> Contents:
+    """Return the contents of the documents of a kind."""
+    return _contents.get(kind.name, _SEPARATE)
+
+
+def count(kind: Kind, match: Filter, hint: str, cap: int | None = None) -> Plan[int]:
+    """Count the messages in the documents that match, up to ``cap``."""
+    documents = yield from Count(match, hint, cap)
+    number = documents + (yield from contents_of(kind).surplus(match, cap))
+    return number if cap is None else min(number, cap)
+
+
+def backlog(queue: str, kind: Kind, cap: int) -> Plan[tuple[int, float | None]]:
+    """Return how many messages are ready, up to ``cap``, and the age of the oldest in seconds."""
+    now = yield from ServerTime()
+    ready = kind.claimable(queue, now, None)
+    fields = {"when": 1, "due": 1}
+    found = yield from Find(ready, fields, sort=SCAN_ORDER, limit=1, hint=HOT)
+    if not found:
+        return 0, None
+    number = yield from count(kind, ready, HOT, cap)
+    # The ``due`` of a deferred message says since when it has been ready.
+    since = found[0].get("due", found[0]["when"])
+    return number, (now - since).total_seconds() if isinstance(since, datetime) else None
