@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from pyqueue.backends.applying import SettlementResult
 from pyqueue.backends.handover import Handover, Result
-from pyqueue.backends.options import QueueTerms, Target
+from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.errors import LeaseLost, QueueError, Unavailable
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Document, Plan
@@ -22,6 +23,8 @@ R = TypeVar("R", bound=Reservation[Any], contravariant=True)
 Held = Sequence[Reservation[Any]]
 #: The reservations whose leases were not extended, each with the reason.
 Failures = list[tuple[Reservation[Any], QueueError]]
+#: Reservations, each with how its settlement went.
+Outcomes = list[tuple[Reservation[Any], SettlementResult]]
 
 
 class Failure(NamedTuple):
@@ -89,6 +92,15 @@ class Form(Protocol[R]):
         self, terms: QueueTerms, pairs: Sequence[tuple[R, Any]], move: Move, session: object
     ) -> Plan[None]:
         """Pass messages on. ``pairs``: reservations, each with its stored payload or UNCHANGED."""
+
+    def moves(
+        self, terms: QueueTerms, target: Target, pairs: Sequence[tuple[R, NewMessage]]
+    ) -> list[Plan[Outcomes]]:
+        """Return plans that together move messages, each with its new content.
+
+        They may run at once. A payload may be UNCHANGED. Headers are merged into the headers of the
+        message.
+        """
 
     def hand_over(
         self, terms: QueueTerms, held: R, copies: Sequence[Document]

@@ -10,12 +10,11 @@ from pyqueue import arguments
 from pyqueue.backends import forms, namespace, transitions
 from pyqueue.backends.applying import (
     Settlement,
-    SettlementResult,
     SettlementUpdate,
     apply,
     settle,
 )
-from pyqueue.backends.forms import Form, Held, Move
+from pyqueue.backends.forms import Form, Held, Move, Outcomes
 from pyqueue.backends.kind import require, require_target
 from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.clock import BAND
@@ -74,7 +73,7 @@ def move(
     codec = Codec[Any]() if isinstance(to, str) else to.codec
     if isinstance(to, str):
         arguments.queue_name(to)
-    values = {id(each): _stored(codec, payload) for each, payload in pairs}
+    values = {id(each): stored_payload(codec, payload) for each, payload in pairs}
     if edits:
         for form, some in forms.by_form(held):
             form.refuse(some, "update")
@@ -104,7 +103,8 @@ def move_documents(
         raise _key_taken(move.target, str(move.key)) from clash
 
 
-def _stored(codec: Codec[Any], payload: Any) -> Any:
+def stored_payload(codec: Codec[Any], payload: Any) -> Any:
+    """Return the stored value of a payload. UNCHANGED stays."""
     return payload if payload is UNCHANGED else dump(codec, payload)
 
 
@@ -195,9 +195,21 @@ def move_settlement(
     return Settlement(held, build, alone, kind)
 
 
+def moves(
+    terms: QueueTerms, target: Target, pairs: Sequence[tuple[Reservation[Any], NewMessage]]
+) -> list[Plan[Outcomes]]:
+    """Return plans that together move messages, each by its form; see ``Form.moves``."""
+    new = {id(held): row for held, row in pairs}
+    return [
+        plan
+        for form, some in forms.by_form([held for held, _ in pairs])
+        for plan in form.moves(terms, target, [(each, new[id(each)]) for each in some])
+    ]
+
+
 def move_each(
     terms: QueueTerms, target: Target, pairs: Sequence[tuple[Reservation[Any], NewMessage]]
-) -> Plan[list[tuple[Reservation[Any], SettlementResult]]]:
+) -> Plan[Outcomes]:
     """Move messages, each in one atomic update with its payload, headers, key and instant.
 
     A payload may be UNCHANGED. Headers are merged into the headers of the message. Without a new
@@ -215,7 +227,7 @@ def move_each(
     for held, new in pairs:
         labels = arguments.headers(new.headers) or {}
         key = None if new.key is None else arguments.key(new.key)
-        value = _stored(target.codec, new.payload)
+        value = stored_payload(target.codec, new.payload)
         at = new.at if new.at is not None and new.at > now else None
         how = Move(target, labels, key, new.delay, at, priority=new.priority, group=new.group)
         settlement = move_settlement(terms, held, value, how)

@@ -13,14 +13,20 @@ from typing import Any, NamedTuple
 
 from pyqueue import arguments
 from pyqueue.backends import forms, namespace, transitions
-from pyqueue.backends.applying import Settlement, SettlementUpdate, settle, stored_claim
+from pyqueue.backends.applying import (
+    MAX_BATCH,
+    Settlement,
+    SettlementUpdate,
+    settle,
+    stored_claim,
+)
 from pyqueue.backends.extending import extend_documents
-from pyqueue.backends.forms import Extension, Failure, Failures, Form, Held, Move
+from pyqueue.backends.forms import Extension, Failure, Failures, Form, Held, Move, Outcomes
 from pyqueue.backends.handover import Handover, Result, discard, hand_over_whole
 from pyqueue.backends.invalid import error_record
 from pyqueue.backends.kind import Kind, UpdateFields, require_target
-from pyqueue.backends.moving import dump, move_documents
-from pyqueue.backends.options import QueueTerms, Target
+from pyqueue.backends.moving import dump, move_documents, move_each
+from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.backends.pushing import Content, new_document
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.limits import shown
@@ -218,6 +224,16 @@ class Documents(Form[Reservation[Any]]):
     ) -> Plan[None]:
         """Pass messages on to another queue."""
         return move_documents(terms, pairs, move, session)
+
+    def moves(
+        self,
+        terms: QueueTerms,
+        target: Target,
+        pairs: Sequence[tuple[Reservation[Any], NewMessage]],
+    ) -> list[Plan[Outcomes]]:
+        """Return plans that together move messages, each with its new content."""
+        starts = range(0, len(pairs), MAX_BATCH)
+        return [move_each(terms, target, pairs[start : start + MAX_BATCH]) for start in starts]
 
     def hand_over(
         self, terms: QueueTerms, held: Reservation[Any], copies: Sequence[Document]

@@ -12,9 +12,9 @@ from pyspark.sql import DataFrame
 
 from pyqueue import arguments
 from pyqueue.backends import namespace
-from pyqueue.backends.applying import MAX_BATCH, SettlementResult
+from pyqueue.backends.applying import SettlementResult
 from pyqueue.backends.bulk.staging import append
-from pyqueue.backends.moving import move_each
+from pyqueue.backends.moving import moves
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.concurrently import concurrently
@@ -186,20 +186,16 @@ class Output:
     ) -> list[tuple[Reservation[Any], SettlementResult]]:
         """Move messages, in several concurrent commands if there are many and none is ordered."""
         source = self._source
-        moves = [
-            move_each(
-                source.terms,
-                self._targets[name].target,
-                some[start : start + MAX_BATCH],
-            )
+        plans = [
+            plan
             for name, some in _by_queue(pairs, lambda pair: pair[1]).items()
-            for start in range(0, len(some), MAX_BATCH)
+            for plan in moves(source.terms, self._targets[name].target, some)
         ]
         run = self._connection.run
         if any("group" in each.kind.capabilities for each in self._targets.values()):
             # The messages of a group enter in the order of their rows.
-            return [*chain.from_iterable(map(run, moves))]
-        return [*chain.from_iterable(run(concurrently(moves)))]
+            return [*chain.from_iterable(map(run, plans))]
+        return [*chain.from_iterable(run(concurrently(plans)))]
 
     def _changed(
         self, held: Reservation[Any], row: NewMessage, payloads: Mapping[Id, Any]

@@ -17,8 +17,9 @@ from pydantic import BaseModel
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyqueue import UNCHANGED, AsyncClient, Client, ConfigurationError
+from pyqueue.backends import settling
 from pyqueue.backends.moving import move_each
-from pyqueue.spark import SparkStage, outputs
+from pyqueue.spark import SparkStage
 from pyqueue.spark import stage as module
 from pyqueue.spark.columns import columns
 from pyqueue.spark.models import struct_of
@@ -239,7 +240,7 @@ def test_stage_writes_only_payloads_that_change(
             row["payload"] = {"1": "7", "2.0": "2"}.get(row["payload"], row["payload"])
         return frame.made_of(rows, "id", "payload")
 
-    monkeypatch.setattr(outputs, "move_each", watched)
+    monkeypatch.setattr(settling, "move_each", watched)
     flow.raw.push_many(STORED)
     assert flow.stage(transform).run_once(no_session).written == len(STORED)
     assert written == [7, 2]
@@ -252,7 +253,7 @@ def test_large_batch_is_settled_by_several_commands(
     flow: Flow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each message has its result, whichever command settles it."""
-    monkeypatch.setattr(outputs, "MAX_BATCH", 2)
+    monkeypatch.setattr(settling, "MAX_BATCH", 2)
     flow.raw.push_many(range(9))
 
     def transform(frame: Frame) -> Frame:

@@ -8,9 +8,9 @@ from typing import Any
 from pyqueue.backends import forms
 from pyqueue.backends.bucket import leaving, moving, settling
 from pyqueue.backends.bucket.settling import Held, by_pack
-from pyqueue.backends.forms import Extension, Failure, Failures, Form, Move
+from pyqueue.backends.forms import Extension, Failure, Failures, Form, Move, Outcomes
 from pyqueue.backends.handover import Handover, Result
-from pyqueue.backends.options import QueueTerms
+from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import PackedReservation
 from pyqueue.requests import Document, Plan
@@ -61,6 +61,15 @@ class Packed(Form[PackedReservation[Any]]):
     ) -> Plan[None]:
         """Pass messages on to another queue."""
         return moving.move(terms, pairs, move, session)
+
+    def moves(
+        self,
+        terms: QueueTerms,
+        target: Target,
+        pairs: Sequence[tuple[PackedReservation[Any], NewMessage]],
+    ) -> list[Plan[Outcomes]]:
+        """Return plans that together move messages, each with its new content."""
+        return moving.moves(terms, target, pairs)
 
     def hand_over(
         self, terms: QueueTerms, held: PackedReservation[Any], copies: Sequence[Document]

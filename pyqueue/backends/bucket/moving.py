@@ -6,22 +6,36 @@ move, they share a new document there. In a queue of another kind, each becomes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import Any
+from collections.abc import Hashable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from pyqueue import arguments
-from pyqueue.backends import transitions
+from pyqueue.backends import namespace, transitions
 from pyqueue.backends.bucket import packs
 from pyqueue.backends.bucket.leaving import Make, leave_each, passed
 from pyqueue.backends.bucket.settling import Group, Held, by_pack
-from pyqueue.backends.forms import Move
+from pyqueue.backends.forms import Move, Outcomes
 from pyqueue.backends.hidden import HANDED
-from pyqueue.backends.moving import refuse_taken
-from pyqueue.backends.options import QueueTerms, Target
+from pyqueue.backends.moving import refuse_taken, stored_payload
+from pyqueue.backends.options import NewMessage, QueueTerms, Target
+from pyqueue.errors import LeaseLost, QueueError
 from pyqueue.messages import UNCHANGED, PackedReservation
 from pyqueue.payloads import encode
 from pyqueue.requests import Document, Plan, ServerTime, Signal, Update
+
+
+class _Content(NamedTuple):
+    """What changes in a message that moves."""
+
+    #: The stored payload, or UNCHANGED.
+    value: Any
+    #: Headers to merge into its headers.
+    labels: Mapping[str, Any]
+
+
+#: What changes, by the Python ids of the reservations.
+_Contents = Mapping[int, _Content]
 
 
 def move(
@@ -34,32 +48,89 @@ def move(
 
     A payload may be UNCHANGED.
     """
+    contents = {id(each): _Content(value, move.labels) for each, value in pairs}
+    yield from _move(terms, [each for each, _ in pairs], contents, move, session)
+
+
+def moves(
+    terms: QueueTerms,
+    target: Target,
+    pairs: Sequence[tuple[PackedReservation[Any], NewMessage]],
+) -> list[Plan[Outcomes]]:
+    """Return plans that together move messages, each with its new content: one for each pack."""
+    claims: dict[Hashable, list[tuple[PackedReservation[Any], NewMessage]]] = {}
+    for held, new in pairs:
+        claims.setdefault((held.pack, held.token), []).append((held, new))
+    return [_move_pack(terms, target, some) for some in claims.values()]
+
+
+def _move_pack(
+    terms: QueueTerms,
+    target: Target,
+    pairs: Sequence[tuple[PackedReservation[Any], NewMessage]],
+) -> Plan[Outcomes]:
+    """Move messages of one pack. Messages that move alike go together."""
+    levels = {new.priority for _, new in pairs}
+    yield from namespace.ensure(target.queue, target.kind, target.options, levels)
+    now = yield from ServerTime()
+    contents: dict[int, _Content] = {}
+    alike: dict[tuple[Any, ...], list[PackedReservation[Any]]] = {}
+    for held, new in pairs:
+        labels = arguments.headers(new.headers) or {}
+        contents[id(held)] = _Content(stored_payload(target.codec, new.payload), labels)
+        key = None if new.key is None else arguments.key(new.key)
+        at = new.at if new.at is not None and new.at > now else None
+        how = key, new.delay, at, new.priority, new.group
+        alike.setdefault(how, []).append(held)
+    outcomes: Outcomes = []
+    for (key, delay, at, priority, group), some in alike.items():
+        move = Move(target, {}, key, delay, at, priority=priority, group=group)
+        outcomes += yield from _outcomes(some, _move(terms, some, contents, move, None))
+    return outcomes
+
+
+def _outcomes(held: Held, moving: Plan[None]) -> Plan[Outcomes]:
+    """Run a plan that moves messages. Return how each move went."""
+    try:
+        yield from moving
+    except LeaseLost as error:
+        lost, unknown = ({id(each) for each in some} for some in (error.lost, error.unknown))
+        return [
+            (each, "lost" if id(each) in lost else "unknown" if id(each) in unknown else "done")
+            for each in held
+        ]
+    except QueueError as error:
+        return [(each, error) for each in held]
+    return [(each, "done") for each in held]
+
+
+def _move(
+    terms: QueueTerms, held: Held, contents: _Contents, move: Move, session: object
+) -> Plan[None]:
     queue, target, key = terms.queue, move.target, move.key
     yield from refuse_taken(target, key, session)
-    values = {id(each): value for each, value in pairs}
 
     def whole(one: Group, members: Held) -> Plan[bool]:
-        changed = {
-            f"b.{each.place}.p": values[id(each)]
-            for each in members
-            if values[id(each)] is not UNCHANGED
-        }
+        changed: dict[str, Any] = {}
         for each in members:
-            changed |= {f"b.{each.place}.h.{name}": label for name, label in move.labels.items()}
-        return _move_whole(one, target, changed, move.delay)
+            value, labels = contents[id(each)]
+            if value is not UNCHANGED:
+                changed[f"b.{each.place}.p"] = value
+            changed |= {f"b.{each.place}.h.{name}": label for name, label in labels.items()}
+        return _move_whole(one, move, changed)
 
     def make(each: PackedReservation[Any]) -> Make:
-        value = values[id(each)]
+        value, labels = contents[id(each)]
 
         def moved(stored: Document, now: datetime) -> Document:
-            when = arguments.starting(now, move.delay, None)
+            when = arguments.starting(now, move.delay, move.at)
             put = target.kind.entering(target.queue, when, move.priority, move.group)
             document = stored | put | passed(stored, queue, now)
             document.pop("type", None)
             if target.codec.name is not None:
                 document["type"] = target.codec.name
-            if labels := {**stored.get("headers", {}), **move.labels}:
-                document["headers"] = labels
+            if merged := {**stored.get("headers", {}), **labels}:
+                document["headers"] = merged
             if key is not None:
                 document["key"] = key
             if value is not UNCHANGED:
@@ -68,12 +139,11 @@ def move(
 
         return moved
 
-    reservations = [each for each, _ in pairs]
-    groups = by_pack(queue, terms.kind, reservations)
+    groups = by_pack(queue, terms.kind, held)
     together = "packs" in target.kind.capabilities and key is None
     yield from leave_each(
         queue,
-        reservations,
+        held,
         groups,
         make,
         whole=whole if together else None,
@@ -82,22 +152,20 @@ def move(
     )
 
 
-def _move_whole(
-    group: Group, target: Target, changed: Mapping[str, Any], delay: float | timedelta | None
-) -> Plan[bool]:
+def _move_whole(group: Group, move: Move, changed: Mapping[str, Any]) -> Plan[bool]:
     """Move a pack to another bucket. Return False if the pack cannot move as a whole.
 
     Args:
         group: its messages.
-        target: the bucket.
+        move: how it moves.
         changed: the fields to write into its messages.
-        delay: seconds until they can be received there.
     """
+    target = move.target
     size = len(encode(changed).raw)
     if size > packs.MAX_PACK_BYTES:
         return False
     now = yield from ServerTime()
-    when = arguments.starting(now, delay, None)
+    when = arguments.starting(now, move.delay, move.at)
     hold = group.hold
     if hold is not None and not hold.begin_whole(group.bits, alone=True):
         return False
