@@ -45,6 +45,9 @@ OPTIONS: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
 )
 
+#: The same, for documents whose values are decoded when they are read.
+RAW: Final = OPTIONS.with_options(document_class=RawBSONDocument)
+
 #: The largest document in bytes: the 16 MB of the server, less room for the fields that pyqueue
 #: adds.
 LIMIT: Final = 16 * 1024 * 1024 - 64 * 1024
@@ -73,7 +76,7 @@ def encode(document: Mapping[str, Any]) -> RawBSONDocument:
             f"payload: the message takes {len(data)} bytes; at most {LIMIT} are allowed "
             "(store large data elsewhere and push a reference)"
         )
-    return RawBSONDocument(data, _RAW)
+    return RawBSONDocument(data, RAW)
 
 
 def each_of(function: Callable[[T], V], values: Sequence[T]) -> list[V]:
@@ -234,9 +237,6 @@ def traceback_text(error: BaseException) -> str | None:
         found = re.compile(r"\n[ |]*".join(map(re.escape, str(each).split("\n"))))
         text = found.sub(error_text(each).replace("\\", r"\\"), text)
     return text
-
-
-_RAW: Final = OPTIONS.with_options(document_class=RawBSONDocument)
 
 
 def _storable(value: Any) -> Any:

@@ -3,6 +3,7 @@
 Read ``transitions`` first. Importing this package registers every kind of this release.
 """
 
+from pyqueue.backends.bucket.bulk import PackContents
 from pyqueue.backends.bucket.form import Packed
 from pyqueue.backends.bucket.kind import Bucket
 from pyqueue.backends.bucket.plans import BucketPlans
@@ -10,4 +11,12 @@ from pyqueue.backends.ordered.kind import Ordered
 from pyqueue.backends.priority.kind import Priority
 from pyqueue.backends.standard import Standard
 
-__all__ = ["Bucket", "BucketPlans", "Ordered", "Packed", "Priority", "Standard"]
+__all__ = [
+    "Bucket",
+    "BucketPlans",
+    "Ordered",
+    "PackContents",
+    "Packed",
+    "Priority",
+    "Standard",
+]

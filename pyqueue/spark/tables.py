@@ -11,6 +11,8 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import DataType
 
 from pyqueue.backends.bulk.partitions import Choice, Slice, encoded_page, slices
+from pyqueue.backends.contents import contents_of
+from pyqueue.backends.kind import refuse_packs
 from pyqueue.spark.filters import condition, fields_of, ids_of
 from pyqueue.spark.options import CHUNK, Options
 from pyqueue.spark.rows import decoded, rows_of
@@ -38,6 +40,8 @@ class BatchReader(DataSourceReader):
         """Divide the queue among tasks."""
         options = self._options
         backend = options.source()
+        if options.match is not None:
+            refuse_packs(backend.kind, backend.queue, "match", "filter the DataFrame by where()")
         parts = 1 if self._choice.by_id else options.partitions
         found = options.run(slices(backend.queue, backend.kind, parts))
         return [_SlicePartition(each) for each in found]
@@ -47,10 +51,14 @@ class BatchReader(DataSourceReader):
         assert isinstance(partition, _SlicePartition)
         rest, choice = partition.slice, self._choice
         backend = self._options.source()
+        contents = contents_of(backend.kind)
         while found := self._options.run(
             encoded_page(backend.queue, backend.kind, rest, CHUNK, choice)
         ):
-            yield rows_of(self._options, found, self._payload, "fail")[0]
+            messages = contents.encoded(found)
+            for start in range(0, len(messages), CHUNK):
+                some = messages[start : start + CHUNK]
+                yield rows_of(self._options, some, self._payload, "fail")[0]
             (last,) = decoded(found[-1:])
             rest = replace(rest, above=(last["when"], last["_id"]))
 

@@ -23,7 +23,7 @@ from pyqueue.requests import Plan
 from tests.contract.world import AnyClient, AnyQueue, World, near
 from tests.support.eventually import eventually
 
-pytestmark = pytest.mark.needs("claim")
+pytestmark = pytest.mark.needs("claim", "documents")
 
 
 class Oops(Exception):

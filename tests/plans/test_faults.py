@@ -13,6 +13,7 @@ import pytest
 from tests.plans import test_keyed_rates as keyed_rates
 from tests.plans import test_keyed_slots as keyed_slots
 from tests.plans import test_pack_moves as pack_moves
+from tests.plans import test_packed_claims as packed_claims
 from tests.plans import test_packs as packs
 from tests.plans import test_slots as slots
 from tests.plans import test_stream_groups as stream_groups
@@ -26,6 +27,7 @@ WORLDS: Final[dict[str, Faults[Any]]] = {
     "slots and rate of a key": keyed_rates.FAULTS["both"],
     "packs": packs.FAULTS,
     "moves of packs": pack_moves.FAULTS,
+    "claims of packs": packed_claims.FAULTS,
     "stream": stream_groups.FAULTS,
 }
 
@@ -48,6 +50,7 @@ def test_fault_at_any_command_loses_no_message(
     [
         ("packs", 3, (1, 7, 12)),
         ("moves of packs", 3, (1, 7, 12)),
+        ("claims of packs", 3, (1, 7, 12)),
         ("stream", 2, (1, 4, 7)),
     ],
 )

@@ -111,7 +111,7 @@ def holding(number: int) -> tuple[Steps, Mover, list[Any]]:
 
 def check(steps: Steps) -> None:
     """Check the invariant: ``n`` is the number of clear bits."""
-    for pack in steps.collection.find({"n": {"$exists": True}}):
+    for pack in steps.collection.find({"b": {"$exists": True}}):
         assert pack["n"] == packs.alive_of(pack).bit_count()
 
 

@@ -33,7 +33,7 @@ class Bucket(Standard):
     """Many messages in one document, each claimed and settled separately. There is no history."""
 
     name = "bucket"
-    capabilities = frozenset({"dead_letter", "keys", "move", "packs", "pop", "rate"})
+    capabilities = frozenset({"claim", "dead_letter", "keys", "move", "packs", "pop", "rate"})
     shape: Mapping[str, object] = MappingProxyType({"pack": DEFAULT_PACK})
     held_fields = (*Standard.held_fields, "c", "orderly")
     bare_pop = False

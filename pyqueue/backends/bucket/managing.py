@@ -222,6 +222,11 @@ def _end_rests(queue: str, now: datetime) -> Plan[None]:
 
 def finish_all(queue: str) -> Plan[None]:
     """Publish copies that packs have handed over, before the packs are deleted."""
-    match = {"q": queue, "n": {"$exists": True}, f"{HANDED}.0": {"$exists": True}}
-    for document in (yield from Find(match, {HANDED: 1}, hint=PACKS)):
+    yield from finish_each({"q": queue, "n": {"$exists": True}}, PACKS)
+
+
+def finish_each(match: Filter, hint: str) -> Plan[None]:
+    """Publish copies that the packs that match have handed over. ``hint``: the index."""
+    handed = {**match, f"{HANDED}.0": {"$exists": True}}
+    for document in (yield from Find(handed, {HANDED: 1}, hint=hint)):
         yield from finish(document)

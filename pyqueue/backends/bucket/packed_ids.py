@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bson import ObjectId
-
 from pyqueue.backends.bucket import packs
 from pyqueue.backends.handover import NOTHING
 from pyqueue.backends.hidden import MARK
@@ -30,10 +28,7 @@ def in_stored_packs(
     Returns:
         The ids in packs that are or were in this queue, and the ids in packs of other queues.
     """
-    named: dict[ObjectId, list[tuple[Id, packs.Place]]] = {}
-    for id in ids:
-        if place := packs.place_of(id):
-            named.setdefault(place.pack, []).append((id, place))
+    named = packs.by_first_pack(ids)
     there: set[Id] = set()
     foreign: set[Id] = set()
     for pack, members in named.items():

@@ -63,6 +63,11 @@ _PADDED: Final = tuple(f"{place:0{DIGITS}}" for place in range(MAX_PACK))
 #: How many bits a number holds: numbers on the server have 64, and the highest is the sign.
 _WORD: Final = 62
 _SIZES: Final = (100, 10, 1)
+#: The fields that a message has in common with the other messages of its pack.
+_COMMON: Final = (
+    *("q", "when", "due", "pushed", "tries", "type", "error", "trail"),
+    *("token", "owner", "reserved"),
+)
 #: The fields of a pack that ``index_in`` needs. Of the messages it needs only their number.
 INDEX_FIELDS: Final = MappingProxyType({"at": 1, "w": 1, "b.h": 1})
 
@@ -213,16 +218,36 @@ def is_pack(document: Mapping[str, Any]) -> bool:
     return "payload" not in document and isinstance(document.get("b"), list)
 
 
+def by_first_pack(ids: Iterable[Id]) -> dict[ObjectId, list[tuple[Id, Place]]]:
+    """Return the ids that name places in packs, by the first packs of the messages."""
+    named: dict[ObjectId, list[tuple[Id, Place]]] = {}
+    for id in ids:
+        if place := place_of(id):
+            named.setdefault(place.pack, []).append((id, place))
+    return named
+
+
+def common_fields(pack: Mapping[str, Any]) -> Document:
+    """Return the fields that each message of a pack has, as a document of its queue."""
+    return {name: pack[name] for name in _COMMON if name in pack}
+
+
+def own_fields(pack: Mapping[str, Any], bits: int) -> Iterator[Document]:
+    """Yield the other fields of messages: the id, the headers and the payload."""
+    name, entries = naming(pack), pack["b"]
+    for place in places(bits):
+        entry = entries[place]
+        document: Document = {"_id": name(place)}
+        if "h" in entry:
+            document["headers"] = entry["h"]
+        document["payload"] = entry.get("p")  # a read may leave it out
+        yield document
+
+
 def document_in(pack: Mapping[str, Any], place: int) -> Document:
     """Return a message of a pack as a document of its queue."""
-    entry = pack["b"][place]
-    names = ("q", "when", "due", "pushed", "tries", "type", "error", "trail")
-    held = ("token", "owner", "reserved")
-    document: Document = {"_id": message_id(pack, place)}
-    document |= {name: pack[name] for name in (*names, *held) if name in pack}
-    if "h" in entry:
-        document["headers"] = entry["h"]
-    return document | {"payload": entry["p"]}
+    (own,) = own_fields(pack, 1 << place)
+    return own | common_fields(pack)
 
 
 # ---- bits

@@ -7,10 +7,11 @@ pushed alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from datetime import datetime
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, NamedTuple, Unpack
 
 from bson import ObjectId
@@ -53,7 +54,7 @@ def push(
         return [(yield from _push_one(queue, kind, codec.name, entries[0]))]
     ordinary = sorted(set(range(len(entries))) - set(packable))
     some = [entries[place] for place in packable]
-    packed = yield from _packed(queue, kind, codec.name, now, some)
+    packed = yield from new_packs(Entering(queue, kind, codec.name, now), some)
     documents = given.only(ordinary).documents(queue, kind, codec.name, now, when)
     ids: list[Id | None] = [None] * len(entries)
     _fill(ids, packable, chain(*packed.ids))
@@ -134,24 +135,31 @@ def _enter(
     return [id if id in there else next(remaining) for id in ids]
 
 
-class _Packed(NamedTuple):
+class Entering(NamedTuple):
+    """What messages have in common that enter a bucket together."""
+
+    queue: str
+    kind: Kind
+    #: The name of the payload's model; None if it has none.
+    type_name: str | None
+    now: datetime
+    #: Further fields of their documents.
+    more: Mapping[str, Any] = MappingProxyType({})
+
+
+class NewPacks(NamedTuple):
     """Documents to insert, and the ids of the messages in each."""
 
     documents: list[RawBSONDocument]
     ids: list[list[Id]]
 
 
-def _packed(
-    queue: str,
-    kind: Kind,
-    type_name: str | None,
-    now: datetime,
-    entries: Sequence[RawBSONDocument],
-) -> Plan[_Packed]:
+def new_packs(entering: Entering, entries: Sequence[RawBSONDocument]) -> Plan[NewPacks]:
     """Return messages as packs. A single message becomes an ordinary document."""
-    packed = _Packed([], [])
+    packed = NewPacks([], [])
     if not entries:
         return packed
+    queue, kind, type_name, now, more = entering
     shape = yield from QueueShape(queue)
     size = shape.get("pack", DEFAULT_PACK)
     most = size if isinstance(size, int) and 0 < size <= MAX_PACK else DEFAULT_PACK
@@ -161,11 +169,11 @@ def _packed(
             entry = some[0]
             content = Content(type_name, entry["p"], entry.get("h"), id=id)
             alone = new_document(queue, kind, now, now, content)
-            packed.documents.append(encode(alone))
+            packed.documents.append(encode({**alone, **more}))
             packed.ids.append([id])
             continue
-        entering = kind.entering(queue, now)
-        packed.documents.append(packs.new_pack(id, entering, now, type_name, some))
+        fields = {**kind.entering(queue, now), **more}
+        packed.documents.append(packs.new_pack(id, fields, now, type_name, some))
         name = packs.naming({"_id": id, "w": packs.DIGITS})  # reading it would decode its messages
         packed.ids.append(list(map(name, range(len(some)))))
     return packed
@@ -176,7 +184,7 @@ def _insert_each(
 ) -> Plan[list[Id | QueueError]]:
     """Insert the messages of several callers. Return each id, or the error that occurred."""
     now = yield from ServerTime()
-    packed = yield from _packed(queue, kind, type_name, now, entries)
+    packed = yield from new_packs(Entering(queue, kind, type_name, now), entries)
     errors = yield from _insert(queue, packed, now, None)
     answers: list[Id | QueueError] = []
     for error, ids in zip(errors, packed.ids, strict=True):
@@ -187,7 +195,7 @@ def _insert_each(
 
 
 def _insert(
-    queue: str, packed: _Packed, now: datetime, session: object
+    queue: str, packed: NewPacks, now: datetime, session: object
 ) -> Plan[list[QueueError | None]]:
     """Insert documents. Return, for each document, None if it was acknowledged, else the error."""
     if not packed.documents:

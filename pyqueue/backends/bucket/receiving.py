@@ -8,7 +8,7 @@ to waiting callers, and then to later callers. It claims again only when it has 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -23,7 +23,7 @@ from pyqueue.backends.bucket import packs
 from pyqueue.backends.bucket.leaving import Leaver, burial, leave
 from pyqueue.backends.bucket.settling import Group, emptied, end_claim, give_back
 from pyqueue.backends.bucket.settling import finish as finish_packed
-from pyqueue.backends.bucket.stock import Drawn, HeldPack, Stock
+from pyqueue.backends.bucket.stock import Drawn, HeldPack, Stock, maker
 from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
 from pyqueue.backends.claim_terms import ClaimTerms, Scan
 from pyqueue.backends.claiming import Claimed, claim
@@ -40,7 +40,7 @@ from pyqueue.backends.receiving import (
 from pyqueue.backends.scan import ByAge, ScanState
 from pyqueue.documents import hashable_id, invalid_fields
 from pyqueue.errors import ConfigurationError, Unavailable
-from pyqueue.messages import MAX_RECEIVED_BYTES, Message, PackedReservation
+from pyqueue.messages import MAX_RECEIVED_BYTES
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import Delete, Document, Plan, ServerTime, Signal, Update
 
@@ -48,8 +48,6 @@ from pyqueue.requests import Delete, Document, Plan, ServerTime, Signal, Update
 _SLACK_S: Final = 1.0
 #: The field that stands for the document of a packed message.
 _DRAWN: Final = "drawn"
-#: Makes a message of a pack, from its place and its payload.
-Make = Callable[[int, Any], Message[Any]]
 
 
 def claims_of(stock: Stock) -> Claims:
@@ -58,37 +56,6 @@ def claims_of(stock: Stock) -> Claims:
         claim, undo = partial(_claim_for_callers, stock), partial(_undo, stock)
         stock.claims = Claims(claim, undo, threads=True)
     return stock.claims
-
-
-# ---- messages
-
-
-def _makes(drawn: Drawn, tries: int, lease: tuple[datetime, float] | None) -> Make:
-    """Return the function that makes a message of a pack from its place and its payload.
-
-    Args:
-        drawn: the pack.
-        tries: how many tries its messages have had.
-        lease: the end of the lease and its length, for reservations; None if the messages are
-            popped.
-    """
-    document, hold = drawn.document, drawn.hold
-    entries, queue, owner = document["b"], document["q"], document.get("owner", "")
-    due, pushed, error = document["due"], document["pushed"], document.get("error")
-    trail, token, pack = document.get("trail", ()), hold.token, hold.id
-    message_id = hold.message_id
-
-    def make(place: int, payload: Any) -> Message[Any]:
-        id = message_id(place)
-        headers = entries[place].get("h") or {}
-        passed = list(trail)
-        common = (id, queue, payload, headers, None, due, pushed, tries, error, None, None, passed)
-        if lease is None:
-            return Message(*common, "ready", None)
-        held = (token, lease[0], owner, lease[1], pack, place, hold)
-        return PackedReservation(*common, "reserved", None, *held)
-
-    return make
 
 
 # ---- claiming
@@ -253,7 +220,7 @@ def _messages(how: Reception, drawn: Drawn, now: datetime, until: datetime) -> P
     """Return the drawn messages. Bury messages whose payload does not fit the model."""
     terms, load, entries = how.terms, how.codec.load, drawn.document["b"]
     tries = drawn.hold.before + terms.counts_try
-    make = _makes(drawn, tries, None if how.pop else (until, terms.lease_s))
+    make = maker(drawn, tries, None if how.pop else (until, terms.lease_s))
     found: list[Claimed] = []
     misfits: list[tuple[int, Exception]] = []
     for place in packs.places(drawn.bits):
@@ -310,7 +277,7 @@ def _claim(
     found: list[Claimed] = []
     size = 1
     for document in documents:
-        if _is_valid_pack(document):
+        if is_valid_pack(document):
             size = max(size, document["n"])
             yield from _admit(how, stock, document)
             continue
@@ -327,7 +294,7 @@ def _claim(
     return found, ended and not surplus
 
 
-def _is_valid_pack(document: Document) -> bool:
+def is_valid_pack(document: Document) -> bool:
     """Return whether a claimed document is a pack in the form that pyqueue writes."""
     if not packs.is_pack(document) or invalid_fields(document):
         return False

@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from threading import Lock, RLock
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from pyqueue.backends.bucket import packs
 from pyqueue.backends.receiving import Claims
 from pyqueue.backends.scan import Memory
-from pyqueue.messages import Id
+from pyqueue.messages import Id, Message, PackedReservation
 from pyqueue.requests import Document
 
 #: How a settlement ends the claim of a pack. "delete": nothing is left of it. "rest" and "return":
@@ -28,6 +28,8 @@ End = Literal["delete", "rest", "return"]
 #: "busy": a command that ends or extends the claim is in flight. "gone": the process no longer
 #: holds the pack.
 State = Literal["held", "resting", "busy", "gone"]
+#: Makes a message of a pack, from its place and its payload.
+Make = Callable[[int, Any], Message[Any]]
 
 
 #: The most documents that a claim takes.
@@ -40,6 +42,7 @@ class HeldPack:
     Args:
         document: the pack, as the claim returned it.
         counted: whether the claim counted a try.
+        whole: whether it hands out all messages, whatever claims have lapsed.
     """
 
     __slots__ = (
@@ -63,7 +66,7 @@ class HeldPack:
         "until",
     )
 
-    def __init__(self, document: Document, counted: bool) -> None:
+    def __init__(self, document: Document, counted: bool, *, whole: bool = False) -> None:
         self.id: Id = document["_id"]
         #: Makes the id of a message from its place.
         self.message_id: Callable[[int], str] = packs.naming(document)
@@ -82,7 +85,8 @@ class HeldPack:
         self.first = packs.first_place(self.alive) if self.alive else 0
         self.state: State = "held"
         #: The bits of messages to hand out, and of messages handed out but not settled.
-        self._free = packs.window(self.size, self.alive, self.level) or 0
+        window = self.alive if whole else packs.window(self.size, self.alive, self.level)
+        self._free = window or 0
         self._out = 0
         #: How many settlements are in flight.
         self._busy = 0
@@ -278,3 +282,31 @@ class Stock(Memory):
             more = [hold for hold in self._packs if hold not in kept]
             self._packs = kept
             return more
+
+
+def maker(drawn: Drawn, tries: int, lease: tuple[datetime, float] | None) -> Make:
+    """Return the function that makes a message of a pack from its place and its payload.
+
+    Args:
+        drawn: the pack.
+        tries: how many tries its messages have had.
+        lease: the end of the lease and its length, for reservations; None if the messages are
+            popped.
+    """
+    document, hold = drawn.document, drawn.hold
+    entries, queue, owner = document["b"], document["q"], document.get("owner", "")
+    due, pushed, error = document["due"], document["pushed"], document.get("error")
+    trail, token, pack = document.get("trail", ()), hold.token, hold.id
+    message_id = hold.message_id
+
+    def make(place: int, payload: Any) -> Message[Any]:
+        id = message_id(place)
+        headers = entries[place].get("h") or {}
+        passed = list(trail)
+        common = (id, queue, payload, headers, None, due, pushed, tries, error, None, None, passed)
+        if lease is None:
+            return Message(*common, "ready", None)
+        held = (token, lease[0], owner, lease[1], pack, place, hold)
+        return PackedReservation(*common, "reserved", None, *held)
+
+    return make

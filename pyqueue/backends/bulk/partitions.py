@@ -2,7 +2,8 @@
 
 A slice lies between two positions in scan order. It is read as a few *spans*. Each span is one
 range of the index, so the server never reads the messages of another slice. With $or, the server
-would merge these ranges message by message, and a great many messages may share a ``when``.
+would merge these ranges message by message, and a great many messages may share a ``when``. A
+document that has several messages is in one slice, as a whole.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Final
 from bson import ObjectId
 
 from pyqueue.backends.bulk.raw_documents import FindEncoded
-from pyqueue.backends.kind import Kind, refuse_packs
+from pyqueue.backends.contents import contents_of
+from pyqueue.backends.kind import Kind
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.backends.transitions import record_id
@@ -59,8 +61,6 @@ def slices(queue: str, kind: Kind, parts: int) -> Plan[list[Slice]]:
     by more than one only if messages come or go during the call, or if a bound would fall on a
     document of another program.
     """
-    remedy = "Spark cannot read them; push to a queue of another kind"
-    refuse_packs(kind, queue, "queue", remedy)
     now = yield from ServerTime()
     if parts == 1:
         return [Slice(now, None, None)]
@@ -114,12 +114,13 @@ def encoded_page(
 
 def _finds(queue: str, kind: Kind, part: Slice, choice: Choice) -> list[Find]:
     """Return the commands that find the documents of a slice, in order."""
-    ready = kind.claimable(queue, part.now, None)
-    if choice.only:
-        ready = {"$and": [ready, *choice.only]}
-    hint = "_id_" if choice.by_id else HOT
+    contents, ready = contents_of(kind), kind.claimable(queue, part.now, None)
+    only, fields = contents.conditions(choice.only), contents.fields(choice.fields)
+    if only:
+        ready = {"$and": [ready, *only]}
+    hint = "_id_" if only and choice.by_id else HOT
     spans = _spans(ready, part.above, part.upto)
-    return [Find(span, choice.fields, sort=SCAN_ORDER, hint=hint) for span in spans]
+    return [Find(span, fields, sort=SCAN_ORDER, hint=hint) for span in spans]
 
 
 def _position(ready: Filter, above: Position | None, steps: int) -> Plan[Position | None]:

@@ -1,0 +1,283 @@
+"""Packs in bulk work: named claims, and the reads and writes of Spark, handle whole packs.
+
+A named claim takes a pack with all its messages, whatever claims of it have lapsed. A note about a
+message is stored under its place. If a message fails alone, it leaves the pack; the claim keeps the
+rest.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime
+from itertools import chain
+from typing import Any, Final
+
+import bson
+from bson.raw_bson import RawBSONDocument
+
+from pyqueue import arguments
+from pyqueue.backends import namespace
+from pyqueue.backends.bucket import leaving, packs, pushing
+from pyqueue.backends.bucket.kind import Bucket
+from pyqueue.backends.bucket.managing import CountPacked, finish_each
+from pyqueue.backends.bucket.receiving import is_valid_pack
+from pyqueue.backends.bucket.settling import emptied
+from pyqueue.backends.bucket.stock import Drawn, HeldPack, maker
+from pyqueue.backends.byte_limit import find_fitting
+from pyqueue.backends.contents import NOTE, Contents, SharedRows, Spot, register
+from pyqueue.backends.forms import Failure
+from pyqueue.backends.hidden import HANDED
+from pyqueue.backends.namespace import CLAIMS
+from pyqueue.backends.options import NewMessage, QueueTerms, Target
+from pyqueue.backends.receiving import Reception, accept
+from pyqueue.errors import InvalidMessage, LeaseLost
+from pyqueue.messages import Id, PackedReservation, Reservation
+from pyqueue.payloads import OPTIONS, RAW, encode
+from pyqueue.requests import Delete, Document, Filter, Find, Plan, ServerTime, Update
+
+#: Matches packs, and documents of other programs that resemble them.
+_SHARED: Final[Filter] = {"b": {"$exists": True}}
+#: Matches ordinary messages.
+_ORDINARY: Final[Filter] = {"b": {"$exists": False}}
+#: The projections of ``Contents``.
+_SIZED: Final[Mapping[str, object]] = {"n": 1}
+_NAMED: Final[Mapping[str, object]] = {**packs.INDEX_FIELDS, "done": 1}
+_BARE: Final[Mapping[str, object]] = {"payload": 0, "b.p": 0}
+#: The fields of a pack that its messages and their ids need, beside their common fields.
+_PLACES: Final[Mapping[str, object]] = {"at": 1, "w": 1, "done": 1}
+
+
+class PackContents(Contents):
+    """The messages in the documents of a bucket: packs and ordinary messages."""
+
+    separate = _ORDINARY
+    sized = _SIZED
+    named = _NAMED
+    bare = _BARE
+
+    # ---- one document
+
+    def size(self, document: Document) -> int:
+        """Return how many messages a document has."""
+        number = document.get("n")
+        return number if isinstance(number, int) else 1
+
+    def ids(self, document: Document) -> Sequence[Id]:
+        """Return the ids of its messages."""
+        if not packs.is_pack(document):
+            return super().ids(document)
+        return list(map(packs.naming(document), packs.places(packs.alive_of(document))))
+
+    def by_id(self, document: Document, notes: Any) -> Mapping[Id, Any]:
+        """Return notes of its messages by the ids of the messages."""
+        if not packs.is_pack(document):
+            return super().by_id(document, notes)
+        name = packs.naming(document)
+        return {name(int(place)): value for place, value in notes.items()}
+
+    def messages(self, document: Document) -> Sequence[Document]:
+        """Return its messages, each as a document."""
+        if not packs.is_pack(document):
+            return [document]
+        common = packs.common_fields(document)
+        return [{**common, **own} for own in _own_fields(document)]
+
+    def encoded(self, found: Sequence[bytes]) -> Sequence[bytes]:
+        """Return the messages of documents in BSON, each as a document in BSON."""
+        return list(chain.from_iterable(map(_encoded, found)))
+
+    def reservations(
+        self, document: Document, now: datetime, *, noted: bool = True
+    ) -> Sequence[Reservation[Any]]:
+        """Return its messages as reservations without payloads."""
+        if not packs.is_pack(document):
+            return super().reservations(document, now, noted=noted)
+        reservations = _reservations(document, now)
+        notes = _notes(document)
+        return [each for each in reservations if noted or str(each.place) not in notes]
+
+    # ---- claims
+
+    def first(self, find: Find, max_bytes: int | None) -> Plan[list[Document]]:
+        """Return the first documents that fit; at least one."""
+        sized = replace(find, projection=self.sized)
+        most = sys.maxsize if max_bytes is None else max_bytes
+        return (yield from find_fitting(sized, most, self.size))
+
+    def admit(self, how: Reception, claimed: Filter) -> Plan[None]:
+        """Publish copies that former holders handed over. Remove empty packs, bury invalid ones."""
+        match = {**claimed, **_SHARED}
+        yield from finish_each(match, CLAIMS)
+        now = yield from ServerTime()
+        for document in (yield from Find(match, self.bare, hint=CLAIMS)):
+            if not is_valid_pack(document):
+                yield from accept(how, document, now)
+            elif not document["n"]:
+                yield from Delete(emptied(document["_id"], document["token"]))
+
+    def find_shared(self, claimed: Filter, ids: Sequence[Id]) -> Plan[Mapping[Id, Spot]]:
+        """Return where claimed packs have these messages."""
+        spots: dict[Id, Spot] = {}
+        for pack, members in packs.by_first_pack(ids).items():
+            match = {**packs.packs_of(pack), **claimed}
+            for document in (yield from Find(match, self.named)):
+                alive = packs.alive_of(document) if packs.is_pack(document) else 0
+                for id, place in members:
+                    index = packs.index_in(document, place)
+                    if index is not None and alive >> index & 1:
+                        spots[id] = Spot(document["_id"], index)
+        return spots
+
+    def bury_noted(
+        self, terms: QueueTerms, claimed: Filter, error_of: Callable[[str], dict[str, Any]]
+    ) -> Plan[list[tuple[Id, str]]]:
+        """Bury the noted messages of packs."""
+        found = yield from Find({**claimed, **_SHARED}, hint=CLAIMS)
+        now = yield from ServerTime()
+        buried: list[tuple[Id, str]] = []
+        for document in found:
+            notes = _notes(document)
+            bad = [each for each in _reservations(document, now) if str(each.place) in notes]
+            for each in bad:
+                each.error = error_of(notes[str(each.place)])
+                buried.append((each.id, notes[str(each.place)]))
+            with suppress(LeaseLost):  # another process took the pack just now
+                yield from leaving.bury(terms, bad, Failure(None), "invalid")
+            mine = {"_id": document["_id"], "token": document["token"]}
+            yield from Update(mine, {"$unset": {NOTE: ""}})
+        return buried
+
+    def finish(self, claimed: Filter) -> Plan[int]:
+        """Finish the messages of packs. Return how many."""
+        match = {**claimed, **_SHARED}
+        yield from finish_each(match, CLAIMS)
+        found = yield from Find(match, self.sized, hint=CLAIMS)
+        if not found:
+            return 0
+        gone = yield from Delete({**match, HANDED: []}, many=True)
+        if gone < len(found):  # another process took some of them just now
+            ids = {"_id": {"$in": [each["_id"] for each in found]}}
+            left = {each["_id"] for each in (yield from Find(ids, {"_id": 1}))}
+            found = [each for each in found if each["_id"] not in left]
+        return sum(map(self.size, found))
+
+    # ---- writes
+
+    def share(
+        self,
+        target: Target,
+        rows: Sequence[NewMessage],
+        now: datetime,
+        more: Mapping[str, Any],
+    ) -> Plan[SharedRows]:
+        """Return packs of the rows that have neither an id nor a key and are ready now."""
+        entries: list[RawBSONDocument] = []
+        rest: list[NewMessage | None] = []
+        for place, row in enumerate(rows):
+            entry = _entry(target, place, row, now)
+            if entry is None:
+                rest.append(row)
+            else:
+                entries.append(entry)
+                rest.append(None)
+        if entries:
+            yield from namespace.ensure(target.queue, target.kind, target.options)
+        entering = pushing.Entering(target.queue, target.kind, target.codec.name, now, more)
+        packed = yield from pushing.new_packs(entering, entries)
+        return SharedRows(packed.documents, len(entries), rest)
+
+    def without_derived_ids(self, rows: Sequence[NewMessage]) -> Sequence[NewMessage]:
+        """Return rows without derived ids. Rows with keys and buried rows keep theirs."""
+        return [
+            each._replace(id=None) if each.fault is None and each.key is None else each
+            for each in rows
+        ]
+
+    def surplus(self, match: Filter, cap: int | None = None) -> Plan[int]:
+        """Count how many more messages than documents match."""
+        # Records are no packs. The index has no ``_id``, so the server would read the packs.
+        packed = {name: match[name] for name in match if name != "_id"}
+        return (yield from CountPacked(packed, cap))
+
+    # ---- reads
+
+    def conditions(self, only: Sequence[Filter]) -> Sequence[Filter]:
+        """Return no conditions: the database cannot apply them to the messages of a pack."""
+        return ()
+
+    def fields(self, wanted: Mapping[str, object] | None) -> Mapping[str, object] | None:
+        """Return the projection that gives these fields of messages."""
+        if wanted is None:
+            return None
+        return {**wanted, **_PLACES, "b" if "payload" in wanted else "b.h": 1}
+
+
+register(Bucket.name, PackContents())
+
+
+def _notes(pack: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the notes of bad messages, by their places."""
+    notes: Mapping[str, str] = (pack.get("claim") or {}).get("bad") or {}
+    return notes
+
+
+def _own_fields(pack: Mapping[str, Any]) -> Iterator[Document]:
+    """Yield the own fields of each message left in a pack, and its note if it has one."""
+    notes, alive = _notes(pack), packs.alive_of(pack)
+    if not notes:
+        yield from packs.own_fields(pack, alive)
+        return
+    for place, own in zip(packs.places(alive), packs.own_fields(pack, alive), strict=True):
+        reason = notes.get(str(place))
+        yield own if reason is None else {**own, "claim": {"bad": reason}}
+
+
+def _encoded(found: bytes) -> Iterator[bytes]:
+    """Yield the messages of a document in BSON. The common fields are encoded once."""
+    document = RawBSONDocument(found, RAW)
+    if not packs.is_pack(document):
+        yield found
+        return
+    common = _inside(packs.common_fields(document))
+    for own in _own_fields(document):
+        fields = _inside(own)
+        size = len(fields) + len(common) + 5
+        yield b"".join((size.to_bytes(4, "little"), fields, common, b"\0"))
+
+
+def _inside(document: Document) -> bytes:
+    """Return a document in BSON without its size and its end."""
+    return bson.encode(document, codec_options=OPTIONS)[4:-1]
+
+
+def _reservations(pack: Document, now: datetime) -> list[PackedReservation[Any]]:
+    """Return the messages left in a claimed pack as reservations."""
+    hold = HeldPack(pack, counted=True, whole=True)
+    drawn = hold.draw(hold.size)
+    if drawn is None:
+        return []
+    lease_s = max(0.001, (hold.until - now).total_seconds())
+    make = maker(Drawn(hold, *drawn), int(pack["tries"]), (hold.until, lease_s))
+    made = (make(place, None) for place in packs.places(drawn[0]))
+    return [each for each in made if isinstance(each, PackedReservation)]
+
+
+def _entry(target: Target, place: int, row: NewMessage, now: datetime) -> RawBSONDocument | None:
+    """Return a row as an entry of a pack; None: it needs a document.
+
+    Raises:
+        InvalidMessage, ConfigurationError: the row cannot be stored.
+    """
+    alone = row.id is not None or row.key is not None or row.fault is not None
+    if alone or arguments.starting(now, row.delay, row.at) > now:
+        return None
+    headers = arguments.headers(row.headers)
+    more = {"h": headers} if headers else {}
+    try:
+        entry = encode({"p": target.codec.dump(row.payload), **more})
+    except InvalidMessage as error:
+        raise InvalidMessage(f"{error}; in row {place}") from error
+    return entry if len(entry.raw) <= packs.MAX_PACK_BYTES else None
