@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final, NamedTuple
@@ -23,6 +23,8 @@ from pyqueue.backends import managing
 from pyqueue.backends.bulk.epochs import EpochWrites
 from pyqueue.backends.bulk.id_sketch import IdSketch
 from pyqueue.backends.bulk.staging import Staging, append, place_of
+from pyqueue.backends.contents import contents_of
+from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import NewMessage
 from pyqueue.backends.reading import dead_letter_of
 from pyqueue.errors import ConfigurationError, Occupied
@@ -175,8 +177,16 @@ class _EpochWriter:
                 run(epochs.check_repeated(epoch, ids))
                 continue
             place = chunk.place(f"{attempt}:{task}:{number}")
-            counts[place] = run(epochs.write(epoch, attempt, task, place, chunk.messages))
+            messages = chunk.messages if chunk.dead else self._named(target.kind, chunk.messages)
+            counts[place] = run(epochs.write(epoch, attempt, task, place, messages))
         return _Written(epochs, self._job, attempt, counts, known)
+
+    def _named(self, kind: Kind, rows: Sequence[NewMessage]) -> Sequence[NewMessage]:
+        """Return rows with the ids that their messages get; without an id, that is a new one."""
+        if self._options.of_write.id_column is not None:
+            return rows
+        # The ids were derived from the source. The record has a sample of them.
+        return contents_of(kind).without_derived_ids(rows)
 
     def _join(self, epochs: EpochWrites, epoch: int) -> int | None:
         """Take part in an epoch. Wait once for the end of another query of the same stage.

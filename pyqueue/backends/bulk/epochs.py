@@ -40,12 +40,13 @@ from pyqueue.backends.bulk.epoch_records import (
     unclaimed,
 )
 from pyqueue.backends.bulk.id_sketch import IdSketch
+from pyqueue.backends.bulk.row_documents import hidden_rows
+from pyqueue.backends.contents import count
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, Target
 from pyqueue.errors import ConfigurationError, Fenced, Occupied, QueueError
 from pyqueue.messages import Id
 from pyqueue.requests import (
-    Count,
     Delete,
     Document,
     Filter,
@@ -308,9 +309,9 @@ class EpochWrites:
         order = Int64(attempt * _TASKS + task)
         hidden: Document = {"q": hidden_queue(self.name, epoch, place), "staged": self.name}
         hidden |= {"attempt": order, "processed": now}
-        missing = yield from staging.hidden_rows(target, messages, hidden)
+        missing, more = yield from hidden_rows(target, messages, hidden)
         judge = partial(self._to_write_again, target.queue, hidden)
-        return (yield from staging.insert_until_known(target.queue, missing, judge))
+        return more + (yield from staging.insert_until_known(target.queue, missing, judge))
 
     def _to_write_again(
         self, queue: str, hidden: Document, refused: list[RawBSONDocument]
@@ -407,14 +408,16 @@ class EpochWrites:
         now = yield from ServerTime()
         mine: Document = {"_id": self._id, "job": job, "attempt": attempt}
         mine |= {"epoch": {"$lt": epoch}, "places": [], **self._not_out}
-        places = [{"at": place, "n": count} for place, count in counts.items()]
+        places = [{"at": place, "n": number} for place, number in counts.items()]
         decide: Document = {"epoch": epoch, "places": places, "processed": now}
         decide |= {"ids": ids and ids.to_document(), "expires": now + LIFETIME}
         yield from Update(mine, {"$set": decide})
         return (yield from self.resume(epoch))
 
     def _check_count(self, epoch: int, place: str, expected: int) -> Plan[None]:
-        present = yield from Count({"q": hidden_queue(self.name, epoch, place)}, HOT)
+        target = yield from staging.target_of(self.target, place)
+        hidden = {"q": hidden_queue(self.name, epoch, place)}
+        present = yield from count(target.kind, hidden, HOT)
         if present != expected:
             raise QueueError(
                 f"{self._label()}, epoch {epoch}: {expected} messages were written at {place}, and "
@@ -461,8 +464,8 @@ class EpochWrites:
             places, partly = places[1:], False
         first, end = (hidden_queue(self.name, number) for number in (0, epoch + 1))
         yield from Delete({"q": {"$gte": first, "$lt": end}}, many=True)
-        for queue, count in done.items():
-            if count:
+        for queue, number in done.items():
+            if number:
                 yield from Signal(queue, now)
         return done.total()
 

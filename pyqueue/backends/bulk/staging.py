@@ -10,42 +10,30 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from hashlib import sha256
 from typing import Any, Final
 
 from bson.raw_bson import RawBSONDocument
 
-from pyqueue import arguments
 from pyqueue.backends import namespace
 from pyqueue.backends.applying import MAX_BATCH
+from pyqueue.backends.bulk.row_documents import documents_of, hidden_rows, without_packed
+from pyqueue.backends.contents import SharedRows, contents_of, count
 from pyqueue.backends.inserting import Entries, ids_of_this_queue, raise_foreign_ids
-from pyqueue.backends.invalid import error_record
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, Target
 from pyqueue.backends.pushing import (
-    Content,
     enter,
     enter_by_id,
     id_taken,
     key_taken,
-    new_document,
     replace,
 )
 from pyqueue.documents import group_of, priority_of
-from pyqueue.errors import (
-    ConfigurationError,
-    DuplicateKey,
-    InvalidMessage,
-    QueueError,
-    Unavailable,
-)
+from pyqueue.errors import DuplicateKey, QueueError, Unavailable
 from pyqueue.messages import HIGHEST_PRIORITY, Id
-from pyqueue.payloads import encode
 from pyqueue.requests import (
-    Count,
     CountEach,
     Delete,
-    Document,
     Filter,
     Find,
     Insert,
@@ -95,117 +83,6 @@ def target_of(first: Target, place: str) -> Plan[Target]:
     return first._replace(queue=queue, options=None)
 
 
-def documents_of(
-    target: Target,
-    messages: Iterable[NewMessage],
-    now: datetime,
-    more: Mapping[str, Any] | None = None,
-) -> tuple[list[Document], list[RawBSONDocument], frozenset[Id]]:
-    """Return the documents with ``more`` in each, their encoded forms, and the given ids.
-
-    Raises:
-        InvalidMessage, ConfigurationError: a message cannot be stored.
-    """
-    documents: list[Document] = []
-    encoded: list[RawBSONDocument] = []
-    given: set[Id] = set()
-    for row, message in enumerate(messages):
-        id = None if message.id is None else arguments.identity(message.id)
-        if id is not None and message.fault is not None:
-            id = _buried_id(id, message)
-        when = now if message.fault else arguments.starting(now, message.delay, message.at)
-        content = Content(
-            target.codec.name,
-            target.codec.dump(message.payload),
-            arguments.headers(message.headers),
-            None if message.key is None else arguments.key(message.key),
-            id,
-            priority=message.priority,
-            group=message.group,
-        )
-        document = new_document(target.queue, target.kind, now, when, content)
-        if message.fault is not None:
-            _bury(document, message, now)
-        document |= more or {}
-        try:
-            encoded.append(encode(document))
-        except InvalidMessage as error:
-            where = f"in row {row}" + (f" with id {id}" if id else "")
-            raise InvalidMessage(f"{error}; {where}") from error
-        documents.append(document)
-        if id is not None:
-            if id in given:
-                raise ConfigurationError(
-                    f"id: several rows have the id {id!r}: give each message a different id"
-                )
-            given.add(id)
-    return documents, encoded, frozenset(given)
-
-
-def hidden_rows(
-    target: Target,
-    messages: Iterable[NewMessage],
-    hidden: Mapping[str, Any],
-    on_duplicate: str = "ignore",
-) -> Plan[list[RawBSONDocument]]:
-    """Return messages as encoded documents with the fields ``hidden``; see ``without_packed``."""
-    rest, _ = yield from without_packed(target, messages, on_duplicate)
-    return documents_of(target, rest, hidden["processed"], hidden)[1]
-
-
-def without_packed(
-    target: Target, messages: Iterable[NewMessage], on_duplicate: str
-) -> Plan[tuple[list[NewMessage], int]]:
-    """Leave out the messages that the queue already has in shared documents.
-
-    Args:
-        target: the queue.
-        messages: the messages. Some may have ids.
-        on_duplicate: the action if an id is taken.
-
-    Returns:
-        The other messages, and how many were left out.
-
-    Raises:
-        DuplicateKey: an id belongs to a message that was never in this queue. Or it is taken, and
-            ``on_duplicate`` is not "ignore": a packed message cannot be replaced.
-    """
-    given = list(messages)
-    # A row that is buried gets an id of another form.
-    ids = [each.id for each in given if each.id is not None and each.fault is None]
-    there, foreign = yield from target.kind.packed_ids(target.queue, ids)
-    raise_foreign_ids(target.queue, foreign)
-    if there and on_duplicate != "ignore":
-        raise id_taken(target.queue, [id for id in ids if id in there])
-    rest = [each for each in given if each.id not in there]
-    return rest, len(given) - len(rest)
-
-
-def _buried_id(id: Id, row: NewMessage) -> str:
-    """Return the id of a row that its queue cannot store.
-
-    It differs from the id of the row, which may come again with correct values. It is the same
-    each time, because a write may be repeated.
-    """
-    end = f"~bad~{row.queue}"
-    text = str(id)
-    if len(text) + len(end) > arguments.MAX_ID:
-        text = sha256(text.encode()).hexdigest()
-    return text + end
-
-
-def _bury(document: Document, row: NewMessage, now: datetime) -> None:
-    """Give a row that its queue cannot store the fields of a buried message."""
-    error = error_record(InvalidMessage(row.fault), now)
-    death = {"reason": "invalid", "tries": 0, "error": error}
-    document |= {"error": error, "dead": {"from": row.queue, "at": now, **death}}
-    # A redrive restores these. A key counts only in the queue of the message.
-    if "key" in document:
-        document["last_key"] = document.pop("key")
-    if row.priority is not None:
-        document["priority"] = row.priority
-
-
 def append(
     target: Target,
     messages: Iterable[NewMessage],
@@ -234,7 +111,9 @@ def append(
     """
     now = yield from ServerTime()
     rest, known = yield from without_packed(target, messages, on_duplicate if by_id else "ignore")
-    documents, encoded, given = documents_of(target, rest, now)
+    shared = yield from contents_of(target.kind).share(target, rest, now, {})
+    documents, encoded, given = documents_of(target, shared.rest, now)
+    known += yield from _append_shared(target, shared, now, session)
     if not documents:
         return known
     levels = {document.get("priority") for document in documents}
@@ -246,6 +125,16 @@ def append(
     else:
         ids = yield from enter(kind, entries, on_duplicate)
     return known + sum(id is not None for id in ids)
+
+
+def _append_shared(target: Target, shared: SharedRows, now: datetime, session: object) -> Plan[int]:
+    """Write the documents that rows share. Return how many rows they contain."""
+    if shared.documents:
+        yield from namespace.ensure(target.queue, target.kind, target.options)
+        for failure in (yield from Insert(shared.documents, session=session)):
+            raise failure.error
+        yield from Signal(target.queue, now, session)
+    return shared.number
 
 
 def free_again(queue: str, refused: list[RawBSONDocument]) -> Plan[list[RawBSONDocument]]:
@@ -304,8 +193,9 @@ def show(target: Target, hidden: str, now: datetime) -> Plan[int]:
     later: dict[str, Any] = {name: put.pop(name) for name in ("when", "due") if name in put}
     entering: UpdateDocument = {"$set": put, "$max": later, "$unset": _HIDDEN}
     here: dict[str, object] = {"q": hidden}
+    done = yield from contents_of(target.kind).surplus(here)
     without_key = here | {"key": {"$exists": False}}
-    done = (yield from Update(without_key, entering, many=True)).matched
+    done += (yield from Update(without_key, entering, many=True)).matched
     keyed = yield from Find(here, {"_id": 1}, hint=HOT)
     for start in range(0, len(keyed), MAX_BATCH):
         pairs: list[tuple[Filter, UpdateDocument]] = [
@@ -397,7 +287,7 @@ class Staging:
             "processed": now,
             "expires": now + STAGED_LIFETIME,
         }
-        missing = yield from hidden_rows(target, messages, hidden, on_duplicate)
+        missing, more = yield from hidden_rows(target, messages, hidden, on_duplicate)
 
         def judge(refused: list[RawBSONDocument]) -> Plan[list[RawBSONDocument]]:
             ids = [each["_id"] for each in refused]
@@ -410,7 +300,7 @@ class Staging:
                 raise id_taken(target.queue, list(known))
             return free
 
-        return (yield from insert_until_known(target.queue, missing, judge))
+        return more + (yield from insert_until_known(target.queue, missing, judge))
 
     def publish(self, places: Mapping[str, int]) -> Plan[int]:
         """Publish the written messages, and delete rows that other attempts of this job left.
@@ -429,7 +319,8 @@ class Staging:
         target = self.target
         yield from namespace.ensure(target.queue, target.kind, target.options)
         for place, expected in places.items():
-            present = yield from Count({"q": self._prefix + place}, HOT)
+            to = yield from target_of(target, place)
+            present = yield from count(to.kind, {"q": self._prefix + place}, HOT)
             if present != expected:
                 raise QueueError(
                     f"queue {target.queue!r}: {expected} messages were staged at {place}, and "
@@ -454,8 +345,8 @@ class Staging:
                 if self._on_duplicate == "error":  # taken since the check
                     clashing.setdefault(to.queue, []).extend(row["key"] for row in left)
         yield from self.discard()
-        for queue, count in done.items():
-            if count:
+        for queue, number in done.items():
+            if number:
                 yield from Signal(queue, now)
         if deleted:
             raise QueueError(

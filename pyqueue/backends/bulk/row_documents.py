@@ -1,0 +1,143 @@
+"""The documents of the rows of a write: messages, packs of messages, and rows that are buried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from hashlib import sha256
+from typing import Any
+
+from bson.raw_bson import RawBSONDocument
+
+from pyqueue import arguments
+from pyqueue.backends.contents import contents_of
+from pyqueue.backends.inserting import raise_foreign_ids
+from pyqueue.backends.invalid import error_record
+from pyqueue.backends.options import NewMessage, Target
+from pyqueue.backends.pushing import Content, id_taken, new_document
+from pyqueue.errors import ConfigurationError, InvalidMessage
+from pyqueue.messages import Id
+from pyqueue.payloads import encode
+from pyqueue.requests import Document, Plan
+
+
+def documents_of(
+    target: Target,
+    messages: Iterable[NewMessage | None],
+    now: datetime,
+    more: Mapping[str, Any] | None = None,
+) -> tuple[list[Document], list[RawBSONDocument], frozenset[Id]]:
+    """Return the documents with ``more`` in each, their encoded forms, and the given ids.
+
+    None stands for a row that needs no document.
+
+    Raises:
+        InvalidMessage, ConfigurationError: a message cannot be stored.
+    """
+    documents: list[Document] = []
+    encoded: list[RawBSONDocument] = []
+    given: set[Id] = set()
+    for row, message in enumerate(messages):
+        if message is None:
+            continue
+        id = None if message.id is None else arguments.identity(message.id)
+        if id is not None and message.fault is not None:
+            id = _buried_id(id, message)
+        when = now if message.fault else arguments.starting(now, message.delay, message.at)
+        content = Content(
+            target.codec.name,
+            target.codec.dump(message.payload),
+            arguments.headers(message.headers),
+            None if message.key is None else arguments.key(message.key),
+            id,
+            priority=message.priority,
+            group=message.group,
+        )
+        document = new_document(target.queue, target.kind, now, when, content)
+        if message.fault is not None:
+            _bury(document, message, now)
+        document |= more or {}
+        try:
+            encoded.append(encode(document))
+        except InvalidMessage as error:
+            where = f"in row {row}" + (f" with id {id}" if id else "")
+            raise InvalidMessage(f"{error}; {where}") from error
+        documents.append(document)
+        if id is not None:
+            if id in given:
+                raise ConfigurationError(
+                    f"id: several rows have the id {id!r}: give each message a different id"
+                )
+            given.add(id)
+    return documents, encoded, frozenset(given)
+
+
+def hidden_rows(
+    target: Target,
+    messages: Iterable[NewMessage],
+    hidden: Mapping[str, Any],
+    on_duplicate: str = "ignore",
+) -> Plan[tuple[list[RawBSONDocument], int]]:
+    """Return messages as encoded documents with the fields ``hidden``; see ``without_packed``.
+
+    Returns:
+        The documents, and how many more messages than documents there are.
+    """
+    rest, _ = yield from without_packed(target, messages, on_duplicate)
+    now = hidden["processed"]
+    shared = yield from contents_of(target.kind).share(target, rest, now, hidden)
+    alone = documents_of(target, shared.rest, now, hidden)[1]
+    return [*shared.documents, *alone], shared.number - len(shared.documents)
+
+
+def without_packed(
+    target: Target, messages: Iterable[NewMessage], on_duplicate: str
+) -> Plan[tuple[list[NewMessage], int]]:
+    """Leave out the messages that the queue has in documents which several messages share.
+
+    Args:
+        target: the queue.
+        messages: the messages. Some may have ids.
+        on_duplicate: the action if an id is taken.
+
+    Returns:
+        The other messages, and how many were left out.
+
+    Raises:
+        DuplicateKey: an id belongs to a message that was never in this queue. Or it is taken, and
+            this is not ignored: a packed message cannot be replaced.
+    """
+    given = list(messages)
+    # A row that is buried gets an id of another form.
+    ids = [each.id for each in given if each.id is not None and each.fault is None]
+    there, foreign = yield from target.kind.packed_ids(target.queue, ids)
+    raise_foreign_ids(target.queue, foreign)
+    if there and on_duplicate != "ignore":
+        raise id_taken(target.queue, [id for id in ids if id in there])
+    rest = [each for each in given if each.id not in there]
+    return rest, len(given) - len(rest)
+
+
+def _buried_id(id: Id, row: NewMessage) -> str:
+    """Return the id of a row that its queue cannot store.
+
+    It differs from the id of the row, which may come again with correct values. It is the same
+    each time, because a write may be repeated.
+    """
+    end = f"~bad~{row.queue}"
+    text = str(id)
+    if len(text) + len(end) > arguments.MAX_ID:
+        text = sha256(text.encode()).hexdigest()
+    return text + end
+
+
+def _bury(document: Document, row: NewMessage, now: datetime) -> None:
+    """Give a row that its queue cannot store the fields of a buried message."""
+    error = error_record(InvalidMessage(row.fault), now)
+    death = {"reason": "invalid", "tries": 0, "error": error}
+    document |= {"error": error, "dead": {"from": row.queue, "at": now, **death}}
+    # A redrive restores these. A key counts only in the queue of the message.
+    if "key" in document:
+        document["last_key"] = document.pop("key")
+    if row.priority is not None:
+        document["priority"] = row.priority
