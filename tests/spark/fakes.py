@@ -24,6 +24,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pyqueue import Backoff, Client, Message, Queue
+from pyqueue.backends.contents import contents_of
+from pyqueue.backends.kind import lookup
 from pyqueue.queue_base import backend_of
 from pyqueue.runtime.connecting import Connected, Connection, runner_of
 from pyqueue.spark import batches, frames, models, sinks
@@ -103,12 +105,15 @@ def no_session() -> Any:
 class Flow:
     """Two new queues in the shared database, and stages between them."""
 
-    def __init__(self, client: Client) -> None:
-        self.client = client
+    def __init__(self, client: Client, **kind: Any) -> None:
+        """Make the queues. ``kind``: the options of both that name their kind."""
+        self.client, self._kind = client, kind
         name = uuid4().hex[:12]
         self.source, self.target = f"{name}-raw", f"{name}-clean"
-        self.raw: Queue[Any] = client.queue(self.source, lease=600, backoff=Backoff(base=0))
-        self.clean: Queue[Any] = client.queue(self.target)
+        self.raw: Queue[Any] = client.queue(
+            self.source, lease=600, backoff=Backoff(base=0), **self._kind
+        )
+        self.clean: Queue[Any] = client.queue(self.target, **self._kind)
         self._stages: list[Batches] = []
 
     def release(self) -> None:
@@ -140,13 +145,17 @@ class Flow:
                 there is none.
             options: Options of the source.
         """
-        defaults: dict[str, Any] = {"lease": 600, "max_tries": 5, "backoff": Backoff(base=0)}
+        defaults: dict[str, Any] = {
+            "lease": 600,
+            "max_tries": 5,
+            "backoff": Backoff(base=0),
+        } | self._kind
         queue: Queue[Any] = self.client.queue(self.source, **(defaults | options))
         backend = backend_of(queue)
         if owner is not None:
             backend.terms = replace(backend.terms, owner=partial(str, owner))
         targets = [self.target] if to is None else to
-        written = [backend_of(self.client.queue(name)) for name in targets]
+        written = [backend_of(self.client.queue(name, **self._kind)) for name in targets]
         stage = Batches(
             runner_of(self.client),
             Route(backend, written, by_column=bool(to)),
@@ -212,13 +221,18 @@ class Flow:
         done = self.client.database["pyqueue"].update_many(match, taken)
         assert done.matched_count == len(payloads)
 
+    def _payloads(self, queue: str) -> list[Any]:
+        kind: Any = self._kind.get("kind", "standard")
+        messages = contents_of(lookup(kind)).messages
+        return sorted(one["payload"] for each in self.stored(queue) for one in messages(each))
+
     def left(self) -> list[Any]:
         """Return the payloads in the source."""
-        return sorted(each["payload"] for each in self.stored(self.source))
+        return self._payloads(self.source)
 
     def written(self) -> list[Any]:
         """Return the payloads in the target."""
-        return sorted(each["payload"] for each in self.stored(self.target))
+        return self._payloads(self.target)
 
     def buried(self) -> dict[Any, Message[Any]]:
         """Return the buried messages, by payload."""
