@@ -25,6 +25,8 @@ from tests.bench.harness import (
 )
 
 BATCH = 10_000
+#: The size of a pack.
+PACK = 1000
 #: Pushes that start Python workers, and the seconds between the end of a batch and the next push.
 WARM, PAUSE_S = 10, 0.3
 
@@ -59,6 +61,7 @@ def run(bench: Bench) -> None:
             streamed(bench, spark, url, raw, count, rounds)
             written(bench, spark, url, raw, count, rounds)
             read(bench, spark, url, client, raw, count, rounds)
+            packed(bench, spark, url, client, raw, rounds)
     finally:
         spark.stop()
 
@@ -303,3 +306,85 @@ def ceiling(bench: Bench, url: str, client: Client, rounds: int) -> None:
     label = f"ceiling of one group: claim and acknowledge batches of {BATCH}, without Spark's work"
     per_second = [1 / each for each in after]
     bench.row(label, "messages/s", per_second, rounds * count, at_least(15_000))
+
+
+class Buckets:
+    """Two buckets, and the ways of Spark that read the first one or pass its messages on."""
+
+    def __init__(self, bench: Bench, spark: Any, url: str, client: Client, raw: Any) -> None:
+        self.spark, self.url, self.client, self.raw = spark, url, client, raw
+        self.source, self.target = (
+            client.queue(name(), kind="bucket", pack=PACK) for _ in range(2)
+        )
+        self.target.reserve(0)
+        self.count, self.few = bench.either(4, 50) * BATCH, bench.either(2, 5) * BATCH
+
+    def fill(self) -> None:
+        """Fill the first one, and empty the second one."""
+        self.source.purge()
+        self.target.purge()
+        for _ in range(self.count // PACK):
+            self.source.push_many([payload(number) for number in range(PACK)])
+
+    def loop(self) -> float:
+        """Insert, read and delete documents in one process. Return the seconds for each."""
+        documents = [raw_document("packed", number) for number in range(self.few)]
+
+        def work() -> None:
+            self.raw.insert_many(documents, ordered=False)
+            found = self.client.database[self.client.namespace].find({"q": "packed"})
+            assert len([json.dumps(each["payload"]) for each in found]) == self.few
+            self.raw.delete_many({"q": "packed"})
+
+        return seconds(work, self.few)
+
+    def read(self) -> float:
+        """Read all messages as a table."""
+        self.fill()
+        options = {"uri": self.url, "queue": self.source.name}
+        frame = self.spark.read.format("pyqueue").options(**options).load()
+        return seconds(frame.write.format("noop").mode("overwrite").save, self.count)
+
+    def stream(self) -> float:
+        """Pass all messages on by a stream."""
+        self.fill()
+        given = {"uri": self.url, "queue": self.source.name, "group": uuid4().hex}
+        given["maxMessagesPerBatch"] = str(10 * BATCH)
+        rows = self.spark.readStream.format("pyqueue").options(**given).load()
+        writer = rows.writeStream.format("pyqueue").options(
+            uri=self.url, queue=self.target.name, stage=uuid4().hex
+        )
+        with TemporaryDirectory() as folder:
+            writer = writer.option("checkpointLocation", folder).trigger(availableNow=True)
+            took = seconds(lambda: writer.start().awaitTermination(), self.count)
+        assert self.target.counts().ready == self.count
+        return took
+
+    def stage(self) -> float:
+        """Pass all messages on by a stage."""
+        from pyqueue.spark import SparkStage
+
+        self.fill()
+        stage = SparkStage(
+            uri=self.url,
+            source=self.source.name,
+            to=self.target.name,
+            group="stage",
+            max_messages=BATCH,
+            namespace=self.client.namespace,
+            transform=lambda df: df.select("id", "payload"),
+        )
+        took = seconds(lambda: list(stage.run(self.spark, until_empty=True)), self.count)
+        assert self.target.counts().ready == self.count
+        return took
+
+
+def packed(bench: Bench, spark: Any, url: str, client: Client, raw: Any, rounds: int) -> None:
+    """Read the messages of a bucket, and pass them on to another bucket."""
+    both = Buckets(bench, spark, url, client, raw)
+    before, *after = interleave(rounds, both.loop, both.read, both.stream, both.stage)
+    labels = "batch read of a bucket", "stream from bucket to bucket", "stage from bucket to bucket"
+    for label, took, least in zip(labels, after, (60_000, 60_000, None), strict=True):
+        bound, n = None if least is None else at_least(least), rounds * both.count
+        bench.speed(f"{label}, {both.count}, against a raw loop", before, took, n)
+        bench.row(f"{label}, {both.count}", "messages/s", [1 / each for each in took], n, bound)
