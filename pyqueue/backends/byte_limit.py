@@ -216,7 +216,8 @@ def find_fitting(
         find: finds the documents in order. Its limit is a number of messages; the last document
             may exceed it.
         max_bytes: the most bytes of all documents.
-        number_of: returns how many messages a document has. The projection has the fields for it.
+        number_of: returns how many messages a document has, at least 1. The projection has the
+            fields for it.
 
     Returns:
         The documents with the fields of the projection, and their sizes as ``bytes``.

@@ -189,6 +189,19 @@ def test_claim_prepares_packs_of_former_holders() -> None:
     assert first["_id"] not in {each["_id"] for each in steps.all()}
 
 
+@pytest.mark.parametrize("limit", [1, 2])
+def test_claim_passes_packs_that_are_empty(limit: int) -> None:
+    """The next claim deletes a pack whose last message was removed."""
+    steps = Steps(stored())
+    assert all(steps.run(plans("a").remove(ids()[number])) for number in range(10))
+    claims = NamedClaims(plans("a"), "g")
+    token = steps.run(claims.adopt(LEASE))
+    assert steps.stalled(claims.claim(token, limit, LEASE), 60) is None, "it does not end"
+    n = steps.run(claims.progress()).claimed
+    assert steps.run(claims.ids(token, n - 1, n)) == of_numbers(*range(10, 15))
+    assert len(documents(steps, "a")) == 2
+
+
 def test_claim_publishes_what_a_former_holder_handed_over() -> None:
     """The process died between its decision and the publication."""
     for at in range(20):

@@ -102,10 +102,10 @@ class PackContents(Contents):
     # ---- claims
 
     def first(self, find: Find, max_bytes: int | None) -> Plan[list[Document]]:
-        """Return the first documents that fit; at least one."""
+        """Return the first documents that fit; at least one. An empty pack counts as a message."""
         sized = replace(find, projection=self.sized)
         most = sys.maxsize if max_bytes is None else max_bytes
-        return (yield from find_fitting(sized, most, self.size))
+        return (yield from find_fitting(sized, most, lambda each: max(1, self.size(each))))
 
     def admit(self, how: Reception, claimed: Filter) -> Plan[None]:
         """Publish copies that former holders handed over. Remove empty packs, bury invalid ones."""
