@@ -22,10 +22,10 @@ from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.messages import UNCHANGED, Id
 from pyqueue.payloads import OPTIONS, encode
-from pyqueue.requests import Document, Plan
+from pyqueue.requests import Document, Plan, UpdateEach
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.faults import Faults, Settler, check_ends
-from tests.plans.steps import Steps
+from tests.plans.steps import Steps, resume
 from tests.plans.test_pack_moves import MESSAGES, check, documents, ids, plans, stored
 
 LEASE = 60.0
@@ -331,6 +331,30 @@ def test_bad_message_leaves_its_pack_and_is_buried() -> None:
     assert (message["_id"], message["dead"]["reason"]) == (ids()[3], "invalid")
     assert message["error"]["message"] == f"payload: it {REASON}"
     assert len(documents(steps, "a")) == 3
+
+
+def test_bad_messages_of_a_pack_are_noted_by_one_update() -> None:
+    steps, claims, token = claimed(10)
+    steps.run(claims.note_bad(token, 1, dict.fromkeys(of_numbers(0, 1, 2, 7), REASON)))
+    (change,) = [each for each in steps.commands if isinstance(each, UpdateEach)]
+    assert len(change.pairs) == 2
+    fit = steps.run(claims.reservations(token, 0, 1, noted=False))
+    assert [each.id for each in fit] == of_numbers(3, 4, 5, 6, 8, 9)
+
+
+def test_bad_message_that_was_taken_does_not_count_as_buried() -> None:
+    """Another process takes the pack during the acknowledgement."""
+    for at in range(MOST_COMMANDS):
+        steps, claims, token = claimed(5)
+        steps.run(claims.note_bad(token, 1, {ids()[3]: REASON}))
+        running = steps.stalled(claims.acknowledge(token, 1, 5), at)
+        if running is None:
+            assert at > 10
+            return
+        taken = {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
+        pack = steps.collection.find_one_and_update({"token": token, "b": {"$exists": True}}, taken)
+        assert resume(running) == 5 - (pack["n"] if pack else 0), f"taken before command {at}"
+    raise AssertionError("more commands than expected")
 
 
 def test_noted_message_stays_claimed_when_the_rest_is_settled() -> None:

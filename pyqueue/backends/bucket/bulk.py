@@ -135,7 +135,7 @@ class PackContents(Contents):
         self, terms: QueueTerms, claimed: Filter, error_of: Callable[[str], dict[str, Any]]
     ) -> Plan[list[tuple[Id, str]]]:
         """Bury the noted messages of packs."""
-        found = yield from Find({**claimed, **_SHARED}, hint=CLAIMS)
+        found = yield from Find({**claimed, **_SHARED}, self.bare, hint=CLAIMS)
         now = yield from ServerTime()
         buried: list[tuple[Id, str]] = []
         for document in found:
@@ -143,9 +143,9 @@ class PackContents(Contents):
             bad = [each for each in _reservations(document, now) if str(each.place) in notes]
             for each in bad:
                 each.error = error_of(notes[str(each.place)])
-                buried.append((each.id, notes[str(each.place)]))
             with suppress(LeaseLost):  # another process took the pack just now
                 yield from leaving.bury(terms, bad, Failure(None), "invalid")
+                buried += [(each.id, notes[str(each.place)]) for each in bad]
             mine = {"_id": document["_id"], "token": document["token"]}
             yield from Update(mine, {"$unset": {NOTE: ""}})
         return buried

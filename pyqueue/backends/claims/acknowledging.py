@@ -17,6 +17,7 @@ from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import MAX_BATCH
 from pyqueue.backends.contents import NOTE, Contents, contents_of
 from pyqueue.backends.invalid import Graveyard, bury_unclaimable, error_record
+from pyqueue.backends.kind import UpdateFields
 from pyqueue.backends.options import QueueTerms
 from pyqueue.documents import priority_of
 from pyqueue.errors import InvalidMessage, Unavailable
@@ -45,15 +46,18 @@ def note(contents: Contents, match: Filter, reasons: Mapping[Id, str | None]) ->
         reasons: the reasons, by id. None removes an earlier note.
 
     Returns:
-        How many of the messages are still held.
+        How many of their documents are still held.
     """
     shared = yield from contents.find_shared(match, list(reasons))
-    pairs: list[tuple[Filter, UpdateDocument]] = []
+    updates: dict[Id, UpdateFields] = {}
     for id, reason in reasons.items():
         spot = shared.get(id)
         document, field = (id, NOTE) if spot is None else (spot.document, spot.field(NOTE))
-        update = {"$set": {field: reason}} if reason else {"$unset": {field: ""}}
-        pairs.append(({"_id": document, **match}, update))
+        operator, value = ("$set", reason) if reason else ("$unset", "")
+        updates.setdefault(document, {}).setdefault(operator, {})[field] = value
+    pairs: list[tuple[Filter, UpdateDocument]] = [
+        ({"_id": document, **match}, update) for document, update in updates.items()
+    ]
     held = 0
     for start in range(0, len(pairs), MAX_BATCH):
         done, failures = yield from UpdateEach(pairs[start : start + MAX_BATCH])
