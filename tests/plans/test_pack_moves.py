@@ -17,8 +17,10 @@ from bson import ObjectId
 
 from pyqueue import DuplicateKey, LeaseLost
 from pyqueue.backends.bucket import packs
-from pyqueue.backends.options import Options
+from pyqueue.backends.moving import moves
+from pyqueue.backends.options import NewMessage, Options
 from pyqueue.backends.queue_plans import QueuePlans, plans_of
+from pyqueue.errors import NotPermitted
 from pyqueue.messages import UNCHANGED
 from pyqueue.requests import Document, Plan
 from pyqueue.runtime.waiters import Waiters
@@ -288,16 +290,40 @@ def test_message_that_leaves_alone_is_an_ordinary_one() -> None:
     assert (alone["_id"], alone["payload"]) == (held[2].id, {"n": 2})
 
 
-def test_pack_that_grew_too_large_moves_in_parts() -> None:
+@pytest.mark.parametrize(
+    ("share", "sizes"), [(2, [1, 2, 2]), (1, [1] * 5)], ids=["10 MB in all", "20 MB in all"]
+)
+def test_pack_that_grew_too_large_moves_in_parts(share: int, sizes: list[int]) -> None:
     """A pack keeps below 4 MB, also if its messages get new payloads."""
     steps, mover, held = holding(5)
-    big = "x" * (packs.MAX_PACK_BYTES // 2 - 1000)
+    big = "x" * (packs.MAX_PACK_BYTES // share - 1000)
     pairs = [(each, each.payload | {"big": big}) for each in held]
     steps.run(mover.plans["a"].move(pairs, to=mover.plans["c"]))
-    sizes = [len(each.get("b", [1])) for each in documents(steps, "c")]
-    assert sorted(sizes) == [1, 2, 2]
+    assert sorted(len(each.get("b", [1])) for each in documents(steps, "c")) == sizes
     found = steps.run(mover.receive("c", 5))
     assert sorted(each.id for each in found) == [ids()[number] for number in range(5)]
+
+
+def test_bulk_move_reports_what_a_message_may_cause() -> None:
+    """A key that is taken is the fault of a message. A missing permission is not."""
+    steps, mover, held = holding(5)
+    source, target = mover.plans["a"].terms, mover.plans["c"].target
+    steps.run(mover.plans["c"].push([{"n": 0}], keys=["k"]))
+    rows = [(held[0], NewMessage(None, UNCHANGED, key="k"))]
+    rows += [(each, NewMessage(None, UNCHANGED)) for each in held[1:]]
+    (plan,) = moves(source, target, rows)
+    (taken, error), *rest = steps.run(plan)
+    assert (taken, type(error)) == (held[0], DuplicateKey)
+    assert rest == [(each, "done") for each in held[1:]]
+
+    def refused(number: int, done: bool) -> None:
+        if number == 1:
+            raise NotPermitted("not authorized")
+
+    again = steps.run(mover.receive("a", 1))
+    (plan,) = moves(source, target, [(again[0], NewMessage(None, UNCHANGED))])
+    with pytest.raises(NotPermitted):
+        steps.run(plan, refused)
 
 
 def test_push_is_not_repeated_after_its_messages_moved_on() -> None:

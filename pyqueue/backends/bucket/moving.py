@@ -10,6 +10,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+import bson
+
 from pyqueue import arguments
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.bucket import packs
@@ -19,9 +21,9 @@ from pyqueue.backends.forms import Move, Outcomes
 from pyqueue.backends.hidden import HANDED
 from pyqueue.backends.moving import refuse_taken, stored_payload
 from pyqueue.backends.options import NewMessage, QueueTerms, Target
-from pyqueue.errors import LeaseLost, QueueError
+from pyqueue.errors import DuplicateKey, InvalidMessage, LeaseLost, Unavailable
 from pyqueue.messages import UNCHANGED, PackedReservation
-from pyqueue.payloads import encode
+from pyqueue.payloads import OPTIONS
 from pyqueue.requests import Document, Plan, ServerTime, Signal, Update
 
 
@@ -99,7 +101,7 @@ def _outcomes(held: Held, moving: Plan[None]) -> Plan[Outcomes]:
             (each, "lost" if id(each) in lost else "unknown" if id(each) in unknown else "done")
             for each in held
         ]
-    except QueueError as error:
+    except (DuplicateKey, InvalidMessage, Unavailable) as error:
         return [(each, error) for each in held]
     return [(each, "done") for each in held]
 
@@ -161,7 +163,8 @@ def _move_whole(group: Group, move: Move, changed: Mapping[str, Any]) -> Plan[bo
         changed: the fields to write into its messages.
     """
     target = move.target
-    size = len(encode(changed).raw)
+    # Each payload was checked. Together they may exceed a document: then they move in parts.
+    size = len(bson.encode(changed, codec_options=OPTIONS))
     if size > packs.MAX_PACK_BYTES:
         return False
     now = yield from ServerTime()
