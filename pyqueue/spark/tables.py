@@ -42,7 +42,8 @@ class BatchReader(DataSourceReader):
         backend = options.source()
         if options.match is not None:
             refuse_packs(backend.kind, backend.queue, "match", "filter the DataFrame by where()")
-        parts = 1 if self._choice.by_id else options.partitions
+        chosen = self._choice.by_id and contents_of(backend.kind).conditions(self._choice.only)
+        parts = 1 if chosen else options.partitions
         found = options.run(slices(backend.queue, backend.kind, parts))
         return [_SlicePartition(each) for each in found]
 

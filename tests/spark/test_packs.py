@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import datasource
 from pyspark.sql.types import StructType
 
 from pyqueue import Client, ConfigurationError
 from pyqueue.runtime.connecting import runner_of
+from pyqueue.spark import QueueDataSource
 from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.columns import columns
 from tests.spark.engine import Checkpoint, table_rows
@@ -222,6 +224,20 @@ def test_table_of_a_bucket_shows_the_messages_left(flow: Flow, database: str) ->
     match = {**options, "match": '{"a": 1}'}
     with pytest.raises(ConfigurationError, match=r"match: .* share documents: filter"):
         table_rows(match)
+
+
+def test_table_of_a_bucket_is_divided_whatever_spark_filters_by(
+    flow: Flow, database: str
+) -> None:
+    """The database cannot find a packed message by its id, so each task has a part to read."""
+    ids = flow.raw.push_many(range(9))
+    options = {"uri": database, "queue": flow.source, "pushFilters": "true", "numPartitions": "3"}
+    source = QueueDataSource(options)
+    schema: Any = source.schema()
+    reader: Any = source.reader(schema)
+    reader.pushFilters([datasource.EqualTo(("id",), str(ids[4]))])
+    parts = [[each.num_rows for each in reader.read(part)] for part in reader.partitions()]
+    assert parts == [[3], [3], [3]]
 
 
 @some_or_all
