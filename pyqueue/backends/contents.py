@@ -167,8 +167,16 @@ class Contents:
         """Return rows without ids that only tell that a batch is repeated, if they can share."""
         return rows
 
-    def surplus(self, match: Filter, cap: int | None = None) -> Plan[int]:
-        """Count how many more messages than documents match. ``cap``: the most documents."""
+    def surplus(
+        self, match: Filter, cap: int | None = None, hint: str | None = None
+    ) -> Plan[int]:
+        """Count how many more messages than documents match.
+
+        Args:
+            match: matches the documents.
+            cap: the most documents that share messages. None: no limit.
+            hint: the index. None: the index that counts the messages of a queue.
+        """
         yield from ()
         return 0
 
@@ -201,6 +209,15 @@ def count(kind: Kind, match: Filter, hint: str, cap: int | None = None) -> Plan[
     """Count the messages in the documents that match, up to ``cap``."""
     documents = yield from Count(match, hint, cap)
     number = documents + (yield from contents_of(kind).surplus(match, cap))
+    return number if cap is None else min(number, cap)
+
+
+def count_of_any_kind(match: Filter, hint: str, cap: int | None = None) -> Plan[int]:
+    """Count the messages in the documents that match, up to ``cap``, whatever queue they are in."""
+    number = yield from Count(match, hint, cap)
+    for each in _contents.values():
+        if cap is None or number < cap:
+            number += yield from each.surplus(match, cap, hint)
     return number if cap is None else min(number, cap)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from pyqueue import Client
 from pyqueue.backends.bulk.epochs import EpochWrites
@@ -72,3 +72,20 @@ def test_doctor_tells_of_groups_and_stages_and_removes_old_rows(
     assert found["level"] == "ok"
     assert found["text"].endswith("; removed 2 hidden rows older than a day")
     assert hidden() == {"new-0", "new-1", "of-a-stage"}
+
+
+def test_doctor_counts_the_messages_of_packs(client: Client) -> None:
+    """A group holds packs, and a write that died has left hidden packs."""
+    run, raw = runner_of(client).run, client.queue("raw", kind="bucket", pack=3)
+    raw.push_many(range(7))
+    run(NamedClaims(backend_of(raw), "g").begin(4, 60))
+    rows = [NewMessage(None, number) for number in range(5)]
+    assert run(Staging(backend_of(raw).target, "old").write("a", rows)) == 5
+    before = {"$set": {"processed": datetime.now(UTC) - timedelta(days=1, minutes=1)}}
+    client.database["pyqueue"].update_many({"staged": True}, before)
+    text = check_spark(client, repair=False).text
+    assert ", holds 6 messages)" in text
+    assert "; 5 hidden rows are older than a day" in text
+    swept = check_spark(client, repair=True).text
+    assert swept.endswith("; removed 5 hidden rows older than a day")
+    assert "hidden rows" not in check_spark(client, repair=True).text

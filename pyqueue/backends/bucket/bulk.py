@@ -21,7 +21,7 @@ from bson.raw_bson import RawBSONDocument
 from pyqueue import arguments
 from pyqueue.backends import namespace
 from pyqueue.backends.bucket import leaving, packs, pushing
-from pyqueue.backends.bucket.kind import Bucket
+from pyqueue.backends.bucket.kind import PACKS, Bucket
 from pyqueue.backends.bucket.managing import CountPacked, finish_each
 from pyqueue.backends.bucket.receiving import is_valid_pack
 from pyqueue.backends.bucket.settling import emptied
@@ -196,11 +196,13 @@ class PackContents(Contents):
             for each in rows
         ]
 
-    def surplus(self, match: Filter, cap: int | None = None) -> Plan[int]:
+    def surplus(
+        self, match: Filter, cap: int | None = None, hint: str | None = None
+    ) -> Plan[int]:
         """Count how many more messages than documents match."""
         # Records are no packs. The index has no ``_id``, so the server would read the packs.
         packed = {name: match[name] for name in match if name != "_id"}
-        return (yield from CountPacked(packed, cap))
+        return (yield from CountPacked(packed, cap, hint or PACKS))
 
     # ---- reads
 

@@ -36,13 +36,13 @@ from pyqueue.requests import (
 
 @dataclass(slots=True)
 class CountPacked(Command[int]):
-    """Count the messages of packs, less one for each pack. The index ``packs`` covers the query."""
+    """Count the messages of packs, less one for each pack."""
 
     filter: Filter
     cap: int | None = None
+    #: The index. This one covers the query.
+    hint: str = PACKS
     cursor: ClassVar[bool] = True
-    #: The index that the command needs.
-    hint: ClassVar[str] = PACKS
 
     def send(self, collection: Any) -> Any:
         """Send an aggregate that adds the numbers up."""

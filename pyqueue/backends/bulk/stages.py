@@ -21,9 +21,10 @@ from pyqueue.backends.bulk.epoch_records import (
     unclaimed,
 )
 from pyqueue.backends.bulk.epochs import ABANDONED, writes_of
+from pyqueue.backends.contents import count_of_any_kind
 from pyqueue.backends.namespace import HOT
 from pyqueue.errors import QueueError, Unavailable
-from pyqueue.requests import Count, Delete, Document, Filter, Find, Plan, ServerTime
+from pyqueue.requests import Delete, Document, Filter, Find, Plan, ServerTime
 
 log = logging.getLogger("pyqueue")
 
@@ -62,7 +63,7 @@ def stages(queue: str | None = None) -> Plan[list[StageInfo]]:
 
 def abandoned(cap: int) -> Plan[int]:
     """Return how many hidden rows ``sweep`` would delete, up to ``cap``."""
-    return (yield from Count((yield from _abandoned()), HOT, cap))
+    return (yield from count_of_any_kind((yield from _abandoned()), HOT, cap))
 
 
 def sweep() -> Plan[int]:
@@ -70,7 +71,10 @@ def sweep() -> Plan[int]:
 
     Batch writes that have run for longer than a day are ended first, and so lose their rows.
     """
-    return (yield from Delete((yield from _abandoned()), many=True))
+    match = yield from _abandoned()
+    number = yield from count_of_any_kind(match, HOT)
+    yield from Delete(match, many=True)
+    return number
 
 
 def _abandoned() -> Plan[Filter]:

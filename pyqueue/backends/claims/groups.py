@@ -18,12 +18,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from pyqueue import arguments
 from pyqueue.backends import namespace, transitions
-from pyqueue.backends.contents import NOTE, Contents, contents_of
+from pyqueue.backends.contents import NOTE, Contents, contents_of, count_of_any_kind
 from pyqueue.backends.kind import require
 from pyqueue.backends.namespace import CLAIMS
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.errors import Fenced, Occupied
-from pyqueue.requests import Count, Document, Filter, Find, Insert, Plan, ServerTime, Update
+from pyqueue.requests import Document, Filter, Find, Insert, Plan, ServerTime, Update
 
 #: The beginning of the _id of the state of a group.
 GROUP_RECORD: Final = "~claim:"
@@ -125,7 +125,7 @@ def all_groups() -> Plan[list[GroupInfo]]:
     for state in (yield from Find({"_id": {"$gte": GROUP_RECORD, "$lt": GROUP_RECORD[:-1] + ";"}})):
         tag = str(state["_id"]).removeprefix(GROUP_RECORD)
         queue, _, group = tag.partition("~")
-        outstanding = yield from Count({"claim.g": tag}, CLAIMS)
+        outstanding = yield from count_of_any_kind({"claim.g": tag}, CLAIMS)
         infos.append(
             GroupInfo(queue, group, state.get("owner", ""), state.get("until"), outstanding)
         )
