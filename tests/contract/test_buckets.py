@@ -292,6 +292,22 @@ def test_refused_on_a_bucket(world: World, client: AnyClient, queue: AnyQueue) -
     queue.commit(*held)
 
 
+def test_claim_takes_whole_packs(queue: AnyQueue) -> None:
+    ids = queue.push_many(range(12))
+    with queue.claim("g", limit=6) as claim:
+        assert sorted(claim.ids) == sorted(ids[:10])
+        assert queue.counts() == Counts(ready=2, reserved=10)
+        assert not queue.remove(ids[9])
+        claim.rollback("why")
+    assert queue.counts() == Counts(ready=2, scheduled=10)
+    waiting = queue.get(ids[9])
+    assert (waiting.tries, waiting.error["message"]) == (1, "why")
+    with queue.claim("g", limit=1) as claim:
+        assert sorted(claim.ids) == sorted(ids[10:])
+        claim.commit()
+    assert queue.counts() == Counts(scheduled=10)
+
+
 def test_bytes_of_a_receive_are_limited(queue: AnyQueue) -> None:
     queue.push_many(["x" * 1000] * 5)
     held = queue.reserve_many(5, timeout=0, max_bytes=2500)
