@@ -22,7 +22,7 @@ from pyqueue import arguments
 from pyqueue.backends import namespace
 from pyqueue.backends.bucket import leaving, packs, pushing
 from pyqueue.backends.bucket.kind import PACKS, Bucket
-from pyqueue.backends.bucket.managing import CountPacked, finish_each
+from pyqueue.backends.bucket.managing import CountPacked, publish_handed
 from pyqueue.backends.bucket.receiving import is_valid_pack
 from pyqueue.backends.bucket.settling import emptied
 from pyqueue.backends.bucket.stock import Drawn, HeldPack, maker
@@ -110,7 +110,7 @@ class PackContents(Contents):
     def admit(self, how: Reception, claimed: Filter) -> Plan[None]:
         """Publish copies that former holders handed over. Remove empty packs, bury invalid ones."""
         match = {**claimed, **_SHARED}
-        yield from finish_each(match, CLAIMS)
+        yield from publish_handed(match, CLAIMS)
         now = yield from ServerTime()
         for document in (yield from Find(match, self.bare, hint=CLAIMS)):
             if not is_valid_pack(document):
@@ -153,7 +153,7 @@ class PackContents(Contents):
     def finish(self, claimed: Filter) -> Plan[int]:
         """Finish the messages of packs. Return how many."""
         match = {**claimed, **_SHARED}
-        yield from finish_each(match, CLAIMS)
+        yield from publish_handed(match, CLAIMS)
         found = yield from Find(match, self.sized, hint=CLAIMS)
         if not found:
             return 0
@@ -246,19 +246,19 @@ def _encoded(found: bytes) -> Iterator[bytes]:
     common = _inside(packs.common_fields(document))
     for own in _own_fields(document):
         fields = _inside(own)
-        size = len(fields) + len(common) + 5
+        size = len(fields) + len(common) + 5  # itself has 4 bytes, and a zero ends the document
         yield b"".join((size.to_bytes(4, "little"), fields, common, b"\0"))
 
 
 def _inside(document: Document) -> bytes:
-    """Return a document in BSON without its size and its end."""
+    """Return the fields of a document in BSON, without the size before and the zero after them."""
     return bson.encode(document, codec_options=OPTIONS)[4:-1]
 
 
 def _reservations(pack: Document, now: datetime) -> list[PackedReservation[Any]]:
     """Return the messages left in a claimed pack as reservations."""
     hold = HeldPack(pack, counted=True, whole=True)
-    drawn = hold.draw(hold.size)
+    drawn = hold.draw(hold.size)  # all of them
     if drawn is None:
         return []
     lease_s = max(0.001, (hold.until - now).total_seconds())

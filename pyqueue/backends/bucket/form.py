@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from pyqueue.backends import forms
 from pyqueue.backends.bucket import leaving, moving, settling
@@ -29,11 +29,11 @@ _REFUSED = {
 class Packed(Form[PackedReservation[Any]]):
     """The form of a message that shares its document with other messages."""
 
-    def refuse(self, held: Held, argument: str) -> None:
+    def refuse(self, held: Held, argument: str) -> NoReturn:
         """Refuse an argument that needs a document for each message."""
-        remedy = _REFUSED[argument]
+        reason = _REFUSED[argument]
         raise ConfigurationError(
-            f"{argument}: message {held[0].id} shares a document with other messages{remedy}"
+            f"{argument}: message {held[0].id} shares a document with other messages{reason}"
         )
 
     def commit(self, terms: QueueTerms, held: Held, value: Any, session: object) -> Plan[None]:
@@ -75,7 +75,7 @@ class Packed(Form[PackedReservation[Any]]):
         self, terms: QueueTerms, held: PackedReservation[Any], copies: Sequence[Document]
     ) -> Plan[tuple[Handover, Result]]:
         """Finish a message, and publish documents in its place. Return the handover and result."""
-        [(group, _)] = by_pack(terms.queue, terms.kind, [held])
+        [(group, _)] = by_pack(terms.queue, terms.kind, [held])  # one message is in one pack
         handover = Handover(terms.queue, held.pack, held.token, copies)
         result = yield from leaving.hand_over_shared(group, handover)
         return handover, result

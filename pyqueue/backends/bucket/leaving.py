@@ -57,11 +57,11 @@ Whole = Callable[[Group, Held], Plan[bool]]
 def leave(
     group: Group, leavers: Sequence[Leaver], *, together: bool = False, session: object = None
 ) -> Plan[tuple[int, int]]:
-    """Take messages out of a pack.
+    """Take messages out of a pack, and store new documents for them.
 
     Args:
         group: the claim that holds them.
-        leavers: the messages.
+        leavers: their places, each with the function that makes the new document.
         together: whether they share documents at their destination; see ``packs.parts``.
         session: the session of the caller's transaction, or None.
 
@@ -73,11 +73,11 @@ def leave(
     found = yield from Find(match, fields, limit=1, session=session)
     bits, lost = group.bits, 0
     now = yield from ServerTime()
-    hold = group.hold if session is None else None
+    hold = group.hold if session is None else None  # the transaction may be aborted
     copies = [(place, make(_stored(found[0], place), now)) for place, make in leavers if found]
     for _, copy in copies:
         encode(copy)  # nothing is written if one of them is too large
-    taken: set[Id] = set()
+    taken: set[Id] = set()  # the ids that other documents have
     call = transitions.new_token()
     while bits:
         still = yield from still_held(group._replace(bits=bits, hold=hold), session)
@@ -86,14 +86,15 @@ def leave(
         if not bits:
             break
         messages = [copy for place, copy in copies if bits >> place & 1]
-        some = _with_free_ids(group, messages, taken, together=together)
+        documents = _with_free_ids(group, messages, taken, together=together)
         try:
             if session is not None:
-                yield from _leave_in_transaction(group._replace(bits=bits), some, session)
+                yield from _leave_in_transaction(group._replace(bits=bits), documents, session)
                 return lost, 0
-            handover = Handover(group.queue, group.pack, group.token, some, call)
+            handover = Handover(group.queue, group.pack, group.token, documents, call)
             result = yield from _hand_over_bits(group._replace(bits=bits), handover)
         except DuplicateKey as clash:
+            # A message key clashed, or an id of ``_with_free_ids`` is taken, too.
             if not clash.ids or not taken.isdisjoint(clash.ids):
                 raise
             taken.update(clash.ids)
@@ -102,7 +103,8 @@ def leave(
             return lost, 0
         if result == "unknown":
             return lost, bits
-    if hold and lost:
+        # "lost": read again which of them are still held.
+    if hold and lost:  # note that these messages are no longer in the pack
         hold.begin(None)
         hold.settled(lost, None, matched=True)
     yield from end_claim(group._replace(hold=hold))
@@ -146,6 +148,7 @@ def _leave_in_transaction(
     stored = yield from Find({"_id": {"$in": [each["_id"] for each in documents]}}, session=session)
     if others := [each["_id"] for each in stored if not is_copy(each)]:
         raise DuplicateKey(f"other documents already have the ids {others[:10]}", ids=others)
+    # It matches: ``still_held`` has read so in this transaction.
     yield from Update(group.fence, packs.setting(group.bits), session=session)
     for each in stored:  # a former holder died and can no longer decide
         yield from Delete(copy_filter(each), session=session)
@@ -156,7 +159,7 @@ def _leave_in_transaction(
 
 
 def _hand_over_bits(group: Group, handover: Handover) -> Plan[Result]:
-    """Take messages out of a pack, and publish their new documents."""
+    """Take messages out of a pack, and publish their new documents. Note the result in ``hold``."""
     hold = group.hold
     if hold:
         hold.begin(None)  # the claim continues
@@ -199,6 +202,7 @@ def _hand_over_for_callers(
         bits |= one.bits
     copies = [copy for _, each in calls for copy in each.copies]
     result: Result = "lost"
+    # Otherwise two calls hand over the same message, and only one of them may succeed.
     if bits.bit_count() == sum(one.bits.bit_count() for one, _ in calls):
         with suppress(QueueError):
             result = yield from _hand_over_bits(
@@ -214,8 +218,8 @@ def _stored(pack: Document, place: int) -> Document:
     return {name: document[name] for name in kept if name in document}
 
 
-def passed(document: Document, queue: str, now: datetime) -> dict[str, Any]:
-    """Return the trail of a message that leaves its queue."""
+def trail_after(document: Document, queue: str, now: datetime) -> dict[str, Any]:
+    """Return the field ``trail`` of a message after it has left this queue."""
     trail = [*document.get("trail", ()), {"q": queue, "at": now}]
     return {"trail": trail[-transitions.TRAIL_LENGTH :]}
 
@@ -230,8 +234,19 @@ def leave_each(
     together: bool = False,
     session: object = None,
 ) -> Plan[None]:
-    """Take messages out of their packs, unless ``whole`` settles all messages left in one."""
+    """Take messages out of their packs, unless ``whole`` settles all messages left in one.
+
+    Args:
+        queue: their queue.
+        held: the messages.
+        groups: the same messages, by pack.
+        make: returns the function that makes the new document of a message.
+        whole: settles a pack from which no message stays; None: each message leaves its pack.
+        together: whether they share documents at their destination.
+        session: the session of the caller's transaction, or None.
+    """
     if session is not None:
+        # ``whole`` would write outside the transaction.
         whole, now = None, (yield from ServerTime())
         for one in held:
             check_time_left(one, now)
@@ -261,12 +276,12 @@ def rollback(terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
     """
     queue, kind, options = terms.queue, terms.kind, terms.options
     given_s, record, session = failure.delay_s, failure.error, failure.session
-    last: list[PackedReservation[Any]] = []
+    out_of_tries: list[PackedReservation[Any]] = []
     rest: list[tuple[Group, Held]] = []
     for group, members in by_pack(queue, kind, held):
-        tries = members[0].tries
+        tries = members[0].tries  # the messages of a claim have equal tries
         if options.max_tries is not None and tries >= options.max_tries:
-            last += members
+            out_of_tries += members
             continue
         rest.append((group, members))
 
@@ -285,10 +300,10 @@ def rollback(terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
 
         return waiting
 
-    waiting = [each for _, members in rest for each in members]
+    returned = [each for _, members in rest for each in members]
     yield from each_part(
-        (leave_each(queue, waiting, rest, make, whole=whole, session=session), waiting),
-        (bury(terms, last, failure, "tries"), last),
+        (leave_each(queue, returned, rest, make, whole=whole, session=session), returned),
+        (bury(terms, out_of_tries, failure, "tries"), out_of_tries),
     )
 
 
@@ -329,7 +344,8 @@ def burial(queue: str, target: Target, reason: str, tries: int, error: ErrorReco
     """Return the function that makes the document of a buried message."""
 
     def buried(stored: Document, now: datetime) -> Document:
-        document = stored | target.kind.entering(target.queue, now) | passed(stored, queue, now)
+        entering = target.kind.entering(target.queue, now)
+        document = stored | entering | trail_after(stored, queue, now)
         death = {"reason": reason, "tries": tries, "error": error}
         document["dead"] = {"from": queue, "at": now, **death}
         return document | ({} if error is None else {"error": error})

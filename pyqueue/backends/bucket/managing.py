@@ -36,7 +36,7 @@ from pyqueue.requests import (
 
 @dataclass(slots=True)
 class CountPacked(Command[int]):
-    """Count the messages of packs, less one for each pack."""
+    """Count the messages of packs, less one for each pack, which is counted as a document."""
 
     filter: Filter
     cap: int | None = None
@@ -65,6 +65,7 @@ def counts(queue: str, cap: int | None) -> Plan[Counts]:
 
 
 def _count(queue: str, cap: int | None, now: datetime, session: object) -> Plan[Counts]:
+    """Count the documents, and then add the messages in packs."""
     documents = yield from reading.count(queue, cap, now, session)
     return (yield from in_packs(queue, documents, cap, now, session))
 
@@ -80,7 +81,14 @@ def in_packs(
 ) -> Plan[Counts]:
     """Add the messages in packs to the counts of documents.
 
-    If ``held`` is false, reserved messages count as scheduled.
+    Args:
+        queue: the queue.
+        documents: the counts of documents, which have counted each pack once.
+        cap: the most documents to count in each state; None: all.
+        now: the current instant.
+        session: the session of the counts, or None.
+        held: whether to tell reserved messages from scheduled messages. If not, both count as
+            scheduled.
     """
     # Finished messages have a ``when`` of BAND or later.
     later: Filter = {"q": queue, "when": {"$gt": now, "$lt": BAND}}
@@ -113,16 +121,19 @@ def find_anywhere(ids: Sequence[Id]) -> Plan[tuple[datetime, list[Document]]]:
     for id in ids:
         named = packs.place_of(id)
         if named is not None and not any(each["_id"] == id for each in found):
-            found += yield from _in_packs({}, named)
+            found += yield from _find_packed({}, named)
     return now, found
 
 
-def _in_packs(match: Filter, place: packs.Place) -> Plan[list[Document]]:
-    """Return the packed message with this id as a document, if it exists."""
-    for document in (yield from Find({**packs.packs_of(place.pack), **match})):
-        index = packs.index_in(document, place)
-        if index is not None and packs.alive_of(document) >> index & 1:
-            return [packs.document_in(document, index)]
+def _find_packed(match: Filter, place: packs.Place) -> Plan[list[Document]]:
+    """Return the packed message that an id names as a document; an empty list if it has left.
+
+    ``match``: a condition on its pack.
+    """
+    for pack in (yield from Find({**packs.packs_of(place.pack), **match})):
+        index = packs.index_in(pack, place)
+        if index is not None and packs.alive_of(pack) >> index & 1:
+            return [packs.document_in(pack, index)]
     return []
 
 
@@ -133,7 +144,7 @@ def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:
     if message is not None or named is None:
         return message
     now = yield from ServerTime()
-    for document in (yield from _in_packs({"q": queue}, named)):
+    for document in (yield from _find_packed({"q": queue}, named)):
         return decode(codec, document, now)
     return None
 
@@ -144,9 +155,9 @@ def peek(queue: str, kind: Kind, codec: Codec[Any], limit: int) -> Plan[list[Mes
     now = yield from ServerTime()
     match = kind.claimable(queue, now, None)
     messages: list[Message[Any]] = []
-    skip, some = 0, 1
+    skip, size = 0, 1  # of the page; the first pack alone may have enough messages
     while len(messages) < limit:
-        found = yield from Find(match, sort=kind.order, limit=some, skip=skip, hint=kind.index)
+        found = yield from Find(match, sort=kind.order, limit=size, skip=skip, hint=kind.index)
         for document in found:
             if not packs.is_pack(document):
                 messages.append(decode(codec, document, now))
@@ -155,9 +166,9 @@ def peek(queue: str, kind: Kind, codec: Codec[Any], limit: int) -> Plan[list[Mes
                 if len(messages) == limit:
                     break
                 messages.append(decode(codec, packs.document_in(document, place), now))
-        if len(found) < some:
+        if len(found) < size:
             break
-        skip, some = skip + some, min(2 * some, limit)
+        skip, size = skip + size, min(2 * size, limit)
     return messages[:limit]
 
 
@@ -195,13 +206,14 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
     free = transitions.not_held_filter(queue, now)
-    whole = {**free, "n": {"$exists": True}, HANDED: []}
+    free_packs = {**free, "n": {"$exists": True}, HANDED: []}
     purged = 0
     try:
-        yield from finish_all(queue)
+        yield from publish_all_handed(queue)
         yield from _end_rests(queue, now)
         while True:
-            gone = yield from FindAndModify(whole, None, sort=(("when", 1),), hint=PACKS)
+            # Without an update, it deletes the pack. Its answer says how many messages that were.
+            gone = yield from FindAndModify(free_packs, None, sort=(("when", 1),), hint=PACKS)
             if gone is None:
                 break
             purged += gone["n"]
@@ -214,18 +226,18 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
 
 def _end_rests(queue: str, now: datetime) -> Plan[None]:
     """Give back resting packs: processes keep them for a second and hold none of their messages."""
-    soon = {"$gt": now, "$lte": now + 2 * REST}  # by any process's estimate of the time
+    soon = {"$gt": now, "$lte": now + 2 * REST}  # a process may estimate the time differently
     match = {"q": queue, "when": soon, "n": {"$exists": True}}
     for document in (yield from Find(match, dict(REST_FIELDS), hint=PACKS)):
         yield from end_rest(queue, document)
 
 
-def finish_all(queue: str) -> Plan[None]:
+def publish_all_handed(queue: str) -> Plan[None]:
     """Publish copies that packs have handed over, before the packs are deleted."""
-    yield from finish_each({"q": queue, "n": {"$exists": True}}, PACKS)
+    yield from publish_handed({"q": queue, "n": {"$exists": True}}, PACKS)
 
 
-def finish_each(match: Filter, hint: str) -> Plan[None]:
+def publish_handed(match: Filter, hint: str) -> Plan[None]:
     """Publish copies that the packs that match have handed over. ``hint``: the index."""
     handed = {**match, f"{HANDED}.0": {"$exists": True}}
     for document in (yield from Find(handed, {HANDED: 1}, hint=hint)):

@@ -15,7 +15,7 @@ import bson
 from pyqueue import arguments
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.bucket import packs
-from pyqueue.backends.bucket.leaving import Make, leave_each, passed
+from pyqueue.backends.bucket.leaving import Make, leave_each, trail_after
 from pyqueue.backends.bucket.settling import Group, Held, by_pack
 from pyqueue.backends.forms import Move, Outcomes
 from pyqueue.backends.hidden import HANDED
@@ -82,8 +82,7 @@ def _move_pack(
         contents[id(held)] = _Content(stored_payload(target.codec, new.payload), labels)
         key = None if new.key is None else arguments.key(new.key)
         at = new.at if new.at is not None and new.at > now else None
-        how = key, new.delay, at, new.priority, new.group
-        alike.setdefault(how, []).append(held)
+        alike.setdefault((key, new.delay, at, new.priority, new.group), []).append(held)
     outcomes: Outcomes = []
     for (key, delay, at, priority, group), some in alike.items():
         move = Move(target, {}, key, delay, at, priority=priority, group=group)
@@ -109,6 +108,7 @@ def _outcomes(held: Held, moving: Plan[None]) -> Plan[Outcomes]:
 def _move(
     terms: QueueTerms, held: Held, contents: _Contents, move: Move, session: object
 ) -> Plan[None]:
+    """Pass messages on. If the target is a bucket, messages of one pack stay together."""
     queue, target, key = terms.queue, move.target, move.key
     yield from refuse_taken(target, key, session)
 
@@ -127,7 +127,7 @@ def _move(
         def moved(stored: Document, now: datetime) -> Document:
             when = arguments.starting(now, move.delay, move.at)
             put = target.kind.entering(target.queue, when, move.priority, move.group)
-            document = stored | put | passed(stored, queue, now)
+            document = stored | put | trail_after(stored, queue, now)
             document.pop("type", None)
             if target.codec.name is not None:
                 document["type"] = target.codec.name
@@ -142,7 +142,7 @@ def _move(
         return moved
 
     groups = by_pack(queue, terms.kind, held)
-    together = "packs" in target.kind.capabilities and key is None
+    together = "packs" in target.kind.capabilities and key is None  # a pack has no key
     yield from leave_each(
         queue,
         held,
@@ -160,7 +160,7 @@ def _move_whole(group: Group, move: Move, changed: Mapping[str, Any]) -> Plan[bo
     Args:
         group: its messages.
         move: how it moves.
-        changed: the fields to write into its messages.
+        changed: the fields to write into its messages: payloads and headers.
     """
     target = move.target
     # Each payload was checked. Together they may exceed a document: then they move in parts.
@@ -172,7 +172,7 @@ def _move_whole(group: Group, move: Move, changed: Mapping[str, Any]) -> Plan[bo
     hold = group.hold
     if hold is not None and not hold.begin_whole(group.bits, alone=True):
         return False
-    put = {**target.kind.entering(target.queue, when), **changed, "c": 0}
+    put = {**target.kind.entering(target.queue, when), **changed, "c": 0}  # no claim there yet
     if target.codec.name is not None:
         put["type"] = target.codec.name
     update = transitions.leaving(group.kind, group.queue, put, now)
@@ -181,7 +181,7 @@ def _move_whole(group: Group, move: Move, changed: Mapping[str, Any]) -> Plan[bo
     # The pack has no other messages, and no message that left it is still hidden.
     complete: Document = {"n": group.bits.bit_count(), HANDED: []}
     if changed:
-        update["$inc"] = {"z": size}
+        update["$inc"] = {"z": size}  # an upper bound of the size in bytes
         complete["z"] = {"$lte": packs.MAX_PACK_BYTES - size}
     try:
         matched = bool((yield from Update(group.fence | complete, update)).matched)

@@ -21,29 +21,29 @@ def in_stored_packs(
     """Find the ids that name messages of stored packs. Keep other named packs from being stored.
 
     A caller repeats an unacknowledged push with its ids, and the first insert may still arrive. So
-    if a pack is not stored, a placeholder with its _id is stored. Ids without padding need no
-    placeholder: only earlier releases made such packs. Callers may build such ids from the ids of
-    their messages.
+    if a pack is not stored, a placeholder with its _id is stored, which refuses the late insert.
+    Ids whose places have no leading zeros need no placeholder: only earlier releases made such
+    packs. Callers may also build such ids themselves, from the ids of their messages.
 
     Returns:
         The ids in packs that are or were in this queue, and the ids in packs of other queues.
     """
-    named = packs.by_first_pack(ids)
-    there: set[Id] = set()
-    foreign: set[Id] = set()
-    for pack, members in named.items():
+    here: set[Id] = set()
+    elsewhere: set[Id] = set()
+    fields = {"q": 1, "trail": 1, **packs.INDEX_FIELDS}  # ``was_in`` needs the first two
+    for first_pack, members in packs.by_first_pack(ids).items():
         if any(place.padded for _, place in members):
-            yield from keep_out({"_id": pack}, session)
-        fields = {"q": 1, "trail": 1, **packs.INDEX_FIELDS}
-        for each in (yield from find_usable(packs.packs_of(pack), fields, session)):
-            found = {id for id, place in members if packs.index_in(each, place) is not None}
-            if found and (MARK in each or (yield from _is_durable(each, session))):
-                (there if was_in(queue, each) else foreign).update(found)
-    return frozenset(there), [id for id in ids if id in foreign - there]
+            yield from keep_out({"_id": first_pack}, session)
+        for pack in (yield from find_usable(packs.packs_of(first_pack), fields, session)):
+            found = {id for id, place in members if packs.index_in(pack, place) is not None}
+            # A pack with MARK is a hidden copy. NOTHING would remove the mark.
+            if found and (MARK in pack or (yield from _is_durable(pack, session))):
+                (here if was_in(queue, pack) else elsewhere).update(found)
+    return frozenset(here), [id for id in ids if id in elsewhere - here]
 
 
 def _is_durable(document: Document, session: object) -> Plan[bool]:
     """Wait until no fail-over can undo the read. Return False if a fail-over just did."""
     if session is not None:
-        return True
+        return True  # the commit of the transaction waits for its reads, too
     return bool((yield from Update({"_id": document["_id"]}, NOTHING, majority=True)).matched)

@@ -85,10 +85,11 @@ class Place(NamedTuple):
 def naming(pack: Mapping[str, Any]) -> Callable[[int], str]:
     """Return the function that makes the id of a message from its place in this pack."""
     first, at = _first_pack(pack["_id"]), pack.get("at")
-    numbers: Sequence[str | int] = _PADDED if _is_padded(pack) else range(MAX_PACK)
+    written: Sequence[str | int] = _PADDED if _is_padded(pack) else range(MAX_PACK)
     if at is None:
-        return lambda place: f"{first}:{numbers[place]}"
-    return lambda place: f"{first}:{numbers[at[place]]}"
+        return lambda place: f"{first}:{written[place]}"
+    # The id names the place in the first pack. Only a part has ``at``, which lists these places.
+    return lambda place: f"{first}:{written[at[place]]}"
 
 
 def message_id(pack: Mapping[str, Any], place: int) -> str:
@@ -112,10 +113,12 @@ def part_id(pack: Id, token: str, at: Sequence[int]) -> str:
 
 
 def _first_pack(pack: Id) -> str:
+    """Return the _id of the first pack of messages, given the _id of that pack or of a part."""
     return pack.partition("/")[0] if isinstance(pack, str) else str(pack)
 
 
 def _is_padded(pack: Mapping[str, Any]) -> bool:
+    """Return whether the ids of its messages have leading zeros."""
     return pack.get("w") == DIGITS
 
 
@@ -145,6 +148,7 @@ def new_pack(
 
 
 def _filled(entries: Sequence[RawBSONDocument]) -> Document:
+    """Return the fields of a new pack that depend on its messages."""
     document: Document = {"n": len(entries), "c": 0, "z": sum(len(each.raw) for each in entries)}
     return document | {
         "done": [Int64(0)] * -(-len(entries) // _WORD),
@@ -283,11 +287,11 @@ def places(bits: int) -> Iterator[int]:
     """Yield the places whose bits are set, in order."""
     base = 0
     while bits:
-        word = bits & 0xFFFFFFFFFFFFFFFF
+        word = bits & 0xFFFFFFFFFFFFFFFF  # each operation on ``bits`` itself copies a long number
         while word:
-            low = word & -word
-            yield base + low.bit_length() - 1
-            word ^= low
+            lowest = word & -word
+            yield base + lowest.bit_length() - 1
+            word ^= lowest
         bits >>= 64
         base += 64
 
@@ -298,6 +302,7 @@ def first_place(bits: int) -> int:
 
 
 def _words(bits: int) -> Iterator[tuple[str, Int64]]:
+    """Yield the numbers of ``done`` that have some of these bits: the field and its bits."""
     index = 0
     while bits:
         word = bits & ((1 << _WORD) - 1)
@@ -325,25 +330,36 @@ def setting(bits: int) -> dict[str, dict[str, Any]]:
 
 
 def _ladder(size: int) -> list[int]:
+    """Return the sizes of the windows of a pack with ``size`` messages, by level from 1 on."""
     return [each for each in _SIZES if each < size or each == 1]
 
 
 def level_of(document: Mapping[str, Any]) -> int:
     """Return the level of a pack that was just claimed. Each claim that lapsed adds one."""
+    # ``c`` is the number of this claim, ``orderly`` of the last claim that ended in order.
     lapses = int(document["c"]) - 1 - int(document.get("orderly", 0))
     return int(document.get("level", 0)) + max(0, lapses)
 
 
 def window(size: int, alive: int, level: int) -> int | None:
-    """Return the bits that a claim hands out. None: the first message must leave the pack."""
+    """Return the bits of the messages that a claim hands out.
+
+    Args:
+        size: how many messages the pack had.
+        alive: the bits of the messages that it has now.
+        level: the level of the claim; see the head of this module.
+
+    Returns:
+        The bits. None: a claim of the first message alone has lapsed, so it must leave the pack.
+    """
     if not level or not alive:
         return alive
     ladder = _ladder(size)
     if level > len(ladder):
         return None
-    step = ladder[level - 1]
-    start = first_place(alive) // step * step
-    return alive & (full(step) << start)
+    window_size = ladder[level - 1]
+    start = first_place(alive) // window_size * window_size
+    return alive & (full(window_size) << start)
 
 
 def next_level(size: int, first: int, alive: int, level: int) -> int:
@@ -362,7 +378,7 @@ def next_level(size: int, first: int, alive: int, level: int) -> int:
     level = min(level, len(ladder))
     if not alive:
         return level
-    then = first_place(alive)
-    while level > 1 and first // ladder[level - 2] != then // ladder[level - 2]:
+    next_first = first_place(alive)
+    while level > 1 and first // ladder[level - 2] != next_first // ladder[level - 2]:
         level -= 1
     return level

@@ -56,25 +56,18 @@ def push(
     some = [entries[place] for place in packable]
     packed = yield from new_packs(Entering(queue, kind, codec.name, now), some)
     documents = given.only(ordinary).documents(queue, kind, codec.name, now, when)
-    ids: list[Id | None] = [None] * len(entries)
-    _fill(ids, packable, chain(*packed.ids))
-    _fill(ids, ordinary, [each["_id"] for each in documents])
+    id_at: dict[int, Id | None] = dict(zip(packable, chain(*packed.ids), strict=True))
+    id_at.update(zip(ordinary, [each["_id"] for each in documents], strict=True))
     try:
         errors = yield from _insert(queue, packed, now, how.get("session"))
         _raise_first(errors)
-        own = {id for id in given.ids if id is not None}
-        entered = yield from _enter(queue, kind, documents, own, how)
+        chosen = {id for id in given.ids if id is not None}
+        entered = yield from _enter_ordinary(queue, kind, documents, chosen, how)
     except Unavailable as error:
-        unknown = [id for id in ids if id is not None]
+        unknown = [id for _, id in sorted(id_at.items()) if id is not None]
         raise Unavailable(str(error), ids=unknown) from error
-    _fill(ids, ordinary, entered)
-    return ids
-
-
-def _fill(ids: list[Id | None], places: Sequence[int], found: Iterable[Id | None]) -> None:
-    """Put ids at their places."""
-    for place, id in zip(places, found, strict=True):
-        ids[place] = id
+    id_at.update(zip(ordinary, entered, strict=True))
+    return [id_at[place] for place in range(len(entries))]
 
 
 def _packable(given: Checked, entries: Sequence[RawBSONDocument]) -> list[int]:
@@ -92,10 +85,10 @@ def _push_one(queue: str, kind: Kind, type_name: str | None, entry: RawBSONDocum
     """Push one message, in a pack shared with concurrent callers."""
     batch = partial(_insert_each, queue, kind, type_name)
     key = ("insert packs", queue, type_name)
-    answer = yield from Coalesce(key, entry, batch, size=len(entry.raw), threads=True)
-    if isinstance(answer, QueueError):
-        raise answer
-    return answer
+    id_or_error = yield from Coalesce(key, entry, batch, size=len(entry.raw), threads=True)
+    if isinstance(id_or_error, QueueError):
+        raise id_or_error
+    return id_or_error
 
 
 def _raise_first(errors: Iterable[QueueError | None]) -> None:
@@ -105,34 +98,42 @@ def _raise_first(errors: Iterable[QueueError | None]) -> None:
         raise error
 
 
-def _enter(
+def _enter_ordinary(
     queue: str,
     kind: Kind,
     documents: Sequence[Document],
-    own: Set[Id],
+    chosen: Set[Id],
     how: PushOptions,
 ) -> Plan[list[Id | None]]:
     """Write ordinary messages, except messages whose ids name messages of stored packs.
 
-    ``own``: the ids that the caller chose.
+    Args:
+        queue: the queue.
+        kind: its kind.
+        documents: the messages.
+        chosen: the ids that the caller chose.
+        how: the options of the push.
+
+    Returns:
+        The id of each message; None for a message that a taken key kept out.
     """
     if not documents:
         return []
     session = how.get("session")
     ids: list[Id] = [each["_id"] for each in documents]
-    chosen = [id for id in ids if id in own]
-    there, foreign = yield from in_stored_packs(queue, chosen, session)
-    kept_out = {*there, *foreign}
+    known, foreign = yield from in_stored_packs(queue, [id for id in ids if id in chosen], session)
+    kept_out = {*known, *foreign}
     rest = [each for each in documents if each["_id"] not in kept_out]
     entered: list[Id | None] = []
     if rest:
         duplicate = how.get("on_duplicate", "ignore")
         encoded = list(map(encode, rest))
-        entries = Entries(queue, rest, encoded, own, session)
+        entries = Entries(queue, rest, encoded, chosen, session)
         entered = yield from enter(kind, entries, duplicate)
     raise_foreign_ids(queue, foreign)
     remaining = iter(entered)
-    return [id if id in there else next(remaining) for id in ids]
+    # A message that is already in a pack was pushed before, with the same id.
+    return [id if id in known else next(remaining) for id in ids]
 
 
 class Entering(NamedTuple):
@@ -161,7 +162,7 @@ def new_packs(entering: Entering, entries: Sequence[RawBSONDocument]) -> Plan[Ne
         return packed
     queue, kind, type_name, now, more = entering
     shape = yield from QueueShape(queue)
-    size = shape.get("pack", DEFAULT_PACK)
+    size = shape.get("pack", DEFAULT_PACK)  # other programs may have stored any value
     most = size if isinstance(size, int) and 0 < size <= MAX_PACK else DEFAULT_PACK
     for some in packs.chunks(entries, [len(each.raw) for each in entries], most):
         id = ObjectId()
@@ -189,8 +190,8 @@ def _insert_each(
     answers: list[Id | QueueError] = []
     for error, ids in zip(errors, packed.ids, strict=True):
         for id in ids:
-            lost = isinstance(error, Unavailable)
-            answers.append(Unavailable(str(error), ids=[id]) if lost else error or id)
+            is_unknown = isinstance(error, Unavailable)
+            answers.append(Unavailable(str(error), ids=[id]) if is_unknown else error or id)
     return answers
 
 

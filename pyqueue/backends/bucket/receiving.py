@@ -36,10 +36,12 @@ from pyqueue.backends.receiving import (
     Reception,
     accept,
     give_back_excess,
+    is_stopped,
+    wanted_by,
 )
 from pyqueue.backends.scan import ByAge, ScanState
 from pyqueue.documents import hashable_id, invalid_fields
-from pyqueue.errors import ConfigurationError, Unavailable
+from pyqueue.errors import Unavailable
 from pyqueue.messages import MAX_RECEIVED_BYTES
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import Delete, Document, Plan, ServerTime, Signal, Update
@@ -87,11 +89,7 @@ class _Haul:
                 return False
             if (yield from permits.spent()):
                 return False
-        if self.how.misfits.verdict is None:
-            return True
-        if not self.claimed:
-            raise ConfigurationError(self.how.misfits.verdict)
-        return False
+        return not is_stopped(self.how, self.claimed)
 
     def take(self, need: int, room: ByteLimit) -> Plan[bool]:
         """Take up to ``need`` messages. Return whether there may be more."""
@@ -100,9 +98,11 @@ class _Haul:
             if not found:
                 if self.ended:
                     return False
-                found, self.ended = yield from _claim(self.how, self.stock, self.state, need)
+                found, self.ended = yield from _claim_documents(
+                    self.how, self.stock, self.state, need
+                )
                 yield from room.latecomers()
-        except Exception:
+        except Exception:  # no caller gets anything
             yield from _put_back(self.stock, self.how, self.claimed)
             raise
         self.claimed += found
@@ -116,9 +116,9 @@ def _claim_for_callers(
     """Claim once for several callers and any that arrive during the claim; split the result."""
     room = ByteLimit(state, limits)
     permits = Permits(how.terms.queue, state.limit)
-    number = yield from _number(permits, state, limits, room)
+    permitted = yield from _number_permitted(permits, state, limits, room)
     haul = _Haul(how, stock, state, limits)
-    while (need := min(_wanted(limits), number) - len(haul.claimed)) > 0:
+    while (need := min(wanted_by(limits), permitted) - len(haul.claimed)) > 0:
         if not (yield from haul.goes_on(permits)) or not (yield from haul.take(need, room)):
             break
     shares, rest = _shares(haul.claimed, haul.sizes, limits)
@@ -126,11 +126,13 @@ def _claim_for_callers(
         yield from _put_back(stock, how, rest)
     if state.limit.limit is not None:
         yield from permits.give_back({"": len(haul.claimed) - len(rest)})
-        state.limit.blocked_until = state.limit.next_start
-    if (yield from permits.late()):  # no later command would stop a late reserve
+        state.limit.blocked_until = state.limit.next_start  # the next scan waits for permits
+    # The messages of packs that were held before need no further update, whose filter would have
+    # refused late permits. So nothing but this check keeps them from starting too late.
+    if (yield from permits.late()):
         yield from _put_back(stock, how, [each for share in shares for each in share])
         yield from permits.give_back({})
-        state.limit.blocked_until = yield from ServerTime()
+        state.limit.blocked_until = yield from ServerTime()  # the next scan may begin at once
         return [[] for _ in limits]
     if how.pop and haul.claimed:
         lost = yield from _finish_popped(how, [each for share in shares for each in share])
@@ -139,11 +141,7 @@ def _claim_for_callers(
     return shares
 
 
-def _wanted(limits: Sequence[Limits]) -> int:
-    return sum(each.messages for each in limits)
-
-
-def _number(
+def _number_permitted(
     permits: Permits, state: ScanState, limits: Sequence[Limits], room: ByteLimit
 ) -> Plan[int]:
     """Return how many messages may be handed out.
@@ -153,10 +151,11 @@ def _number(
     if state.limit.limit is None:
         return sys.maxsize
     room.closed = True  # calls that arrive later have no permits
-    return (yield from permits.number(_wanted(limits), (yield from ServerTime())))
+    return (yield from permits.number(wanted_by(limits), (yield from ServerTime())))
 
 
 def _identity(claimed: Claimed) -> tuple[Hashable, str]:
+    """Return the id and the token of a message. No other claimed message has both."""
     document, message = claimed
     drawn: Drawn | None = document.get(_DRAWN)
     token = document["token"] if drawn is None else drawn.hold.token
@@ -175,8 +174,8 @@ def _draw(how: Reception, stock: Stock, need: int) -> Plan[list[Claimed]]:
         until = now + timedelta(seconds=lease_s)
         least_s = lease_s - min(_SLACK_S, lease_s / 10)
         rests = hold.state == "resting"
-        short = (hold.until - now).total_seconds() < least_s
-        if rests or short or counts > hold.counted:
+        too_short = (hold.until - now).total_seconds() < least_s
+        if rests or too_short or (counts and not hold.counted):
             if not hold.begin_extending():  # another call ends or extends its claim
                 stock.put_back(drawn)
                 return []
@@ -185,15 +184,26 @@ def _draw(how: Reception, stock: Stock, need: int) -> Plan[list[Claimed]]:
         try:
             found = yield from _messages(how, drawn, now, min(hold.until, until))
         except Exception:
-            stock.put_back(drawn._replace(bits=drawn.bits & hold.alive))
+            left = drawn.bits & hold.alive  # some of them may be buried by now
+            stock.put_back(drawn._replace(bits=left))
             raise
         if found:
             return found
 
 
 def _extend(hold: HeldPack, until: datetime, *, rests: bool, counts: bool) -> Plan[bool]:
-    """Extend the lease of a pack before messages of it are handed out."""
-    counted = hold.counted and not rests
+    """Extend the lease of a pack before messages of it are handed out.
+
+    Args:
+        hold: the pack.
+        until: the new end of the lease, unless the lease is longer already.
+        rests: whether its claim has ended in order, and now continues.
+        counts: whether the claim is to count as a try.
+
+    Returns:
+        Whether the process still holds the pack.
+    """
+    counted = hold.counted and not rests  # the end of the claim has subtracted the try
     change: dict[str, dict[str, Any]] = {"$max": {"when": until}}
     if rests:
         change = {"$set": {"when": until, "orderly": hold.claim - 1}}
@@ -232,21 +242,29 @@ def _messages(how: Reception, drawn: Drawn, now: datetime, until: datetime) -> P
             found.append(({_DRAWN: drawn, "place": place}, make(place, payload)))
     how.misfits.delivered(len(found))
     if misfits:
-        yield from _bury(how, drawn, tries, misfits, now)
+        yield from _bury_misfits(how, drawn, tries, misfits, now)
     return found
 
 
-def _bury(
+def _bury_misfits(
     how: Reception,
     drawn: Drawn,
     tries: int,
     misfits: Sequence[tuple[int, Exception]],
     now: datetime,
 ) -> Plan[None]:
-    """Bury messages whose payload does not fit the model."""
+    """Bury messages whose payload does not fit the model.
+
+    Args:
+        how: how messages are received.
+        drawn: their pack.
+        tries: how many tries they have had, this one included.
+        misfits: their places, each with the error of the model.
+        now: the current instant.
+    """
     terms, hold = how.terms, drawn.hold
     target = yield from namespace.dead_letter_target(
-        terms.queue, terms.kind, terms.dead_letter, [None]
+        terms.queue, terms.kind, terms.dead_letter, priorities=[None]
     )
     leavers: list[Leaver] = []
     for place, misfit in misfits:
@@ -259,13 +277,18 @@ def _bury(
 
 
 def _group(terms: ClaimTerms, hold: HeldPack, bits: int) -> Group:
+    """Return messages of a pack as the plans that settle them take them."""
     return Group(terms.queue, terms.kind, hold.id, hold.token, bits, hold=hold)
 
 
-def _claim(
+def _claim_documents(
     how: Reception, stock: Stock, state: ScanState, need: int
 ) -> Plan[tuple[list[Claimed], bool]]:
-    """Claim documents. Return the ordinary messages, and whether the queue has no more."""
+    """Claim documents, and add the packs among them to the stock.
+
+    Returns:
+        The ordinary messages, and whether the queue has no more messages.
+    """
     terms = how.terms
     now = yield from ServerTime()
     wanted = stock.wanted(need)
@@ -275,18 +298,18 @@ def _claim(
     if room.excess:
         yield from give_back_excess(terms, room.take_excess())
     found: list[Claimed] = []
-    size = 1
+    largest = 1
     for document in documents:
         if is_valid_pack(document):
-            size = max(size, document["n"])
+            largest = max(largest, document["n"])
             yield from _admit(how, stock, document)
             continue
         message = yield from accept(how, document, now)
         if message is not None:
             found.append((document, message))
-    stock.learn(size, documents != [])
+    stock.learn(largest, documents != [])
     surplus = stock.surplus(need - len(found))
-    for hold in surplus:
+    for hold in surplus:  # a process keeps only one pack that its callers do not need yet
         with suppress(Unavailable):
             yield from give_back(_group(terms, hold, 0))
     if documents and not how.pop:
@@ -304,42 +327,47 @@ def is_valid_pack(document: Document) -> bool:
         if len(at) != size or not all(isinstance(each, int) for each in at):
             return False
         alive = packs.full(size) & ~packs.done_of(document)
-        whole = all(name in document for name in ("due", "pushed", "tries", HANDED))
-        return whole and alive.bit_count() == document["n"] and isinstance(document["c"], int)
+        complete = all(name in document for name in ("due", "pushed", "tries", HANDED))
+        return complete and alive.bit_count() == document["n"] and isinstance(document["c"], int)
     except (KeyError, TypeError, ValueError):
         return False
 
 
 def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
-    """Add a claimed pack to the stock."""
+    """Add a claimed pack to the stock.
+
+    An empty pack is deleted instead. If a message has to leave the pack, it leaves, and the claim
+    of the pack ends.
+    """
     terms = how.terms
     if document.get(HANDED):
-        yield from finish(document)
+        yield from finish(document)  # publishes copies that a former holder handed over
     hold = HeldPack(document, terms.counts_try)
     alive = hold.alive
     if not alive:
         yield from Delete(emptied(hold.id, hold.token))
         return
     # A part of one message is like an ordinary message: bury it once its tries are used up.
-    exhausted = how.max_tries is not None and not how.pop and hold.before >= how.max_tries
-    if hold.size == 1 and exhausted:
+    out_of_tries = how.max_tries is not None and not how.pop and hold.before >= how.max_tries
+    if hold.size == 1 and out_of_tries:
         error = document.get("error")
         target = yield from namespace.dead_letter_target(
-            terms.queue, terms.kind, terms.dead_letter, [None]
+            terms.queue, terms.kind, terms.dead_letter, priorities=[None]
         )
         make = burial(terms.queue, target, "tries", hold.before, error)
         yield from leave(_group(terms, hold, alive), [(0, make)])
         return
     if packs.window(hold.size, alive, hold.level) is None:
-        # A holder died while this was its only message of the pack.
-        guilty = packs.first_place(alive)
+        # A holder died while this was its only message of the pack. The message leaves the pack,
+        # so that each further try counts for this message alone.
+        suspect = packs.first_place(alive)
 
-        def alone(stored: Document, now: datetime) -> Document:
+        def ordinary(stored: Document, now: datetime) -> Document:
             put = terms.kind.entering(terms.queue, now) | {"tries": hold.before}
             why = {} if "error" not in document else {"error": document["error"]}
             return stored | put | why
 
-        yield from leave(_group(terms, hold, 1 << guilty), [(guilty, alone)])
+        yield from leave(_group(terms, hold, 1 << suspect), [(suspect, ordinary)])
         return
     stock.add(hold)
 
@@ -348,7 +376,10 @@ def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
 
 
 def _sizes(claimed: Sequence[Claimed], least: int) -> list[int]:
-    """Return sizes in bytes. The messages are all ordinary, or all from one pack."""
+    """Return sizes in bytes. The messages are all ordinary, or all from one pack.
+
+    ``least``: the smallest of the byte limits that the sizes are compared with.
+    """
     drawn: Drawn | None = claimed[0][0].get(_DRAWN) if claimed else None
     if drawn is None:
         return [size_of(document) for document, _ in claimed]
@@ -363,7 +394,7 @@ def _shares(
     claimed: list[Claimed], sizes: Sequence[int], limits: Sequence[Limits]
 ) -> tuple[list[list[Claimed]], list[Claimed]]:
     """Return the share of each caller, in order, and the messages that fit into no share."""
-    ends = [0, *accumulate(sizes)]
+    size_before = [0, *accumulate(sizes)]
     shares: list[list[Claimed]] = []
     place = 0
     for limit in limits:
@@ -371,7 +402,7 @@ def _shares(
         while (
             place < len(claimed)
             and place - first < limit.messages
-            and (place == first or ends[place + 1] - ends[first] <= limit.bytes)
+            and (place == first or size_before[place + 1] - size_before[first] <= limit.bytes)
         ):
             place += 1
         shares.append(claimed[first:place])
@@ -382,7 +413,7 @@ def _shares(
 
 
 def _by_pack(claimed: Sequence[Claimed]) -> tuple[dict[HeldPack, Drawn], list[Claimed]]:
-    """Separate the messages of packs from ordinary messages."""
+    """Separate the messages of packs, by pack, from ordinary messages."""
     found: dict[HeldPack, tuple[Drawn, list[int]]] = {}
     rest: list[Claimed] = []
     for each in claimed:
@@ -398,7 +429,10 @@ def _by_pack(claimed: Sequence[Claimed]) -> tuple[dict[HeldPack, Drawn], list[Cl
 
 
 def _put_back(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
-    """Take back messages that no caller has seen."""
+    """Take back messages that no caller has seen. Ordinary messages go back to the queue.
+
+    The rest goes back to the stock, and then to the queue if no message of its pack is handed out.
+    """
     parts, rest = _by_pack(claimed)
     for drawn in parts.values():
         stock.put_back(drawn)
@@ -427,15 +461,15 @@ def _undo(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None
         for place in packs.places(drawn.bits):
             document = packs.document_in(pack, place)
             free = {name: document[name] for name in document if name not in terms.kind.held_fields}
-            again.append(free | terms.kind.entering(terms.queue, pack["due"]))
-            again[-1]["tries"] = drawn.hold.before
+            entering = terms.kind.entering(terms.queue, pack["due"])
+            again.append(free | entering | {"tries": drawn.hold.before})
 
-        def alone(document: Document, hold: HeldPack = drawn.hold) -> Document:
-            """Return the message as a part, which keeps its id."""
+        def as_part(document: Document, hold: HeldPack = drawn.hold) -> Document:
+            """Return a message whose id is taken as a part, which has another _id."""
             (part,) = packs.parts(hold.id, hold.token, [document], {document["_id"]})
             return part
 
-        yield from insert_again(again, alone)
+        yield from insert_again(again, as_part)
         yield from Signal(terms.queue, pack["due"])
 
 
@@ -451,6 +485,6 @@ def _finish_popped(how: Reception, claimed: Sequence[Claimed]) -> Plan[set[tuple
         documents = [document for document, _ in rest]
         lost |= yield from finish_popped(how.terms, how.history_s, documents, now)
     for hold, drawn in parts.items():
-        gone = yield from finish_packed(_group(how.terms, hold, drawn.bits))
-        lost |= {(hold.message_id(place), hold.token) for place in packs.places(gone)}
+        not_held = yield from finish_packed(_group(how.terms, hold, drawn.bits))
+        lost |= {(hold.message_id(place), hold.token) for place in packs.places(not_held)}
     return lost

@@ -58,12 +58,13 @@ def by_pack(queue: str, kind: Kind, held: Held) -> list[tuple[Group, Held]]:
     for (pack, token), some in _by_claim(held).items():
         bits = packs.bits_set([each.place for each in some])
         hold = some[0].hold
-        known = hold if isinstance(hold, HeldPack) else None
+        known = hold if isinstance(hold, HeldPack) else None  # None once it was pickled
         groups.append((Group(queue, kind, pack, token, bits, hold=known), some))
     return groups
 
 
 def _by_claim(held: Held) -> dict[tuple[Id, str], list[PackedReservation[Any]]]:
+    """Divide reservations by pack and token."""
     members: dict[tuple[Id, str], list[PackedReservation[Any]]] = {}
     for each in held:
         claim = each.pack, each.token
@@ -86,7 +87,7 @@ def unknown_end(error: Unavailable, rest: Held) -> Unavailable:
 
 
 def still_held(group: Group, session: object = None) -> Plan[int]:
-    """Return which of these messages the claim still holds. Note a lost claim in ``hold``."""
+    """Return the bits of messages that the claim still holds. Note a lost claim in ``hold``."""
     fields = {"token": 1, "done": 1}
     found = yield from Find({"_id": group.pack}, fields, limit=1, session=session)
     if not found or found[0].get("token") != group.token:
@@ -135,20 +136,23 @@ def at_bits(members: Held, bits: int) -> list[PackedReservation[Any]]:
 
 
 def _finish_each(group: Group, calls: Sequence[int]) -> Plan[list[int]]:
-    """Finish messages of one claim for several callers. Return the bits that each caller lost."""
-    every = 0
-    twice: list[int] = []
+    """Finish messages of one claim for several callers. Return the bits that each caller lost.
+
+    A message that an earlier caller finishes, too, is lost for the later caller.
+    """
+    together = 0
+    repeated: list[int] = []
     for bits in calls:
-        twice.append(every & bits)
-        every |= bits
-    lost = yield from finish(group._replace(bits=every))
-    return [bits & lost | again for bits, again in zip(calls, twice, strict=True)]
+        repeated.append(together & bits)
+        together |= bits
+    lost = yield from finish(group._replace(bits=together))
+    return [bits & lost | again for bits, again in zip(calls, repeated, strict=True)]
 
 
 def finish(group: Group) -> Plan[int]:
     """Finish messages of one claim. Return the bits of messages no longer held."""
     lost = yield from _settle(group, None)
-    yield from end_claim(group)
+    yield from end_claim(group)  # if concurrent settlements kept ``_settle`` from ending it
     return lost
 
 
@@ -158,7 +162,7 @@ def _settle(group: Group, session: object) -> Plan[int]:
     for _ in range(_MAX_ROUNDS):
         end = hold.begin(group.bits) if hold else None
         try:
-            matched = yield from _send(group, end, session)
+            matched = yield from _set_bits(group, end, session)
         except BaseException:
             if hold:
                 hold.lose()  # the lease ends the claim
@@ -177,21 +181,24 @@ def _settle(group: Group, session: object) -> Plan[int]:
     raise Unavailable(f"pack {group.pack} of queue {group.queue!r} keeps changing: try again")
 
 
-def _send(group: Group, end: End | None, session: object) -> Plan[bool]:
-    """Send the update that settles messages, and perhaps ends the claim."""
+def _set_bits(group: Group, end: End | None, session: object) -> Plan[bool]:
+    """Send one update that settles messages, and ends the claim as ``end`` says.
+
+    Return False if the claim no longer holds all of them. Then nothing has changed.
+    """
     hold, fence = group.hold, group.fence
     if hold is not None and end == "delete":
-        whole = fence | {"n": group.bits.bit_count(), HANDED: []}
-        if (yield from Delete(whole)):
+        nothing_else = {"n": group.bits.bit_count(), HANDED: []}
+        if (yield from Delete(fence | nothing_else)):
             return True
-        end = None
+        end = None  # copies that the pack handed over may still be hidden
     if hold is None or end is None:
         update = packs.setting(group.bits)
         matched = (yield from Update(fence, update, session=session)).matched
         if matched and session is None:
             yield from _delete_empty(group, hold)
         return bool(matched)
-    return (yield from _end(group, hold, fence, group.bits, end))
+    return (yield from _return_pack(group, hold, fence, group.bits, end))
 
 
 def emptied(pack: Id, token: str) -> Filter:
@@ -221,7 +228,8 @@ def end_claim(group: Group) -> Plan[None]:
                 yield from Delete(emptied(group.pack, group.token))
                 matched = True
             else:
-                matched = yield from _end(group, hold, group._replace(bits=0).fence, 0, end)
+                fence = group._replace(bits=0).fence
+                matched = yield from _return_pack(group, hold, fence, 0, end)
         except Unavailable:
             return hold.lose()  # the lease ends the claim
         except BaseException:
@@ -232,8 +240,18 @@ def end_claim(group: Group) -> Plan[None]:
             hold.lose()
 
 
-def _end(group: Group, hold: HeldPack, match: Mapping[str, Any], bits: int, end: End) -> Plan[bool]:
-    """Settle messages, and let the rest of the pack go back or rest."""
+def _return_pack(
+    group: Group, hold: HeldPack, match: Mapping[str, Any], bits: int, end: End
+) -> Plan[bool]:
+    """End the claim of a pack with one update. Return whether the update matched.
+
+    Args:
+        group: the claim.
+        hold: the same claim in this process.
+        match: matches the pack as long as the claim holds it.
+        bits: the messages that the update settles, too.
+        end: whether the rest of the pack goes back or rests.
+    """
     now = yield from ServerTime()
     when = now + REST if end == "rest" else hold.due
     update = _ending(hold, bits, when, rests=end == "rest")
@@ -275,7 +293,7 @@ def end_rest(queue: str, document: Mapping[str, Any]) -> Plan[None]:
         document: the pack; it needs only ``REST_FIELDS``.
     """
     if "token" not in document or document.get("orderly") != document.get("c"):
-        return
+        return  # it does not rest
     resting = {name: document[name] for name in ("_id", "token", "c", "orderly")}
     put = {"$set": {"when": document["due"]}, "$unset": transitions.unset(*transitions.HELD_FIELDS)}
     if (yield from Update(resting, put)).matched:
@@ -292,7 +310,7 @@ def give_back(group: Group) -> Plan[bool]:
     if hold is None or not hold.begin_whole(group.bits, alone=False):
         return False
     try:
-        matched = yield from _end(group, hold, group.fence, 0, "return")
+        matched = yield from _return_pack(group, hold, group.fence, 0, "return")
     except BaseException:
         hold.lose()
         raise
@@ -301,7 +319,11 @@ def give_back(group: Group) -> Plan[bool]:
 
 
 def roll_back_whole(group: Group, delay_s: float, error: Mapping[str, Any] | None) -> Plan[bool]:
-    """Let a pack wait for another try. Return False unless these are all its messages."""
+    """Let a pack wait for another try.
+
+    Return False, and change nothing, unless these are all its messages and no other settlement is
+    in flight.
+    """
     now = yield from ServerTime()
     hold = group.hold
     if hold is None or not hold.begin_whole(group.bits, alone=True):
@@ -327,18 +349,21 @@ def roll_back_whole(group: Group, delay_s: float, error: Mapping[str, Any] | Non
 def extend(held: Held, how: Extension) -> Plan[Failures]:
     """Extend leases, with one command per pack. Return the failures.
 
-    This never shortens a lease: the rest of the pack may have other holders.
+    The stored lease is never shortened: the rest of the pack may have other holders.
     """
     try:
-        lost = yield from _extend(held, how.lease_s, w1=how.w1)
+        lost = yield from _extend_each(held, how.lease_s, w1=how.w1)
     except Unavailable as error:
         named = unknown_end(error, held)
         return [(each, named) for each in held]
     return [(each, lost_lease(each)) for each in lost]
 
 
-def _extend(held: Held, lease_s: float | None, *, w1: bool) -> Plan[Held]:
-    """Extend leases. Return the reservations that were no longer held."""
+def _extend_each(held: Held, lease_s: float | None, *, w1: bool) -> Plan[Held]:
+    """Extend leases, pack by pack. Return the reservations that were no longer held.
+
+    ``lease_s``: the new length; None: each keeps its length.
+    """
     lost: list[PackedReservation[Any]] = []
     for (pack, token), some in _by_claim(held).items():
         now = yield from ServerTime()
@@ -353,8 +378,8 @@ def _extend(held: Held, lease_s: float | None, *, w1: bool) -> Plan[Held]:
             found = yield from Find({"_id": pack}, {"token": 1, "done": 1}, limit=1)
             same = found and found[0].get("token") == token
             still = bits & ~packs.done_of(found[0]) if same else 0
-            lost += [each for each in todo if not still >> each.place & 1]
-            todo = [each for each in todo if still >> each.place & 1]
+            lost += at_bits(todo, bits & ~still)
+            todo = at_bits(todo, still)
         for each in todo:
             each.lease = each.lease if lease_s is None else lease_s
             each.until = now + timedelta(seconds=each.lease)

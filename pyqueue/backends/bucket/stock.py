@@ -109,13 +109,13 @@ class HeldPack:
                 return None
             rest = self._free
             for _ in range(min(most, rest.bit_count())):
-                rest &= rest - 1
+                rest &= rest - 1  # clears the lowest bit
             taken = self._free & ~rest
             self._out |= taken
             self._free = rest
             document = self._document
             if not rest:
-                self._document = None
+                self._document = None  # only ``put_back`` may need it again, and brings it along
             return taken, document
 
     def put_back(self, bits: int, document: Document) -> None:
@@ -154,16 +154,16 @@ class HeldPack:
     # ---- settling
 
     def begin_whole(self, bits: int, *, alone: bool) -> bool:
-        """Note that the pack goes back with these messages, if the process may decide that.
+        """Note that one update begins, which ends the claim. Return False if it must not be sent.
 
         Args:
-            bits: the messages.
+            bits: the messages that the caller holds.
             alone: whether these must be all messages left in the pack. If false, the other messages
                 must not be handed out.
         """
         with self._lock:
-            others = (self.alive if alone else self._out) & ~bits
-            if self.state != "held" or self._busy or others:
+            in_the_way = (self.alive if alone else self._out) & ~bits
+            if self.state != "held" or self._busy or in_the_way:
                 return False
             self.state = "busy"
             self._busy += 1
@@ -172,7 +172,10 @@ class HeldPack:
     def begin(self, bits: int | None) -> End | None:
         """Note that a settlement begins. Return how it ends the claim of the pack, if it does.
 
-        ``bits``: the messages; None: some leave the pack, and the claim continues.
+        It ends the claim if no other message of the pack is handed out or being settled.
+
+        Args:
+            bits: the messages. None: new documents take their place, and the claim continues.
         """
         with self._lock:
             end: End | None = None
@@ -181,13 +184,20 @@ class HeldPack:
                 if not self.alive & ~bits:
                     end = "delete"
                 else:
+                    # With a level, only its next claim says which messages may be handed out.
                     end = "rest" if self._free and not self.level else "return"
                 self.state = "busy"
             self._busy += 1
             return end
 
     def settled(self, bits: int, end: End | None, *, matched: bool) -> None:
-        """Note how a settlement went. ``bits``: the messages that it or an earlier one removed."""
+        """Note how a settlement went.
+
+        Args:
+            bits: the messages that have left the pack, by this settlement or an earlier one.
+            end: how it was to end the claim; the result of ``begin``.
+            matched: whether its update matched. If not, the claim has not ended.
+        """
         with self._lock:
             self._busy -= 1
             self.done |= bits
@@ -228,23 +238,30 @@ class Stock(Memory):
     def __init__(self) -> None:
         self._packs: list[HeldPack] = []
         self._lock = Lock()
-        #: The most documents that the next claim takes, and how many messages one of them has.
-        self._step, self._size = 1, 1
+        #: The most documents that the next claim takes.
+        self._most = 1
+        #: How many messages the largest document of the last claim had.
+        self._largest = 1
         #: How receives claim from the queue; None: none has begun.
         self.claims: Claims | None = None
 
     def wanted(self, need: int) -> int:
         """Return how many documents to claim for callers who need ``need`` messages."""
-        return max(1, min(need // self._size, self._step))
+        return max(1, min(need // self._largest, self._most))
 
-    def learn(self, size: int, found: bool) -> None:
-        """Learn the size of the largest document of a claim, in messages; 1 if none was a pack.
+    def learn(self, largest: int, found: bool) -> None:
+        """Learn from a claim how many documents the next claim takes.
 
-        Claims grow as long as the next documents are likely to be of the same kind.
+        Claims grow as long as the next documents are likely to be of the same sort: packs, or
+        ordinary messages.
+
+        Args:
+            largest: how many messages its largest document had; 1 if none was a pack.
+            found: whether it found any document.
         """
-        alike = found and (size > 1) == (self._size > 1)
-        self._step = min(2 * self._step, _MAX_DOCUMENTS) if alike else 1
-        self._size = size
+        alike = found and (largest > 1) == (self._largest > 1)
+        self._most = min(2 * self._most, _MAX_DOCUMENTS) if alike else 1
+        self._largest = largest
 
     def add(self, hold: HeldPack) -> None:
         """Add a claimed pack."""
@@ -266,7 +283,7 @@ class Stock(Memory):
         """Take back messages that no caller has seen."""
         with self._lock:
             drawn.hold.put_back(drawn.bits, drawn.document)
-            if drawn.hold not in self._packs:
+            if drawn.hold not in self._packs:  # ``draw`` removes a pack that has nothing left
                 self._packs.append(drawn.hold)
 
     def surplus(self, need: int) -> Sequence[HeldPack]:
@@ -279,9 +296,9 @@ class Stock(Memory):
                 kept.append(hold)
                 if hold.state != "busy":  # its command may wait for a transaction
                     need -= hold.available
-            more = [hold for hold in self._packs if hold not in kept]
+            surplus = [hold for hold in self._packs if hold not in kept]
             self._packs = kept
-            return more
+            return surplus
 
 
 def maker(drawn: Drawn, tries: int, lease: tuple[datetime, float] | None) -> Make:
@@ -302,8 +319,9 @@ def maker(drawn: Drawn, tries: int, lease: tuple[datetime, float] | None) -> Mak
     def make(place: int, payload: Any) -> Message[Any]:
         id = message_id(place)
         headers = entries[place].get("h") or {}
-        passed = list(trail)
-        common = (id, queue, payload, headers, None, due, pushed, tries, error, None, None, passed)
+        own = list(trail)
+        # By position, which is faster. None: it has no key, no progress and no checkpoint.
+        common = (id, queue, payload, headers, None, due, pushed, tries, error, None, None, own)
         if lease is None:
             return Message(*common, "ready", None)
         held = (token, lease[0], owner, lease[1], pack, place, hold)
