@@ -64,6 +64,10 @@ class Chunk(NamedTuple):
 def _document(
     stream: str, first: int, now: datetime, nonce: str, type_name: str | None, chunk: Chunk
 ) -> RawBSONDocument:
+    """Return the document of a pack; ``log`` explains its fields.
+
+    ``nonce``: a value that only this append has.
+    """
     document: Document = {"_id": pack_id(stream, first), "q": f"~log:{stream}", "s": first}
     document |= {"n": len(chunk.entries), "z": chunk.size, "pushed": now, "nonce": nonce}
     if type_name is not None:
@@ -126,6 +130,7 @@ def append(
 def _chunks(
     codec: Codec[Any], payloads: Sequence[Any], headers: Mapping[str, Any] | None
 ) -> list[Chunk]:
+    """Encode messages, and divide them into chunks that each fit in a pack."""
     more = {"h": headers} if headers else {}
     values = each_of(codec.dump, payloads)
     encoded = each_of(encode, [{"p": value, **more} for value in values])
@@ -151,25 +156,25 @@ def _append_chunks(
     """Append the chunks of several callers, in as few packs as possible."""
     answers: list[int | QueueError] = []
     while (done := len(answers)) < len(chunks):
-        shared = 0
+        sharing = 0  # how many chunks share the next pack
         entries: list[RawBSONDocument] = []
         size = 0
         for each in chunks[done:]:
             full = len(entries) + len(each.entries) > MAX_PACK or size + each.size > MAX_PACK_BYTES
-            if shared and full:
+            if sharing and full:
                 break
-            shared += 1
+            sharing += 1
             entries += each.entries
             size += each.size
-        whole = Chunk(entries, size)
         try:
-            first = yield from _append_pack(stream, type_name, state, limit_s, whole)
+            pack = Chunk(entries, size)
+            first = yield from _append_pack(stream, type_name, state, limit_s, pack)
         except QueueError as error:
             # After an unknown outcome, further packs would wait for the same server.
-            answers += [error] * (len(chunks) if isinstance(error, Unavailable) else shared)
-            del answers[len(chunks) :]
+            failed = len(chunks) - done if isinstance(error, Unavailable) else sharing
+            answers += [error] * failed
             continue
-        for each in chunks[done : done + shared]:
+        for each in chunks[done : done + sharing]:
             answers.append(first)
             first += len(each.entries)
     if any(isinstance(answer, int) for answer in answers):
@@ -209,10 +214,10 @@ class _Append:
     def was_stored(self) -> Plan[bool]:
         """Return whether the append is in the log. If no part of it is stored, find the tail."""
         if self.unknown is not None:
-            writer = yield from _writer(self.stream, self.unknown)
+            writer = yield from _nonce_at(self.stream, self.unknown)
             if writer == self.nonce:
                 return True
-            if writer is not None:
+            if writer is not None:  # the place is taken, so our insert can no longer arrive
                 self.unknown = self.state.tail = None
         if self.unknown is None:
             self.known = yield from tail(self.stream, self.state)
@@ -227,6 +232,7 @@ class _Append:
     def insert(self, first: int, document: RawBSONDocument) -> Plan[bool]:
         """Insert the pack at a position. Return whether it is part of the log."""
         try:
+            # In half of the time limit, so that another try is possible.
             refused = yield from Insert([document], majority=True, half_time=True)
         except Unavailable as error:
             self.failure, self.unknown = error, first
@@ -234,7 +240,7 @@ class _Append:
         if not refused:
             if (yield from _is_in_place(self.stream, first, self.nonce, self.known)):
                 return True
-            self.state.tail = self.unknown = None
+            self.state.tail = self.unknown = None  # it was too late, and is deleted again
         elif isinstance(refused[0].error, Unavailable):
             self.failure, self.unknown = refused[0].error, first
         elif refused[0].field != "_id":
@@ -273,7 +279,7 @@ def _append_pack(
             append.failure = error
             continue
         if append.is_late(mono, now):
-            append.end = mono
+            append.end = mono  # now the check of the time raises the failure
             continue
         if append.unknown is None and append.known is not None:
             first = append.known.position
@@ -282,7 +288,7 @@ def _append_pack(
             return append.stored_at(first, *(yield from instants()))
 
 
-def _writer(stream: str, position: int) -> Plan[object]:
+def _nonce_at(stream: str, position: int) -> Plan[object]:
     """Return the nonce of the pack at a position, or None if there is no pack."""
     match = {"_id": pack_id(stream, position)}
     found = yield from Find(match, {"nonce": 1}, limit=1, majority=True)
@@ -293,6 +299,12 @@ def _is_in_place(stream: str, first: int, nonce: str, known: Known | None) -> Pl
     """Return whether an acknowledged pack is part of the log; delete it if it is not.
 
     A process that slept after it learned the tail may have appended where packs were deleted.
+
+    Args:
+        stream: the name of the stream.
+        first: the position of the pack.
+        nonce: the nonce of the pack.
+        known: the tail at which it was appended; None: unknown.
     """
     mono, now = yield from instants()
     if known is not None and known.age_s(mono, now) <= LATE_S:

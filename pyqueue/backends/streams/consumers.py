@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from pyqueue import arguments
 from pyqueue.backends.forms import each_part
 from pyqueue.backends.invalid import Misfits, error_record
-from pyqueue.backends.options import Options, Target
+from pyqueue.backends.options import Options
 from pyqueue.backends.streams import log, settling
 from pyqueue.backends.streams.delivering import Terms
 from pyqueue.backends.streams.ranges import Group, Step, group_id
 from pyqueue.backends.streams.receiving import create, receive
-from pyqueue.backends.streams.settling import GroupState, change, reload, show_left
+from pyqueue.backends.streams.settling import GroupState, change, publish_left, reload
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import (
     MAX_RECEIVED_BYTES,
@@ -141,21 +141,21 @@ class GroupPlans:
         if session is not None:
             raise refusal("session")
         given, options = settling.reservations(self.state, held), self.options
-        delays = settling.delays(given, options.backoff, delay)
+        delay_by_tries = settling.delay_by_tries(given, options.backoff, delay)
         record = None if error is None else error_record(error, (yield from ServerTime()))
         most = options.max_tries
-        last = [each for each in given if most is not None and each.tries >= most]
+        out_of_tries = [each for each in given if most is not None and each.tries >= most]
         rest = [each for each in given if most is None or each.tries < most]
         yield from each_part(
-            (settling.rollback(self.state, rest, delays, record), rest),
-            (self._bury(last, "tries", error), last),
+            (settling.rollback(self.state, rest, delay_by_tries, record), rest),
+            (self._bury(out_of_tries, "tries", error), out_of_tries),
         )
 
     def release(self, held: Sequence[object]) -> Plan[None]:
         """Give messages back unprocessed, without counting the try."""
         given = settling.reservations(self.state, held)
-        delays = {each.tries: 0.0 for each in given}
-        yield from settling.rollback(self.state, given, delays, None, counted=False)
+        delay_by_tries = {each.tries: 0.0 for each in given}
+        yield from settling.rollback(self.state, given, delay_by_tries, None, counted=False)
 
     def bury(
         self, held: Sequence[object], *, error: BaseException | str | None = None
@@ -167,6 +167,7 @@ class GroupPlans:
     def _bury(
         self, held: Sequence[Any], reason: str, error: BaseException | str | None
     ) -> Plan[None]:
+        """Send messages to the dead-letter queue of the group, for this reason."""
         name = self.options.dead_letter
         yield from settling.bury(self.state, self.codec, name, held, reason, error=error)
 
@@ -175,19 +176,19 @@ class GroupPlans:
         return settling.extend(self.state, held, lease)
 
     @property
-    def target(self) -> Target:
+    def target(self) -> NoReturn:
         """Refuse to be the target of a move."""
         raise ConfigurationError(f"to: {self.queue!r} is a consumer group: name a queue")
 
-    def move(self, *_: object, **options: object) -> Plan[None]:
+    def move(self, *_: object, **options: object) -> NoReturn:
         """Refuse a move."""
         raise refusal("move")
 
-    def progress(self, *_: object) -> Plan[None]:
+    def progress(self, *_: object) -> NoReturn:
         """Refuse to store progress."""
         raise refusal("progress")
 
-    def checkpoint(self, *_: object) -> Plan[None]:
+    def checkpoint(self, *_: object) -> NoReturn:
         """Refuse to store a checkpoint."""
         raise refusal("checkpoint")
 
@@ -197,7 +198,7 @@ class GroupPlans:
         """Count the messages that the group has not finished, by state."""
         first, end = yield from log.bounds(self.stream)
         group = yield from reload(self.state)
-        if group is None:
+        if group is None:  # count as if it had been created now
             start = yield from log.position_at(self.stream, self.start)
             return ConsumerCounts(ready=max(0, end - start))
         return _counts(group, first, end, (yield from ServerTime()))
@@ -207,7 +208,7 @@ class GroupPlans:
 
         None means that the group has finished the stream.
         """
-        found = yield from self.counts()
+        found = yield from self.counts()  # reads the group, too
         group, now = self.state.seen, (yield from ServerTime())
         if found.ready or group is None:
             return now if found.ready else None
@@ -232,16 +233,17 @@ class GroupPlans:
         yield from create(self.state, at)
         put = {"next": at, "out": [], "back": []}
         if (yield from change(self.state, Step({}, {"$set": put}))) is None:
-            yield from create(self.state, at)
+            yield from create(self.state, at)  # the group was just deleted
         yield from Signal(self.stream, None)
         return at
 
 
 def _counts(group: Group, first: int, end: int, now: datetime) -> ConsumerCounts:
+    """Count the messages of a group, given the first position and the tail of the log."""
     held = sum(each.size for each in group.out if each.until > now)
     waiting = sum(each.size for each in group.back if each.until > now)
-    again = sum(each.size for each in (*group.out, *group.back) if each.until <= now)
-    ready = max(0, end - max(first, group.next)) + again
+    retried = sum(each.size for each in (*group.out, *group.back) if each.until <= now)
+    ready = max(0, end - max(first, group.next)) + retried
     skipped = group.skipped + max(0, first - group.next)
     return ConsumerCounts(ready=ready, scheduled=waiting, reserved=held, skipped=skipped)
 
@@ -271,8 +273,8 @@ def delete_group(stream: str, name: str) -> Plan[bool]:
     """Delete a group. Its holders get LeaseLost. Return whether the group existed."""
     state = GroupState(stream, arguments.group(name, "name"))
     while (group := (yield from reload(state))) is not None:
-        if group.left:
-            yield from show_left(state, group.left)
+        if group.left:  # else no process would publish these dead letters any more
+            yield from publish_left(state, group.left)
         elif (yield from Delete({"_id": state.id, "left": []})):
             yield from Signal(stream, None)
             return True

@@ -82,10 +82,14 @@ class Share:
 def packs_of(
     state: GroupState, ranges: Sequence[Range], max_bytes: int
 ) -> Plan[tuple[list[Pack], int]]:
-    """Return the packs of ranges, and the log's first position, or 0 if no pack is missing."""
+    """Read the packs of ranges, or take them from the packs that were read last.
+
+    Returns:
+        The packs, and the first position of the log, or 0 if no pack is missing.
+    """
     packs: list[Pack] = []
     missing = False
-    spans: list[list[int]] = []
+    spans: list[list[int]] = []  # the ranges; those that touch are one, so that it is one read
     for each in sorted(ranges, key=lambda one: one.start):
         if spans and each.start <= spans[-1][1]:
             spans[-1][1] = max(spans[-1][1], each.end)
@@ -112,10 +116,10 @@ class _Delivery:
     share: Share
     range: Range
     #: Whether the message is buried because it was tried too often.
-    exhausted: bool
+    out_of_tries: bool
     #: Whether the size of each message matters.
     measured: bool
-    #: Positions that go back to the group.
+    #: Positions that go back to the group, from the first message on that does not fit.
     rest: list[int] = field(default_factory=list)
     #: Positions that the retention of the stream deleted.
     skipped: list[int] = field(default_factory=list)
@@ -138,14 +142,14 @@ class _Delivery:
             share.room = 0
             self.rest.append(position)
             return
-        share.room -= size
-        message = _message(self.terms, self.range, pack, position)
-        if isinstance(message, Exception) or self.exhausted:
-            burial = _burial(self.terms, self.range, pack, position, message, now=now)
+        share.room -= size  # a buried message counts, too: it limits the work of one call
+        decoded = _message(self.terms, self.range, pack, position)
+        if isinstance(decoded, Exception) or self.out_of_tries:
+            burial = _burial(self.terms, self.range, pack, position, decoded, now=now)
             self.dead.append(burial)
         else:
-            self.terms.misfits.delivered()
-            share.messages.append(message)
+            self.terms.misfits.delivered()  # the share of misfits decides whether consumers stop
+            share.messages.append(decoded)
 
 
 def deliver(
@@ -155,12 +159,21 @@ def deliver(
 
     An invalid message goes to the dead-letter queue, and so does a message that was tried too
     often. Positions deleted by the retention of the stream are skipped.
+
+    Args:
+        terms: how messages are received.
+        taken: the range.
+        share: the messages of the caller.
+        packs: the packs that were read, in order.
+        first: the first position of the log, or 0 if no pack is missing.
+        now: the current instant.
     """
     one, state = taken.range, terms.state
-    exhausted = taken.alone and terms.max_tries is not None and one.tries > terms.max_tries
+    # All tries of a range may be the fault of one message, so it must have been alone.
+    out_of_tries = taken.alone and terms.max_tries is not None and one.tries > terms.max_tries
     touched = [each for each in packs if each.first < one.end and each.end > one.start]
     measured = sum(each.size for each in touched) > share.room
-    delivery = _Delivery(terms, share, one, exhausted, measured)
+    delivery = _Delivery(terms, share, one, out_of_tries, measured)
     before = len(share.messages)
     delivery.divide(touched, first, now)
     received = len(share.messages) > before
@@ -228,23 +241,24 @@ def _message(
 
 
 def _burial(
-    terms: Terms, one: Range, pack: Pack, position: int, found: object, now: datetime
+    terms: Terms, one: Range, pack: Pack, position: int, decoded: object, now: datetime
 ) -> Buried:
-    """Return the burial of a message that is invalid, or that was tried too often."""
+    """Return the burial of a message. ``decoded``: the message, or the error if it is invalid."""
     entry = pack.entry(position)
     document = {"payload": entry["p"]}
     if entry.get("h"):
         document["headers"] = entry["h"]
     if terms.codec.name is not None:
         document["type"] = terms.codec.name
-    if isinstance(found, Exception):
-        error: Mapping[str, Any] | None = error_record(found, now)
-        id, text = f"{terms.state.stream}~{position}", str(error_record(found, now)["message"])
+    if isinstance(decoded, Exception):
+        misfit = error_record(decoded, now)
+        id, text = f"{terms.state.stream}~{position}", str(misfit["message"])
         terms.misfits.add(
             terms.state.stream, terms.codec.name, terms.dead_letter, id, text, now=now
         )
+        error: Mapping[str, Any] | None = misfit
         reason, tries = "invalid", one.tries
-    else:
+    else:  # this claim only buries it, and is no try
         error, reason, tries = one.error, "tries", one.tries - 1
     return Buried(one.token, position, document, pack.pushed, tries, error=error, reason=reason)
 
@@ -255,9 +269,9 @@ def _skip(state: GroupState, token: str, positions: Sequence[int], first: int) -
     number = len(positions)
     group = yield from reload(state)
     now = yield from ServerTime()
-    for gap, step in [] if group is None else skip_steps(group, first, now):
+    for more, step in [] if group is None else skip_steps(group, first, now):
         if (yield from change(state, step)) is not None:
-            number += gap
+            number += more
     log.warning(
         "stream %r: group %r is behind the retention of the stream: %d messages were deleted "
         "before it had finished them, and it continues at position %d",

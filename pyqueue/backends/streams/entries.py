@@ -65,7 +65,7 @@ class Range:
 
     def stored(self) -> dict[str, Any]:
         """Return the entry that stores this range."""
-        entry = {"t": self.token, "s": self.start, "e": self.end, "d": bits(self.done)}
+        entry = {"t": self.token, "s": self.start, "e": self.end, "d": stored_bits(self.done)}
         entry |= {"u": self.until, "k": self.tries}
         if self.lapses:
             entry["x"] = self.lapses
@@ -87,7 +87,7 @@ class Range:
         """Yield the positions that it still has, in order."""
         alive = self.alive
         while alive:
-            lowest = alive & -alive
+            lowest = alive & -alive  # the lowest bit
             yield self.start + lowest.bit_length() - 1
             alive ^= lowest
 
@@ -100,23 +100,23 @@ class Range:
         return found
 
     def part(self, mask: int, **changes: Any) -> Range:
-        """Return a range of the positions in ``mask``, trimmed to them."""
-        low = (mask & -mask).bit_length() - 1
+        """Return a range of the positions whose bits are in ``mask``, with changed fields."""
+        low = (mask & -mask).bit_length() - 1  # the lowest bit; a range begins with a position
         width = mask.bit_length() - low
         done = ~(mask >> low) & ((1 << width) - 1)
         start = self.start + low
         return replace(self, start=start, end=start + width, done=done, **changes)
 
-    def held(self) -> dict[str, Any]:
+    def held_filter(self) -> dict[str, Any]:
         """Return the filter that matches the entry, whatever the end of its lease is."""
-        return {"t": self.token, "d": bits(self.done)}
+        return {"t": self.token, "d": stored_bits(self.done)}
 
-    def same(self) -> dict[str, Any]:
+    def same_filter(self) -> dict[str, Any]:
         """Return the filter that matches the entry as it was read."""
-        return {**self.held(), "u": self.until}
+        return {**self.held_filter(), "u": self.until}
 
 
-def bits(done: int) -> bytes:
+def stored_bits(done: int) -> bytes:
     """Return bits as they are stored, without zeros at the end."""
     return done.to_bytes((done.bit_length() + 7) // 8, "little")
 
@@ -133,10 +133,16 @@ def merged(back: Sequence[Range], new: Sequence[Range], now: datetime) -> Merged
 
     Merging never makes a message due earlier. It lengthens a wait by less than a tenth of the
     delay, unless there would be more than ``MAX_BACK`` entries.
+
+    Args:
+        back: the ranges that are stored.
+        new: the ranges to add.
+        now: the current instant.
     """
     every = [*back, *new]
     if len(every) <= MERGE_ABOVE:
         return None
+    # Let alike ranges differ more and more, until merging them halves the number.
     for coarse in range(_ALL_TIME_BITS + 1):
         alike: dict[tuple[object, ...], list[int]] = {}
         for number, each in enumerate(every):
@@ -149,6 +155,7 @@ def merged(back: Sequence[Range], new: Sequence[Range], now: datetime) -> Merged
     for numbers in alike.values():
         members = [every[number] for number in numbers]
         if len(members) > 1:
+            # Only the first ``len(back)`` ranges are stored and can be removed.
             result.removed.extend(every[number] for number in numbers if number < len(back))
             result.added.append(_union(members))
         elif numbers[0] >= len(back):
@@ -159,20 +166,22 @@ def merged(back: Sequence[Range], new: Sequence[Range], now: datetime) -> Merged
 def _likeness(one: Range, now: datetime, coarse: int) -> tuple[object, ...]:
     """Return a key. Ranges with equal keys are merged. ``coarse``: how much may differ."""
     window = one.start // (MAX_RANGE << min(coarse, _MOST_DOUBLED))
-    fewer = max(0, coarse - _MIX_TRIES)
-    tries = one.tries >> fewer, one.lapses >> fewer
-    kind = None if coarse or one.error is None else one.error.get("type")
+    ignored_bits = max(0, coarse - _MIX_TRIES)
+    tries = one.tries >> ignored_bits, one.lapses >> ignored_bits
+    error_type = None if coarse or one.error is None else one.error.get("type")
     left_ms = (one.until - now) // _MS
     if left_ms <= 0:
-        return (window, tries, kind)
+        return (window, tries, error_type)
     # Cells are fixed in time: a range that is merged again and again stays in its cell, so its
     # wait ends. Their sizes are powers of two, so that delays with a jitter share them.
-    length = max(0, (left_ms // _PART_OF_DELAY).bit_length() - 1) + coarse
-    length = min(length, _ALL_TIME_BITS)
-    return (window, tries, kind, length, (one.until - _EPOCH) // _MS >> length)
+    cell_bits = max(0, (left_ms // _PART_OF_DELAY).bit_length() - 1) + coarse
+    cell_bits = min(cell_bits, _ALL_TIME_BITS)
+    cell = (one.until - _EPOCH) // _MS >> cell_bits
+    return (window, tries, error_type, cell_bits, cell)
 
 
 def _union(members: Sequence[Range]) -> Range:
+    """Return one range with all positions of some ranges."""
     start, end = min(each.start for each in members), max(each.end for each in members)
     alive = 0
     for each in members:

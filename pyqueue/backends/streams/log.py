@@ -105,6 +105,7 @@ def packs_between(stream: str, low: int = 0, high: int = END) -> Filter:
 
 
 def _pack(document: Document) -> Pack:
+    """Return a stored pack as a value."""
     return Pack(int(document["s"]), document["b"], document["pushed"], document["z"])
 
 
@@ -139,7 +140,8 @@ def ensure(stream: str, shape: Mapping[str, object]) -> Plan[None]:
     Raises:
         ConfigurationError: a queue has this name, or the stream has another retention.
     """
-    _refuse_queue(stream, (yield from EnsureQueue(stream, STREAM, None, shape)))
+    stored_kind = yield from EnsureQueue(stream, STREAM, None, shape)
+    _refuse_queue(stream, stored_kind)
 
 
 def require_limit(stream: str, limit: Limit) -> None:
@@ -162,14 +164,16 @@ def check(stream: str, state: LogState) -> Plan[None]:
         ConfigurationError: a queue has this name.
     """
     if not state.checked:
-        _refuse_queue(stream, (yield from kind_of(stream)) or STREAM)
+        stored_kind = yield from kind_of(stream)  # None: there is no record yet
+        _refuse_queue(stream, stored_kind or STREAM)
         state.checked = True
 
 
-def _refuse_queue(stream: str, stored: str) -> None:
-    if stored != STREAM:
+def _refuse_queue(stream: str, stored_kind: str) -> None:
+    """Raise ConfigurationError if the record with this name is of a queue."""
+    if stored_kind != STREAM:
         raise ConfigurationError(
-            f"name: {stream!r} is a queue of kind {stored!r}: open it with client.queue(), "
+            f"name: {stream!r} is a queue of kind {stored_kind!r}: open it with client.queue(), "
             "remove it with client.delete_queue(), or give the stream another name"
         )
 
@@ -183,6 +187,7 @@ def bounds(stream: str) -> Plan[tuple[int, int]]:
     fields = {"first": 1, **PLACE}
     # In descending order the record, "~queue:...", comes before the packs, "~log:...".
     found = yield from Find({"$or": either}, fields, sort=DESCENDING, limit=2, majority=True)
+    # The record has ``first``, unless it is 0. A pack has ``n``.
     first = next((each.get("first", 0) for each in found if "n" not in each), 0)
     end = next((each["s"] + each["n"] for each in found if "n" in each), 0)
     return first, max(first, end)
@@ -224,6 +229,7 @@ def position_at(stream: str, start: object) -> Plan[int]:
         if start == "first":
             return (yield from first_position(stream))
         return (yield from bounds(stream))[1]
+    # Bisect: each pack below ``low`` is older than the instant, and none is from ``high`` on.
     low = yield from first_position(stream)
     _, high = yield from bounds(stream)
     while low < high:
@@ -291,6 +297,7 @@ def fetch(
             majority=True,
         )
         if not packs and low > 0 and not (page and page[0]["s"] == low):
+            # A pack that begins before ``low`` may contain it.
             page = [*(yield from _pack_over(stream, low)), *page]
         if not page:
             break
@@ -328,11 +335,11 @@ def read(
         for position in range(max(start, pack.first), pack.end):
             if len(found) == limit:
                 return found
-            found.append(_shown(stream, codec, pack, position, now))
+            found.append(_message_or_misfit(stream, codec, pack, position, now))
     return found
 
 
-def _shown(
+def _message_or_misfit(
     stream: str, codec: Codec[Any], pack: Pack, position: int, now: datetime
 ) -> StreamMessage[Any]:
     """Return a message. If it does not fit the model, it has the raw payload and an error."""

@@ -39,8 +39,8 @@ from pyqueue.backends.streams.entries import (
     MAX_RANGE,
     Merged,
     Range,
-    bits,
     merged,
+    stored_bits,
 )
 from pyqueue.backends.transitions import new_token
 from pyqueue.requests import Document
@@ -139,23 +139,29 @@ def claim_step(
     lapsed = [(each, True) for each in group.out if each.until <= now]
     ready = lapsed + [(each, False) for each in group.back if each.until <= now]
     if not ready:
-        return _new(group, until, tail, wanted)
-    found, held = min(ready, key=_turn)
+        return _claim_new(group, until, tail, wanted)
+    found, has_lapsed = min(ready, key=_turn)
     if found.tries > PATIENCE and found.until > now - RETRY_PAUSE:
-        step = _new(group, until, tail, wanted)
-        if step is not None:
-            return step
-    first = _first_free(wanted, served if held or found.lapses else ())
-    if first is None:
+        new = _claim_new(group, until, tail, wanted)  # let new messages pass for a while
+        if new is not None:
+            return new
+    place = _first_caller(wanted, served if has_lapsed or found.lapses else ())
+    if place is None:
         return None
-    taken, rest = _divided(found, held, until, wanted[first])
-    more = merged(group.back, [rest], now) if held and rest else None
-    again = _again(found, taken, rest, held) if more is None else _merge([(found, taken)], more)
-    return again, [Taken(first, taken, held and found.size == 1)]
+    taken, rest = _divided(found, has_lapsed, until, wanted[place])
+    merge = merged(group.back, [rest], now) if has_lapsed and rest else None
+    if merge is None:
+        step = _claim_again(found, taken, rest, has_lapsed)
+    else:
+        step = _merge([(found, taken)], merge)
+    return step, [Taken(place, taken, has_lapsed and found.size == 1)]
 
 
-def _first_free(wanted: Sequence[int], served: Sequence[bool]) -> int | None:
-    """Return the first caller that wants messages and has none yet, or None."""
+def _first_caller(wanted: Sequence[int], served: Sequence[bool]) -> int | None:
+    """Return the first caller that wants messages and is not served yet, or None.
+
+    ``served``: which callers have messages already; empty if this does not matter.
+    """
     for place, number in enumerate(wanted):
         if number > 0 and not (served and served[place]):
             return place
@@ -171,20 +177,28 @@ def _turn(ready: tuple[Range, bool]) -> tuple[datetime, int]:
     return one.until, next(one.positions(), one.start)
 
 
-def _divided(found: Range, held: bool, until: datetime, wanted: int) -> tuple[Range, Range | None]:
+def _divided(
+    found: Range, has_lapsed: bool, until: datetime, wanted: int
+) -> tuple[Range, Range | None]:
     """Divide a range that was claimed before into the part that a claim takes and the rest.
 
     Each lapse divides the largest part by ten. So a message that crashes its consumers is soon
     alone, and its tries cost the other messages nothing.
+
+    Args:
+        found: the range.
+        has_lapsed: whether its last claim has lapsed; if not, it was given back.
+        until: the end of the lease of the part.
+        wanted: the most messages of the part.
     """
-    lapses = found.lapses + held
+    lapses = found.lapses + has_lapsed
     most = max(1, MAX_RANGE // 10**lapses) if lapses else MAX_RANGE
     alive = found.alive
     lowest = (alive & -alive).bit_length() - 1
     near = alive & ((1 << (lowest + MAX_RANGE)) - 1)  # a claim also reads the gaps
     mask = 0
     for _ in range(min(wanted, most, near.bit_count())):
-        mask |= near & -near
+        mask |= near & -near  # moves the lowest bit from ``near`` to ``mask``
         near &= near - 1
     new = {"token": new_token(), "until": until, "tries": found.tries + 1, "lapses": lapses}
     alive &= ~mask
@@ -193,12 +207,19 @@ def _divided(found: Range, held: bool, until: datetime, wanted: int) -> tuple[Ra
     return found.part(mask, **new), rest
 
 
-def _again(found: Range, taken: Range, rest: Range | None, held: bool) -> Step:
-    """Claim positions that were claimed before."""
+def _claim_again(found: Range, taken: Range, rest: Range | None, has_lapsed: bool) -> Step:
+    """Claim positions that were claimed before.
+
+    Args:
+        found: the range as it is stored.
+        taken: the part that the claim takes.
+        rest: the other positions, which wait in ``back``; None: there are none.
+        has_lapsed: whether its last claim has lapsed, so that it is in ``out``, not in ``back``.
+    """
     # $set comes first: mongomock knows the matched entry only until another operator has run.
-    match = {"out" if held else "back": {"$elemMatch": found.same()}}
+    match = {"out" if has_lapsed else "back": {"$elemMatch": found.same_filter()}}
     update: dict[str, dict[str, Any]] = {}
-    if held:
+    if has_lapsed:
         update["$set"] = {"out.$": taken.stored()}
         if rest:
             update["$push"] = {"back": {"$each": [rest.stored()]}}
@@ -211,10 +232,10 @@ def _again(found: Range, taken: Range, rest: Range | None, held: bool) -> Step:
     return Step(match, update)
 
 
-def _new(
+def _claim_new(
     group: Group, until: datetime, tail: int, wanted: Sequence[int]
 ) -> tuple[Step, list[Taken]] | None:
-    """Claim positions that were never claimed."""
+    """Claim positions that were never claimed; see ``claim_step``."""
     taken: list[Taken] = []
     position = group.next
     if len(group.back) >= MAX_BACK:
@@ -230,6 +251,7 @@ def _new(
             position = end
     if not taken:
         return None
+    # The second condition: ``out`` still has room for these ranges.
     match = {"next": group.next, f"out.{MAX_HELD - len(taken)}": {"$exists": False}}
     pushed = {"$each": [each.range.stored() for each in taken]}
     return Step(match, {"$set": {"next": position}, "$push": {"out": pushed}}), taken
@@ -242,15 +264,16 @@ def skip_steps(group: Group, first: int, now: datetime) -> list[tuple[int, Step]
     """
     steps: list[tuple[int, Step]] = []
     lapsed = [("out", each) for each in group.out if each.until <= now]
-    for place, each in (*lapsed, *(("back", each) for each in group.back)):
+    for field, each in (*lapsed, *(("back", each) for each in group.back)):
         if each.end <= first:
-            update: dict[str, dict[str, Any]] = {"$pull": {place: {"t": each.token}}}
+            update: dict[str, dict[str, Any]] = {"$pull": {field: {"t": each.token}}}
             update["$inc"] = {"skipped": each.size}
-            steps.append((each.size, Step({place: {"$elemMatch": each.same()}}, update)))
+            match = {field: {"$elemMatch": each.same_filter()}}
+            steps.append((each.size, Step(match, update)))
     if group.next < first:
-        gap = first - group.next
-        jump = {"$set": {"next": first}, "$inc": {"skipped": gap}}
-        steps.append((gap, Step({"next": group.next}, jump)))
+        number = first - group.next
+        jump = {"$set": {"next": first}, "$inc": {"skipped": number}}
+        steps.append((number, Step({"next": group.next}, jump)))
     return steps
 
 
@@ -290,48 +313,53 @@ def settle_step(
 ) -> tuple[Settled | None, dict[int, frozenset[int]]]:
     """Return the next update that ends claims.
 
+    It ends up to 50 ranges of which no position stays held, or else a part of one range. The rest
+    of the endings needs further updates.
+
     Args:
         group: the group as it was read.
         endings: the endings by number.
         now: the current instant.
 
     Returns:
-        The update, and the endings of which no position is held any more.
+        The update, and the endings of which no position is held any more, by number, with their
+        positions.
     """
     held = {each.token: each for each in group.out}
-    of_token: dict[str, list[int]] = {}
+    numbers_of: dict[str, list[int]] = {}  # the endings of each range
     lost: dict[int, frozenset[int]] = {}
-    masks: dict[int, int] = {}
-    alive = {token: each.alive for token, each in held.items()}
+    masks: dict[int, int] = {}  # the bits of the positions that each ending ends
+    staying = {token: each.alive for token, each in held.items()}
     for number, ending in endings.items():
         mask = 0
         if ending.token in held:
-            mask = held[ending.token].mask(ending.positions) & alive[ending.token]
+            mask = held[ending.token].mask(ending.positions) & staying[ending.token]
         if not mask:
             lost[number] = ending.positions
             continue
-        alive[ending.token] &= ~mask
+        staying[ending.token] &= ~mask
         masks[number] = mask
-        of_token.setdefault(ending.token, []).append(number)
-    whole = [token for token in of_token if not alive[token]]
-    tokens = whole[:50] or list(of_token)[:1]
+        numbers_of.setdefault(ending.token, []).append(number)
+    whole = [token for token in numbers_of if not staying[token]]
+    tokens = whole[:50] or list(numbers_of)[:1]
     if not tokens:
         return None, lost
-    numbers = [number for token in tokens for number in of_token[token]]
+    numbers = [number for token in tokens for number in numbers_of[token]]
     given = _given_back(held, endings, masks, numbers)
-    left: dict[str, Range | None] = dict.fromkeys(tokens)
+    rests: dict[str, Range | None] = dict.fromkeys(tokens)
     if not whole:
         one = held[tokens[0]]
         done = one.done | sum(masks[number] for number in numbers)
-        left[one.token] = replace(one, done=done)
-    ranges = [(held[token], rest) for token, rest in left.items()]
-    more = merged(group.back, given.back, now)
-    step = _end(ranges, given) if more is None else _merge(ranges, more, given)
-    done_of = [(number, _missing(held, endings[number], masks[number])) for number in numbers]
-    return Settled(step, done_of), lost
+        rests[one.token] = replace(one, done=done)
+    ranges = [(held[token], rest) for token, rest in rests.items()]
+    merge = merged(group.back, given.back, now)
+    step = _end(ranges, given) if merge is None else _merge(ranges, merge, given)
+    settled = [(number, _not_held(held, endings[number], masks[number])) for number in numbers]
+    return Settled(step, settled), lost
 
 
-def _missing(held: Mapping[str, Range], ending: Ending, mask: int) -> frozenset[int]:
+def _not_held(held: Mapping[str, Range], ending: Ending, mask: int) -> frozenset[int]:
+    """Return the positions of an ending that are not among the bits that it ends."""
     start = held[ending.token].start
     return frozenset(
         each for each in ending.positions if each < start or not mask >> (each - start) & 1
@@ -352,6 +380,14 @@ def _given_back(
     masks: Mapping[int, int],
     numbers: Iterable[int],
 ) -> _Given:
+    """Return where the positions of these endings go.
+
+    Args:
+        held: the held ranges by token.
+        endings: the endings by number.
+        masks: the bits of the positions that each ending ends, by number.
+        numbers: the numbers of the endings.
+    """
     back: list[Range] = []
     copies: list[Any] = []
     skipped = 0
@@ -379,13 +415,13 @@ def _end(ranges: _Outs, given: _Given) -> Step:
     """End claims, and append the ranges that are given back."""
     update: dict[str, dict[str, Any]]
     ((before, rest), *_) = ranges
-    if rest is not None:
-        update = {"$set": {"out.$.d": bits(rest.done)}}
-        match: dict[str, Any] = {"out": {"$elemMatch": before.held()}}
+    if rest is not None:  # then it is the only range
+        update = {"$set": {"out.$.d": stored_bits(rest.done)}}
+        match: dict[str, Any] = {"out": {"$elemMatch": before.held_filter()}}
     else:
         tokens = [each.token for each, _ in ranges]
         update = {"$pull": {"out": {"t": {"$in": tokens}}}}
-        match = {"$and": [{"out": {"$elemMatch": each.held()}} for each, _ in ranges]}
+        match = {"$and": [{"out": {"$elemMatch": each.held_filter()}} for each, _ in ranges]}
     pushed = {"back": [each.stored() for each in given.back], "left": given.copies}
     if given.back or given.copies:
         update["$push"] = {name: {"$each": new} for name, new in pushed.items() if new}
@@ -394,7 +430,7 @@ def _end(ranges: _Outs, given: _Given) -> Step:
     return Step(match, update)
 
 
-def _merge(ranges: _Outs, more: Merged, given: _Given = _NOTHING) -> Step:
+def _merge(ranges: _Outs, merge: Merged, given: _Given = _NOTHING) -> Step:
     """Change entries of ``out``, and merge the ranges that were given back.
 
     Only a pipeline can both remove and add entries of an array. It matches every entry that it
@@ -402,14 +438,14 @@ def _merge(ranges: _Outs, more: Merged, given: _Given = _NOTHING) -> Step:
     process added after the group was read stay.
     """
     match: dict[str, Any] = {
-        "$and": [{"out": {"$elemMatch": before.same()}} for before, _ in ranges]
+        "$and": [{"out": {"$elemMatch": before.same_filter()}} for before, _ in ranges]
     }
-    if more.removed:
-        match["back.t"] = {"$all": [each.token for each in more.removed]}
+    if merge.removed:
+        match["back.t"] = {"$all": [each.token for each in merge.removed]}
     outs = [before for before, _ in ranges]
     put = {
         "out": _exchanged("out", outs, [rest for _, rest in ranges if rest is not None]),
-        "back": _exchanged("back", more.removed, more.added),
+        "back": _exchanged("back", merge.removed, merge.added),
     }
     if given.copies:
         put["left"] = {"$concatArrays": ["$left", {"$literal": given.copies}]}

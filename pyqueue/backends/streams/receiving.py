@@ -26,10 +26,10 @@ from pyqueue.backends.streams.ranges import Group, Step, Taken, claim_step
 from pyqueue.backends.streams.settling import (
     GroupState,
     change,
+    delete_undecided,
     give_back,
+    publish_left,
     reload,
-    show_left,
-    sweep,
 )
 from pyqueue.errors import DuplicateKey, QueueError, Unavailable
 from pyqueue.limits import FollowedLimit
@@ -118,10 +118,10 @@ def receive(
                 return []
             if (yield from Listen(waiting)):
                 continue  # the subscription is new: claim again, so that no message is missed
-            look = False
-            while not look:
+            woken = False
+            while not woken:
                 until = yield from _wake_time(state, waiting, terms.limit, poll_s)
-                look = yield from Wait(waiting, until, deadline)
+                woken = yield from Wait(waiting, until, deadline)
     finally:
         waiting.wake_next(found)
 
@@ -137,11 +137,18 @@ def _follow_limit(stream: str, shape: Mapping[str, object], followed: FollowedLi
 def _wake_time(
     state: GroupState, waiting: Any, limit: FollowedLimit, poll_s: float
 ) -> Plan[datetime]:
-    """Return when to claim again if no event arrives."""
+    """Return when to claim again if no event arrives. Forget a signalled instant that has come.
+
+    Args:
+        state: the state of the group.
+        waiting: the waiting consumers of the group; ``scan.due`` is the next signalled instant.
+        limit: the limit of the stream.
+        poll_s: the longest wait, in seconds.
+    """
     now = yield from ServerTime()
     scan, group = waiting.scan, state.seen
     if scan.due is not None and scan.due <= now:
-        scan.due = None
+        scan.due = None  # the claim before this wait has found its messages
     until = [now + timedelta(seconds=poll_s)]
     if limit.next_start is not None and limit.waits(now):
         until.append(limit.next_start)
@@ -157,11 +164,17 @@ def _wake_time(
 def _give_back(
     state: GroupState, received: Iterable[StreamReservation[Any]], claimed: Sequence[Taken] = ()
 ) -> Plan[None]:
-    """Give back positions that callers do not get, without counting the try."""
-    ranges = {each.range.token: [*each.range.positions()] for each in claimed}
+    """Give back positions that callers do not get, without counting the try.
+
+    Args:
+        state: the state of the group.
+        received: the messages that were read.
+        claimed: the claimed ranges whose messages were not read.
+    """
+    positions = {each.range.token: [*each.range.positions()] for each in claimed}
     for each in received:
-        ranges.setdefault(each.token, []).append(each.position)
-    yield from give_back(state, ranges)
+        positions.setdefault(each.token, []).append(each.position)
+    yield from give_back(state, positions)
 
 
 # ---- claim
@@ -174,50 +187,58 @@ def _claim_for_callers(terms: Terms, limits: Sequence[Limits]) -> Plan[list[Rece
         now = yield from ServerTime()
         wanted = [each.wanted for each in shares]
         served = [bool(each.messages) for each in shares]
-        taken = yield from _take(terms, now, wanted, served)
+        taken = yield from _take_ranges(terms, now, wanted, served)
         if not taken:
             break
         room = max(limit.bytes for limit in limits)
         returned = False
-        left = list(taken)
+        unread = list(taken)
         try:
             packs, first = yield from packs_of(terms.state, [each.range for each in taken], room)
-            while left:
-                each = left.pop(0)
+            while unread:
+                each = unread.pop(0)
                 returned |= yield from deliver(
                     terms, each, shares[each.place], packs, first, now=now
                 )
         except QueueError:
             # No caller gets anything. A message whose burial failed is held until its lease ends:
             # if given back, the next claims would take it first and fail, too.
-            yield from _give_back(terms.state, chain(*(each.messages for each in shares)), left)
+            yield from _give_back(terms.state, chain(*(each.messages for each in shares)), unread)
             raise
         if returned:
             break  # returned positions would be claimed again at once
     return [sorted(each.messages, key=attrgetter("position")) for each in shares]
 
 
-def _take(
+def _take_ranges(
     terms: Terms, now: datetime, wanted: Sequence[int], served: Sequence[bool]
 ) -> Plan[list[Taken]]:
-    """Claim ranges for several callers. The result is empty if there is nothing to claim."""
+    """Claim ranges for several callers. The result is empty if there is nothing to claim.
+
+    Args:
+        terms: how messages are received.
+        now: the current instant.
+        wanted: how many messages each caller wants.
+        served: which callers have messages already; see ``claim_step``.
+    """
     state = terms.state
     if terms.limit.unreadable is not None:
         return []
     until = now + timedelta(milliseconds=round(terms.lease_s * 1000))
     group = state.seen
-    fresh = False
-    permits, asked = _Permits(terms), wanted
+    fresh = False  # whether the group and the tail were just read
+    permits, wanted_at_first = _Permits(terms), wanted
     while any(wanted):
         if group is None:
             group = yield from create(state, terms.start)
-            yield from sweep(state)
+            yield from delete_undecided(state)
         if group.left:
-            yield from show_left(state, group.left)
+            yield from publish_left(state, group.left)
             group = None
             continue
         found = claim_step(group, now, until, state.tail, wanted, served=served)
         if found is not None and not permits.asked:
+            # Permits are asked for the ranges that a claim would take, which then may take less.
             wanted = yield from permits.ask(found[1], wanted, now)
             found = claim_step(group, now, until, state.tail, wanted, served=served)
             if not any(wanted):
@@ -231,7 +252,7 @@ def _take(
                 return taken
             if (yield from permits.late()):
                 yield from permits.give_back([])
-                permits, wanted = _Permits(terms), asked
+                permits, wanted = _Permits(terms), wanted_at_first
         elif fresh:
             break
         else:  # the known group or tail may be stale

@@ -97,7 +97,10 @@ def reload(state: GroupState) -> Plan[Group | None]:
 
 
 def change(state: GroupState, step: Step, *, w1: bool = False) -> Plan[Group | None]:
-    """Update the group if it matches. Return its new state; None if it did not match."""
+    """Update the group if it matches. Return its new state; None if it did not match.
+
+    Each change counts in ``changes``, so that a later state can be told from an earlier one.
+    """
     update = step.update
     counted: Any
     if isinstance(update, list):
@@ -131,7 +134,7 @@ def settle(state: GroupState, endings: Sequence[Ending]) -> Plan[list[frozenset[
 def _settle_batch(
     state: GroupState, batch: Sequence[Sequence[Ending]]
 ) -> Plan[list[list[frozenset[int]]]]:
-    """End the claims of several callers."""
+    """End the claims of several callers. Return the positions that each of them lost."""
     flat = [ending for endings in batch for ending in endings]
     results = yield from _settle_all(state, flat)
     answers: list[list[frozenset[int]]] = []
@@ -143,10 +146,11 @@ def _settle_batch(
 
 
 def _settle_all(state: GroupState, endings: Sequence[Ending]) -> Plan[list[frozenset[int]]]:
+    """End claims, update by update. Return, for each ending, the positions no longer held."""
     pending = dict(enumerate(endings))
     results: dict[int, frozenset[int]] = {}
     group = state.seen
-    fresh = False
+    fresh = False  # whether the group was read, or returned by an update, just now
     while pending:
         if group is None:
             group, fresh = (yield from reload(state)), True
@@ -162,20 +166,23 @@ def _settle_all(state: GroupState, endings: Sequence[Ending]) -> Plan[list[froze
             del pending[number]
         if one is None:
             continue
-        full = len(group.out) >= MAX_HELD
+        was_full = len(group.out) >= MAX_HELD
         group = yield from change(state, one.step)
         fresh = group is not None
         if group is not None:
             for number, missing in one.endings:
                 results[number] = missing
                 del pending[number]
-            if full:  # consumers of other processes may wait for room
+            if was_full:  # consumers of other processes may wait for room
                 yield from Signal(state.stream, (yield from ServerTime()))
     return [results.get(number, each.positions) for number, each in enumerate(endings)]
 
 
 def give_back(state: GroupState, ranges: Mapping[str, Range | Sequence[int]]) -> Plan[None]:
-    """Give back positions that no caller gets, without counting the try."""
+    """Give back positions that no caller gets, without counting the try.
+
+    ``ranges``: the positions by the token of their claim.
+    """
     now = yield from ServerTime()
     back = Back(now, counted=False)
     endings = [
@@ -214,12 +221,20 @@ def commit(state: GroupState, given: Sequence[object]) -> Plan[None]:
 def rollback(
     state: GroupState,
     given: Sequence[object],
-    delay_of: Mapping[int, float],
+    delay_by_tries: Mapping[int, float],
     record: Mapping[str, Any] | None,
     *,
     counted: bool = True,
 ) -> Plan[None]:
-    """Give messages back for another try. ``delay_of`` has the delay for each number of tries."""
+    """Give messages back for another try.
+
+    Args:
+        state: the state of the group.
+        given: the reservations.
+        delay_by_tries: the delay in seconds for each number of tries. It may have further numbers.
+        record: the error that the messages store, or None.
+        counted: whether the try counts.
+    """
     held = reservations(state, given)
     if not held:
         return
@@ -227,8 +242,8 @@ def rollback(
     if record is not None:
         record = {**record, "message": str(record["message"])[:_MAX_ERROR_TEXT]}
     backs = {
-        tries: Back(now + timedelta(milliseconds=round(delay * 1000)), counted, record)
-        for tries, delay in delay_of.items()
+        tries: Back(now + timedelta(milliseconds=round(delay_s * 1000)), counted, record)
+        for tries, delay_s in delay_by_tries.items()
     }
     failure: LeaseLost | None = None
     try:
@@ -241,16 +256,25 @@ def rollback(
         raise failure
 
 
-def delays(held: Held, backoff: Backoff, delay: float | timedelta | None) -> dict[int, float]:
-    """Return the delay for each number of tries. Messages that fail together come back together."""
-    given = None if delay is None else arguments.duration("delay", delay)
+def delay_by_tries(
+    held: Held, backoff: Backoff, delay: float | timedelta | None
+) -> dict[int, float]:
+    """Return the delay for each number of tries, in seconds.
+
+    Messages that fail together come back together.
+    """
+    given_s = None if delay is None else arguments.duration("delay", delay)
     return {
-        tries: backoff.delay(tries) if given is None else given
+        tries: backoff.delay(tries) if given_s is None else given_s
         for tries in {each.tries for each in held}
     }
 
 
 def _settle_held(state: GroupState, held: Held, backs: Mapping[int, Back]) -> Plan[None]:
+    """End claims, and raise LeaseLost if any reservations were lost.
+
+    ``backs``: how messages are given back, by their tries; empty: they are finished.
+    """
     groups: dict[tuple[str, int], list[StreamReservation[Any]]] = {}
     for each in held:
         groups.setdefault((each.token, each.tries), []).append(each)
@@ -320,11 +344,11 @@ def _extend(state: GroupState, held: Held, lease_s: float | None, *, w1: bool) -
         # Never a shorter lease: the rest of the range may have other holders.
         step = Step({"out": {"$elemMatch": {"t": token}}}, {"$max": {"out.$.u": until}})
         group = yield from change(state, step, w1=w1)
-        one = None if group is None else group.held(token)
-        here = set() if one is None else set(one.positions())
+        found = None if group is None else group.held(token)
+        still_held = set() if found is None else set(found.positions())
         for each in members:
-            if one is not None and each.position in here:
-                each.until, each.lease = one.until, length_s
+            if found is not None and each.position in still_held:
+                each.until, each.lease = found.until, length_s
             else:
                 lost.append(each)
     return lost
@@ -354,7 +378,16 @@ def bury(
     reason: str,
     error: BaseException | str | None,
 ) -> Plan[None]:
-    """Send messages that the caller holds to the dead-letter queue."""
+    """Send messages that the caller holds to the dead-letter queue.
+
+    Args:
+        state: the state of the group.
+        codec: how payloads are stored.
+        dead_letter: the name of the dead-letter queue.
+        held: the messages.
+        reason: why they are buried, in one word.
+        error: the error that they store; None: each keeps the error of its last try.
+    """
     if not held:
         return
     record = None if error is None else error_record(error, (yield from ServerTime()))
@@ -377,7 +410,10 @@ def bury(
 def entomb(
     state: GroupState, dead_letter: str, messages: Sequence[Buried]
 ) -> Plan[set[tuple[int, str]]]:
-    """Move messages to the dead-letter queue. Return the position and token of each not held."""
+    """Move messages to the dead-letter queue. Return the position and token of each not held.
+
+    The head of this module describes the steps.
+    """
     target = yield from namespace.target(dead_letter)
     now = yield from ServerTime()
     copies = [_copy(state, target.queue, each, now) for each in messages]
@@ -385,6 +421,7 @@ def entomb(
     if refused:
         raise refused[0].error
     if (yield from ServerTime()) - now > _MAX_BURIAL:
+        # A copy that looks abandoned may be deleted; see ``delete_undecided``.
         raise Unavailable("the burial took too long and buried nothing: try again")
     endings = [
         Ending(each.token, frozenset({each.position}), copy=copy["_id"])
@@ -392,9 +429,9 @@ def entomb(
     ]
     results = yield from settle(state, endings)
     lost = [copy["_id"] for copy, missing in zip(copies, results, strict=True) if missing]
-    shown = [copy["_id"] for copy in copies if copy["_id"] not in lost]
-    if shown:
-        yield from show_left(state, shown)
+    decided = [copy["_id"] for copy in copies if copy["_id"] not in lost]
+    if decided:
+        yield from publish_left(state, decided)
     if lost:
         yield from Delete({"_id": {"$in": lost}, "q": state.hidden}, many=True)
     return {
@@ -405,6 +442,7 @@ def entomb(
 
 
 def _copy(state: GroupState, queue: str, message: Buried, now: datetime) -> Document:
+    """Return the hidden copy of a message that is buried. ``queue``: the dead-letter queue."""
     death: Document = {"from": state.stream, "at": now, "reason": message.reason}
     death |= {"tries": message.tries, "error": message.error}
     death |= {"group": state.name, "position": message.position}
@@ -416,8 +454,11 @@ def _copy(state: GroupState, queue: str, message: Buried, now: datetime) -> Docu
     return copy
 
 
-def show_left(state: GroupState, ids: Sequence[Any]) -> Plan[None]:
-    """Publish the copies of decided burials. This may run any number of times."""
+def publish_left(state: GroupState, ids: Sequence[Any]) -> Plan[None]:
+    """Publish the copies of decided burials, which ``left`` of the group lists.
+
+    This may run any number of times.
+    """
     found = yield from Find({"_id": {"$in": list(ids)}, "q": state.hidden}, {"to": 1})
     targets: dict[str, list[Any]] = {}
     for each in found:
@@ -433,7 +474,7 @@ def show_left(state: GroupState, ids: Sequence[Any]) -> Plan[None]:
     yield from change(state, Step({}, {"$pull": {"left": {"$in": list(ids)}}}))
 
 
-def sweep(state: GroupState) -> Plan[None]:
+def delete_undecided(state: GroupState) -> Plan[None]:
     """Delete copies of burials that were never decided, once per process."""
     if state.swept or state.seen is None:
         return
