@@ -73,7 +73,7 @@ def bury_noted(terms: QueueTerms, match: Filter, now: datetime) -> Plan[int]:
     contents, noted = contents_of(kind), {**match, NOTE: {"$exists": True}}
     found = yield from Find({**noted, **contents.separate}, {"payload": 0}, hint=namespace.CLAIMS)
     reasons = [(each["_id"], each["claim"]["bad"]) for each in found]
-    buried = yield from _bury(terms, found, now)
+    buried = yield from _bury_documents(terms, found, now)
     shared = yield from contents.bury_noted(terms, noted, partial(_error, now))
     reasons, buried = [*reasons, *shared], buried + len(shared)
     if reasons:
@@ -82,7 +82,7 @@ def bury_noted(terms: QueueTerms, match: Filter, now: datetime) -> Plan[int]:
     return buried
 
 
-def _bury(terms: QueueTerms, found: list[Document], now: datetime) -> Plan[int]:
+def _bury_documents(terms: QueueTerms, found: list[Document], now: datetime) -> Plan[int]:
     """Bury messages that are documents. Return how many."""
     if not found:
         return 0
@@ -104,6 +104,7 @@ def _bury(terms: QueueTerms, found: list[Document], now: datetime) -> Plan[int]:
                 raise failure.error
             holds = _holds(some[failure.place])
             graveyard = Graveyard(queue, kind, dead_letter)
+            # Without the fields that the server refused.
             yield from bury_unclaimable(graveyard, holds, failure.error, now)
         buried += done + len(failures)
     yield from Signal(target.queue, now)
@@ -116,9 +117,9 @@ def finish(terms: QueueTerms, match: Filter, now: datetime) -> Plan[int]:
     match = {**match, NOTE: {"$exists": False}}
     done = yield from contents.finish(match)
     match |= contents.separate
-    for keyed in (False, True):
+    for keyed in (False, True):  # the update of a message with a key differs
         update = kind.finishing(now, "committed", terms.options.history, keyed=keyed)
-        if update is None:
+        if update is None:  # there is no history
             return done + (yield from Delete(match, many=True))
         with_key = {**match, "key": {"$exists": keyed}}
         done += (yield from Update(with_key, update, many=True)).matched
@@ -126,13 +127,16 @@ def finish(terms: QueueTerms, match: Filter, now: datetime) -> Plan[int]:
 
 
 def _holds(document: Document) -> dict[str, Any]:
+    """Return the filter that matches a document as long as its claim holds it."""
     return {"_id": document["_id"], "token": document["token"]}
 
 
 def _error(now: datetime, reason: str) -> dict[str, object]:
+    """Return the error that a message stores, from the reason in its note."""
     return error_record(InvalidMessage(f"payload: it {reason}"), now)
 
 
 def _death(document: Document, now: datetime) -> dict[str, Any]:
+    """Return why a noted message is buried, as it is stored."""
     error = _error(now, document["claim"]["bad"])
     return {"reason": "invalid", "tries": int(document.get("tries", 0)), "error": error}

@@ -145,8 +145,8 @@ class NamedClaims(ClaimGroup):
             if not ids:
                 return None
             n = progress.claimed + 1
-            begun = {"$set": {"claimed": n, "adopted": 0}}
-            yield from self._advance(token, begun, claimed=progress.claimed)
+            next_claim = {"$set": {"claimed": n, "adopted": 0}}  # no takeover was a try yet
+            yield from self._advance(token, next_claim, claimed=progress.claimed)
             stamped = yield from self._stamp(ids, n, token, lease_s, permits.until)
             yield from permits.give_back({"": stamped})
             mine = self._mine(token, n - 1, n)
@@ -154,7 +154,7 @@ class NamedClaims(ClaimGroup):
             if (yield from Find(mine, {"_id": 1}, limit=1, hint=CLAIMS)):
                 return n
             # Other processes claimed all of them, all were buried, or the permits were too old.
-            if progress.claimed == progress.acknowledged:
+            if progress.claimed == progress.acknowledged:  # none is outstanding
                 yield from self._advance(token, {"$max": {"n": n}})
 
     def begin(
@@ -180,10 +180,10 @@ class NamedClaims(ClaimGroup):
             Fenced: another process runs the group now.
         """
         progress = yield from self.progress(token)
-        if progress.done > progress.acknowledged:
+        if progress.done > progress.acknowledged:  # the last ``finish`` was cut short
             yield from self.acknowledge(token, progress.done)
             progress = yield from self.progress(token)
-        if progress.claimed > progress.acknowledged:
+        if progress.claimed > progress.acknowledged:  # some are outstanding
             ids = yield from self.ids(token, progress.acknowledged, progress.claimed)
             if ids:
                 return progress.claimed, ids
@@ -197,7 +197,21 @@ class NamedClaims(ClaimGroup):
     def _stamp(
         self, ids: Sequence[Id], n: int, token: str, lease_s: float, until: datetime | None
     ) -> Plan[int]:
-        """Claim messages that are still free. Return an upper bound on their number."""
+        """Claim documents that are still free, as claim ``n``, with several commands at once.
+
+        Args:
+            ids: their ids.
+            n: the number of the claim.
+            token: the token of the runner.
+            lease_s: the length of the lease, in seconds.
+            until: when the permits to start messages expire; None: no permit is needed.
+
+        Returns:
+            An upper bound on the number of claimed documents.
+
+        Raises:
+            Fenced: another process runs the group now; nothing is held.
+        """
         stamped = yield from concurrently(
             [
                 self._stamp_some(ids[start : start + STAMP], n, token, lease_s, until)
@@ -205,7 +219,7 @@ class NamedClaims(ClaimGroup):
             ]
         )
         try:
-            yield from self.progress(token)
+            yield from self.progress(token)  # does this process still run the group?
         except Fenced:
             # The new runner has not seen messages stamped after its takeover: give them back.
             held = yield from self.reservations(token, n - 1, n)
@@ -217,12 +231,13 @@ class NamedClaims(ClaimGroup):
     def _stamp_some(
         self, ids: Sequence[Id], n: int, token: str, lease_s: float, until: datetime | None
     ) -> Plan[int]:
+        """Claim documents that are still free with one command; see ``_stamp``."""
         now = yield from ServerTime()
         still = transitions.still_claimable(self.backend.queue, ids, now, until)
         update = self.backend.kind.claiming(
             holding(self.backend.terms.owner(), token, now, lease_s)
         )
-        update["$set"]["claim"] = {"g": self.tag, "n": n}
+        update["$set"]["claim"] = {"g": self.tag, "n": n}  # readers find the documents by these
         try:
             return (yield from Update(still, update, many=True)).matched
         except InvalidMessage as error:
@@ -238,6 +253,7 @@ class NamedClaims(ClaimGroup):
     # ---- held messages
 
     def _mine(self, token: str, after: int, upto: int) -> dict[str, object]:
+        """Return the filter of documents of claims above ``after`` and up to ``upto``."""
         return {"claim.g": self.tag, "claim.n": {"$gt": after, "$lte": upto}, "token": token}
 
     def ids(self, token: str, after: int, upto: int) -> Plan[list[Id]]:
@@ -265,7 +281,10 @@ class NamedClaims(ClaimGroup):
         return [one for each in found for one in contents.reservations(each, now, noted=noted)]
 
     def mark(self, token: str, ids: Sequence[Id], number: int) -> Plan[None]:
-        """Note on held messages that work on them begins. The end of the claim removes the note."""
+        """Note on held messages that work on them begins. The end of the claim removes the note.
+
+        ``number``: the note: the number of the part of the batch that has these messages.
+        """
         mine = {"claim.g": self.tag, "token": token}
         shared = yield from self.contents.find_shared(mine, ids)
         alone = [id for id in ids if id not in shared]
@@ -294,13 +313,13 @@ class NamedClaims(ClaimGroup):
         If the stage had begun before, this counts as one more try and removes the notes of bad
         records.
         """
-        first = {"_id": self.id, "token": token, "begun": {"$ne": n}}
-        if not (yield from Update(first, {"$set": {"begun": n}})).matched:
-            again: dict[str, dict[str, object]] = {
+        not_begun = {"_id": self.id, "token": token, "begun": {"$ne": n}}
+        if not (yield from Update(not_begun, {"$set": {"begun": n}})).matched:
+            one_more_try: dict[str, dict[str, object]] = {
                 "$inc": {"tries": 1},
                 "$unset": {NOTE: ""},
             }
-            yield from Update(self._mine(token, 0, n), again, many=True)
+            yield from Update(self._mine(token, 0, n), one_more_try, many=True)
 
     def note_bad(self, token: str, n: int, reasons: Mapping[Id, str | None]) -> Plan[None]:
         """Note messages of claims up to ``n`` that a reader cannot convert, with the reasons.
@@ -358,7 +377,7 @@ class NamedClaims(ClaimGroup):
         held = {"claim.g": self.tag, "token": token}
         until = {"$set": {"when": now + timedelta(seconds=lease_s)}}
         if not (yield from Update(held, until, many=True)).matched:
-            yield from self.progress(token)
+            yield from self.progress(token)  # raises Fenced unless the group just holds nothing
 
     # ---- settling
 
@@ -400,15 +419,16 @@ class NamedClaims(ClaimGroup):
         if progress.bad > progress.acknowledged:
             buried = yield from acknowledging.bury_noted(terms, match, now)
         settled = buried + (yield from acknowledging.finish(terms, match, now))
-        # A stage that works on a stream has settled the messages one by one.
+        # Messages that were taken and not settled count as lost. A stage that works on a stream
+        # has settled its messages one by one, so none of these is lost.
         taken = settled if held is None or progress.begun >= upto else held
         # Numbers never go back: a checkpoint may know more than a state that was lost. Two
         # processes may acknowledge at once. Each counts the messages it settled, but only one
         # counts the messages that were taken.
         counts = {"settled": settled, "buried": buried}
-        first = {"$max": {"n": upto, "claimed": upto}, "$inc": counts | {"taken": taken}}
+        advance = {"$max": {"n": upto, "claimed": upto}, "$inc": counts | {"taken": taken}}
         behind = {"_id": self.id, "token": token, "n": {"$lt": upto}}
-        if not (yield from Update(behind, first)).matched:
+        if not (yield from Update(behind, advance)).matched:
             yield from self._advance(token, {"$inc": counts})
         return settled
 

@@ -91,11 +91,18 @@ class Candidate:
     def fields(
         self, state: Document | None, token: str, now: datetime, lease_s: float
     ) -> dict[str, Any]:
-        """Return the fields of the state that name this process as the runner."""
-        same = state is not None and self.follows == _runner(state)
+        """Return the fields of the state that name this process as the runner.
+
+        Args:
+            state: the state that they replace, or None.
+            token: the new token.
+            now: the current instant.
+            lease_s: the length of the lease of the messages, in seconds.
+        """
+        continues = state is not None and self.follows == _runner(state)
         return {
             "token": token,
-            "runner": self.follows if same else token,
+            "runner": self.follows if continues else token,
             "owner": self.owner,
             "until": now + timedelta(seconds=runner_lease_s(lease_s)),
         }
@@ -122,7 +129,8 @@ class GroupInfo(NamedTuple):
 def all_groups() -> Plan[list[GroupInfo]]:
     """Return the groups of named claims, in the order of their names."""
     infos = []
-    for state in (yield from Find({"_id": {"$gte": GROUP_RECORD, "$lt": GROUP_RECORD[:-1] + ";"}})):
+    end = GROUP_RECORD[:-1] + ";"  # ";" follows ":" in the order of characters
+    for state in (yield from Find({"_id": {"$gte": GROUP_RECORD, "$lt": end}})):
         tag = str(state["_id"]).removeprefix(GROUP_RECORD)
         queue, _, group = tag.partition("~")
         outstanding = yield from count_of_any_kind({"claim.g": tag}, CLAIMS)
@@ -175,8 +183,13 @@ class ClaimGroup:
         names = ("bad", "begun", "done", "adopted", "buried")
         counts = {name: state.get(name, 0) for name in names}
         counts["lost"] = max(0, state.get("taken", 0) - state.get("settled", 0))
-        first = state["n"], state["claimed"], state["token"], _runner(state)
-        return ClaimProgress(*first, **counts)
+        return ClaimProgress(
+            acknowledged=state["n"],
+            claimed=state["claimed"],
+            token=state["token"],
+            runner=_runner(state),
+            **counts,
+        )
 
     def adopt(
         self, lease_s: float, candidate: Candidate | None = None, *, count: bool = True
@@ -224,6 +237,11 @@ class ClaimGroup:
     def _advance(
         self, token: str, update: Mapping[str, Mapping[str, object]], **known: int
     ) -> Plan[None]:
+        """Update the state, as long as it has these known values.
+
+        Raises:
+            Fenced: another process runs the group now, or the values have changed.
+        """
         match = {"_id": self.id, "token": token, **known}
         if not (yield from Update(match, update)).matched:
             raise fenced(self)
@@ -243,7 +261,7 @@ def holding(
 ) -> dict[str, dict[str, Any]]:
     """Return the update that holds messages for a runner. ``count``: whether it is one more try."""
     update = transitions.claiming(now, lease_s, owner, count=count)
-    del update["$unset"]
+    del update["$unset"]  # the messages keep the number of their claim
     update["$set"]["token"] = token
     return update
 
@@ -261,8 +279,9 @@ def _available(group: ClaimGroup, state: Document, candidate: Candidate, now: da
     if isinstance(until, datetime):
         wait_s = (until - now).total_seconds()
         if candidate.seen is not None:
-            if wait_s <= 0 and candidate.seen.get(group.id) != until > now - OUTAGE:
-                wait_s = COMEBACK_S
+            is_first_check = candidate.seen.get(group.id) != until
+            if wait_s <= 0 and is_first_check and until > now - OUTAGE:
+                wait_s = COMEBACK_S  # servers may just be back, and the runner with them
             candidate.seen[group.id] = until
         if wait_s > 0:
             owner = str(state.get("owner"))

@@ -293,5 +293,5 @@ class _Permits:
         return self._permits.late()
 
     def give_back(self, taken: Sequence[Taken]) -> Plan[None]:
-        """Give back the permits that were not used."""
+        """Give back the permits that these claimed ranges do not use."""
         yield from self._permits.give_back({"": sum(each.range.size for each in taken)})
