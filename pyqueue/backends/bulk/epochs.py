@@ -69,8 +69,8 @@ FORMER: Final = 100
 ABANDONED: Final = timedelta(days=1)
 #: How many times a compare-and-set is tried against concurrent changes.
 TRIES: Final = 20
-#: The number of a task is below this.
-_TASKS: Final = 1 << 32
+#: The numbers of tasks are below this.
+_MAX_TASKS: Final = 1 << 32
 
 
 class EpochWrites:
@@ -135,7 +135,7 @@ class EpochWrites:
             if state["epoch"] == epoch:
                 return None
             if state["places"]:  # the caller does not run that epoch again
-                yield from self.show_left(state)
+                yield from self.publish_committed(state)
             attempt: int = state["attempt"]
             if job in state["former"]:
                 raise self._fenced()
@@ -145,7 +145,7 @@ class EpochWrites:
             fields = {"attempt": attempt + 1, "job": job, "processed": now}
             take_over: UpdateDocument = {
                 "$set": fields | {"expires": now + LIFETIME},
-                "$push": {"former": {"$each": [state["job"]], "$slice": -FORMER}},
+                "$push": _last("former", [state["job"]]),
             }
             same = {"_id": self._id, "attempt": attempt, "epoch": state["epoch"], **self._not_out}
             if (yield from Update(same, take_over)).matched:
@@ -157,6 +157,7 @@ class EpochWrites:
         """The filter that the record matches as long as this run is not out."""
         if self._run:
             return {"out": {"$ne": self._run}}
+        # A record without a query is out once a query, the heir, continues it.
         return {} if self._query else {"heir": None}
 
     def _fenced(self) -> Fenced:
@@ -206,7 +207,7 @@ class EpochWrites:
         """Create the record. It continues a record that a former release wrote without a query."""
         target, now = self.target, (yield from ServerTime())
         yield from namespace.ensure(target.queue, target.kind, target.options)
-        self._check_rest((yield from self._others()), now)
+        self._check_quiet((yield from self._others()), now)
         epoch, ids = yield from self._inherited()
         new = {"_id": self._id, "record": True, "epoch": epoch, "attempt": 0, "job": ""}
         new |= {"former": [], "places": [], "ids": ids, "run": self._run, "out": []}
@@ -240,26 +241,26 @@ class EpochWrites:
         wrote after this one began to enter stays in.
         """
         now = yield from ServerTime()
-        self._check_rest((yield from self._others()), now)
+        self._check_quiet((yield from self._others()), now)
         former = state.get("run")
         if former != self._run:
             put: Document = {"run": self._run, "entering": True, "processed": now}
-            update: UpdateDocument = {"$set": put, "$push": _out([former] if former else [])}
+            pushed = _last("out", [former] if former else [])
             same = {"_id": self._id, "run": former, **self._not_out}
-            if not (yield from Update(same, update)).matched:
-                return
+            if not (yield from Update(same, {"$set": put, "$push": pushed})).matched:
+                return  # ``join`` reads the record again, here and below
         others = yield from self._others()
-        self._check_rest(others, now)
+        self._check_quiet(others, now)
         for each in others:
             run = each.get("run")
             if run and run not in each.get("out", ()):
                 there = {"_id": each["_id"], "run": run, "processed": each["processed"]}
-                if not (yield from Update(there, {"$push": _out([run])})).matched:
+                if not (yield from Update(there, {"$push": _last("out", [run])})).matched:
                     return
             # The source may not read the rows of their committed epochs again.
             writes = writes_of(self.target, name_of(each))
-            if (left := (yield from writes.record())) is not None:
-                yield from writes.show_left(left)
+            if (its_record := (yield from writes.record())) is not None:
+                yield from writes.publish_committed(its_record)
         owners = yield from records(self.target.queue, self._stage_name)
         yield from Delete(unclaimed(self._stage, owners, now - ABANDONED), many=True)
         yield from Update({"_id": self._id, "run": self._run}, {"$unset": {"entering": ""}})
@@ -271,7 +272,7 @@ class EpochWrites:
         found = yield from records(self.target.queue, self._stage_name)
         return [each for each in found if each["_id"] != self._id]
 
-    def _check_rest(self, others: Sequence[Document], now: datetime) -> None:
+    def _check_quiet(self, others: Sequence[Document], now: datetime) -> None:
         """Raise Occupied if one of these records was changed a moment ago."""
         changed = [each["processed"] for each in others]
         if changed and (until := max(changed) + FRESH) > now:
@@ -306,12 +307,13 @@ class EpochWrites:
         """
         now = yield from ServerTime()
         target = yield from staging.target_of(self.target, place)
-        order = Int64(attempt * _TASKS + task)
+        order = Int64(_order(attempt, task))
         hidden: Document = {"q": hidden_queue(self.name, epoch, place), "staged": self.name}
         hidden |= {"attempt": order, "processed": now}
-        missing, more = yield from hidden_rows(target, messages, hidden)
+        # Some documents have several messages: ``surplus`` more than documents in all.
+        rows, surplus = yield from hidden_rows(target, messages, hidden)
         judge = partial(self._to_write_again, target.queue, hidden)
-        return more + (yield from staging.insert_until_known(target.queue, missing, judge))
+        return surplus + (yield from staging.insert_until_known(target.queue, rows, judge))
 
     def _to_write_again(
         self, queue: str, hidden: Document, refused: list[RawBSONDocument]
@@ -333,41 +335,40 @@ class EpochWrites:
         return (yield from staging.free_again(queue, rest))
 
     def _make_room(self, ids: list[Id], order: int) -> Plan[int]:
-        """Delete hidden rows that have these ids, or publish the rows that are committed.
-
-        Returns:
-            How many were deleted.
-        """
+        """Delete hidden rows that have these ids, or publish them. Return how many were deleted."""
         in_the_way: dict[str, Any] = {"_id": {"$in": ids}}
         smaller = in_the_way | {"staged": self.name, "attempt": {"$lt": order}}
         deleted = yield from Delete(smaller, many=True)
         others = in_the_way | {"staged": {"$exists": True, "$ne": self.name}}
         rows = yield from Find(others, {"q": 1, "staged": 1, "attempt": 1})
         start = f"{self.target.queue}~"
-        names = {row["staged"] for row in rows} - {True}
+        names = {row["staged"] for row in rows} - {True}  # True: of a batch write, which has none
         for name in sorted(name for name in names if name.startswith(start)):
-            yield from writes_of(self.target, name).give_way(
+            yield from writes_of(self.target, name).give_up_rows(
                 [row for row in rows if row["staged"] == name]
             )
-        for row in rows:  # rows that are still hidden
+        for row in rows:  # those that are still hidden
             if row["q"].startswith((f"~staged:{start}", f"~staged:{self.target.queue}:")):
                 deleted += yield from Delete({"_id": row["_id"], "q": row["q"]})
         return deleted
 
-    def give_way(self, rows: Sequence[Document]) -> Plan[None]:
-        """Publish the committed rows. Fence an attempt that may have counted the given rows."""
+    def give_up_rows(self, rows: Sequence[Document]) -> Plan[None]:
+        """Let another query of this queue delete hidden rows of this query, to use their ids.
+
+        Committed rows are published. An attempt that may have counted the rows cannot commit.
+        """
         for _ in range(TRIES):
             state = yield from self.record()
             if state is None:
                 return
-            yield from self.show_left(state)
-            pending = hidden_queue(self.name, state["epoch"] + 1)
-            first = state["attempt"] * _TASKS
-            if not any(row["q"] >= pending and row["attempt"] >= first for row in rows):
+            yield from self.publish_committed(state)
+            pending = hidden_queue(self.name, state["epoch"] + 1)  # these names sort by epoch
+            current = _order(state["attempt"])
+            if not any(row["q"] >= pending and row["attempt"] >= current for row in rows):
                 return
             same = {"_id": self._id, "attempt": state["attempt"], "epoch": state["epoch"]}
-            former = {"former": {"$each": [state["job"]], "$slice": -FORMER}}
-            if (yield from Update(same, {"$inc": {"attempt": 1}, "$push": former})).matched:
+            pushed = _last("former", [state["job"]])
+            if (yield from Update(same, {"$inc": {"attempt": 1}, "$push": pushed})).matched:
                 return
         raise self._fenced()
 
@@ -415,6 +416,7 @@ class EpochWrites:
         return (yield from self.resume(epoch))
 
     def _check_count(self, epoch: int, place: str, expected: int) -> Plan[None]:
+        """Raise QueueError unless a place has the expected number of hidden messages."""
         target = yield from staging.target_of(self.target, place)
         hidden = {"q": hidden_queue(self.name, epoch, place)}
         present = yield from count(target.kind, hidden, HOT)
@@ -437,10 +439,13 @@ class EpochWrites:
             raise self._fenced()
         if state["epoch"] > epoch:
             return 0  # it was published before the next commit
-        return (yield from self.show_left(state))
+        return (yield from self.publish_committed(state))
 
-    def show_left(self, state: Document) -> Plan[int]:
-        """Publish the rows of the last committed epoch, and delete rows of other attempts."""
+    def publish_committed(self, state: Document) -> Plan[int]:
+        """Publish the rows that the record commits. Delete the rest. Return how many it published.
+
+        Its ``places`` are the places of the last committed epoch that are not published yet.
+        """
         epoch, places = state["epoch"], state["places"]
         now = yield from ServerTime()
         done: Counter[str] = Counter()
@@ -451,14 +456,14 @@ class EpochWrites:
                 if not partly:
                     yield from self._check_count(epoch, place, expected)
             except QueueError:
-                again = yield from self.record()
-                if again is None or again["epoch"] != epoch or again["places"][:1] == places[:1]:
+                newer = yield from self.record()
+                if newer is None or newer["epoch"] != epoch or newer["places"][:1] == places[:1]:
                     raise
-                places, partly = again["places"], True  # another process publishes, too
+                places, partly = newer["places"], True  # another process publishes, too
                 continue
             target = yield from staging.target_of(self.target, place)
             hidden = hidden_queue(self.name, epoch, place)
-            done[target.queue] += yield from staging.show(target, hidden, now)
+            done[target.queue] += yield from staging.publish_rows(target, hidden, now)
             decided = {"_id": self._id, "epoch": epoch}
             yield from Update(decided, {"$pull": {"places": {"at": place}}})
             places, partly = places[1:], False
@@ -470,15 +475,21 @@ class EpochWrites:
         return done.total()
 
 
+def _order(attempt: int, task: int = 0) -> int:
+    """Return the number by which rows of larger attempts, and then of larger tasks, win."""
+    return attempt * _MAX_TASKS + task
+
+
 def _is_out(state: Document, query: str, run: str) -> bool:
+    """Return whether a run must not write any more; see ``_not_out``."""
     if run:
         return run in state.get("out", [])
     return not query and state.get("heir") is not None
 
 
-def _out(runs: list[str]) -> Document:
-    """Return the argument of ``$push`` that puts runs out."""
-    return {"out": {"$each": runs, "$slice": -FORMER}}
+def _last(field: str, values: list[str]) -> Document:
+    """Return the argument of ``$push`` that adds to a list of the last jobs or runs."""
+    return {field: {"$each": values, "$slice": -FORMER}}
 
 
 def writes_of(target: Target, name: str) -> EpochWrites:

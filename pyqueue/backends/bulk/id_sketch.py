@@ -22,6 +22,7 @@ _SIZE: Final = 1024
 
 
 def _hash_of(id: Id) -> int:
+    """Return a hash that is equal in every process."""
     digest = blake2b(str(id).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)  # BSON has no unsigned integers
 
@@ -59,6 +60,7 @@ class IdSketch(NamedTuple):
     def missing(self, ids: Iterable[Id]) -> list[Id]:
         """Return each given id that this sketch certainly lacks."""
         known = set(self.least)
+        # The sketch has every hash below its largest; None: it has the hashes of all ids.
         bound = self.least[-1] if self.number > len(self.least) else None
         hashes = ((each, _hash_of(each)) for each in ids)
         return [id for id, hash in hashes if hash not in known and (bound is None or hash < bound)]

@@ -91,8 +91,8 @@ def page(
     The rest is a slice ``above`` the last of them. Fewer than ``limit`` means there is no rest.
     """
     found: list[Document] = []
-    for each in _finds(queue, kind, part, choice):
-        found += yield from replace(each, limit=limit - len(found))
+    for find in _finds(queue, kind, part, choice):
+        found += yield from replace(find, limit=limit - len(found))
         if len(found) == limit:
             break
     return found
@@ -105,8 +105,8 @@ def encoded_page(
 
     The rest is a slice ``above`` the last of them. An empty list means there is no rest.
     """
-    for each in _finds(queue, kind, part, choice):
-        found = yield from FindEncoded(replace(each, limit=limit, one_batch=True))
+    for find in _finds(queue, kind, part, choice):
+        found = yield from FindEncoded(replace(find, limit=limit, one_batch=True))
         if found:
             return found
     return []
@@ -125,21 +125,29 @@ def _finds(queue: str, kind: Kind, part: Slice, choice: Choice) -> list[Find]:
 
 def _position(ready: Filter, above: Position | None, steps: int) -> Plan[Position | None]:
     """Return the position of the message ``steps`` after a position; None: there are fewer."""
-    *beside, beyond = _spans(ready, above, None)
-    for span in beside:
-        count = yield from Count(span, HOT, cap=steps)
+    # Find the span that has the message, and how many of its messages come first.
+    *bounded, unbounded = _spans(ready, above, None)
+    span = unbounded
+    for each in bounded:
+        count = yield from Count(each, HOT, cap=steps)
         if count == steps:
-            beyond = span
+            span = each
             break
         steps -= count
     found = yield from Find(
-        beyond, {"_id": 1, "when": 1}, sort=SCAN_ORDER, skip=steps - 1, limit=1, hint=HOT
+        span, {"_id": 1, "when": 1}, sort=SCAN_ORDER, skip=steps - 1, limit=1, hint=HOT
     )
     return (found[0]["when"], found[0]["_id"]) if found else None
 
 
 def _spans(ready: Filter, above: Position | None, upto: Position | None) -> list[Filter]:
-    """Return the filters of the messages above one position and up to another, in scan order."""
+    """Return the filters of the messages above one position and up to another, in scan order.
+
+    Args:
+        ready: matches the ready messages of the queue.
+        above: the ``when`` and the id of the message before them; None: no bound.
+        upto: the ``when`` and the id of the last of them; None: no bound.
+    """
     if above is not None and upto is not None and above[0] == upto[0]:
         spans = _at(above[0], above[1], upto[1])
     else:
@@ -159,7 +167,8 @@ def _spans(ready: Filter, above: Position | None, upto: Position | None) -> list
 def _at(when: datetime, above: Id | None, upto: Id | None) -> list[Mapping[str, object]]:
     """Return the filters of the messages of one ``when`` with ids above one and up to another.
 
-    A range compares within one type, and every str precedes every ObjectId.
+    A range compares within one type, and every str precedes every ObjectId. So messages with ids
+    of both types need two filters. None: no bound.
     """
     ranges: list[dict[str, object]] = []
     if not isinstance(above, ObjectId):

@@ -23,6 +23,7 @@ class FindEncoded(Command[list[bytes]]):
             find.filter,
             find.projection,
             sort=find.sort,
+            # The server sends one batch, and closes the cursor, if the limit is negative.
             limit=-find.limit if find.one_batch else find.limit,
             **({"batch_size": find.limit} if find.one_batch else {}),
             hint=find.hint,
@@ -35,6 +36,7 @@ class FindEncoded(Command[list[bytes]]):
 
 
 def _divided(batch: bytes) -> Iterator[bytes]:
+    """Yield the documents of a batch. Each begins with its size, in four bytes."""
     start, end = 0, len(batch)
     while start < end:
         stop = start + int.from_bytes(batch[start : start + 4], "little")

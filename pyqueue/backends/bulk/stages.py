@@ -106,32 +106,32 @@ def forget(queue: str, stage: str) -> Plan[int]:
         arguments.group(stage, "stage")
     found = yield from records(queue, stage)
     for record in found:
-        yield from _end(queue, record)
+        yield from _delete_record(queue, record)
     return len(found)
 
 
 def show_decided(queue: str) -> Plan[None]:
     """Publish the committed rows of the stages of a queue, so that they count as messages."""
     for record in (yield from records(queue)):
-        yield from _show(queue, record)
+        yield from _publish_committed(queue, record)
 
 
 def delete(queue: str) -> Plan[None]:
     """Delete the records of the stages of a queue, and the rows that are hidden for it."""
     for record in (yield from records(queue)):
-        yield from _end(queue, record)
+        yield from _delete_record(queue, record)
     yield from Delete({"q": starting_with(f"~staged:{queue}~")}, many=True)
-    # Rows of batch writes. Names may contain colons.
+    # Rows of batch writes: the job, the attempt and the part. Names may contain colons.
     of_a_job = f"^~staged:{re.escape(queue)}:[0-9a-f]{{32}}:[0-9a-f]{{32}}:[0-9]+(@|$)"
     yield from Delete({"q": {"$regex": of_a_job}}, many=True)
 
 
-def _show(queue: str, record: Document) -> Plan[bool]:
+def _publish_committed(queue: str, record: Document) -> Plan[bool]:
     """Publish the committed rows of a record. Return whether all of them were there."""
     if record["places"]:
         target = yield from namespace.target(queue)
         try:
-            yield from writes_of(target, name_of(record)).show_left(record)
+            yield from writes_of(target, name_of(record)).publish_committed(record)
         except Unavailable:
             raise
         except QueueError as error:  # else the stage could never be forgotten
@@ -140,13 +140,14 @@ def _show(queue: str, record: Document) -> Plan[bool]:
     return True
 
 
-def _end(queue: str, record: Document) -> Plan[None]:
+def _delete_record(queue: str, record: Document) -> Plan[None]:
     """Delete a record and its hidden rows. Rows committed until then are published first."""
     match = {"_id": record["_id"]}
     for _ in range(_TRIES):
-        complete = yield from _show(queue, record)
-        decided = {"epoch": record["epoch"]} | ({"places": []} if complete else {})
-        if (yield from Delete({**match, **decided})):
+        complete = yield from _publish_committed(queue, record)
+        # A record that has committed again since does not match.
+        unchanged = {"epoch": record["epoch"]} | ({"places": []} if complete else {})
+        if (yield from Delete({**match, **unchanged})):
             break
         found = yield from Find(match, limit=1)
         if not found:

@@ -156,8 +156,13 @@ def insert_until_known(
 ) -> Plan[int]:
     """Insert hidden rows for a queue. Return how many were written.
 
-    ``judge`` gets the rows whose ids are taken and returns the rows to insert again. A row is left
-    out if another row of its place has its key, as in a push.
+    A row is left out if another row of its place has its key, as in a push.
+
+    Args:
+        queue: the queue that the rows are for.
+        rows: their documents.
+        judge: gets the rows whose ids are taken. It may free ids, and returns the rows to insert
+            again.
 
     Raises:
         Unavailable: some ids are taken and freed again and again.
@@ -178,8 +183,8 @@ def insert_until_known(
     raise Unavailable(text, ids=ids)
 
 
-def show(target: Target, hidden: str, now: datetime) -> Plan[int]:
-    """Publish the messages that are hidden under a name. Return how many.
+def publish_rows(target: Target, hidden: str, now: datetime) -> Plan[int]:
+    """Publish the messages whose ``q`` is ``hidden``. Return how many.
 
     A message stays hidden if its key is taken. A message scheduled for later keeps its instant.
     """
@@ -190,13 +195,14 @@ def show(target: Target, hidden: str, now: datetime) -> Plan[int]:
         in_use = [each for each in every if counts[each]]
         yield from namespace.ensure(target.queue, target.kind, None, in_use)
         del put["priority"]  # each row has its own
-    later: dict[str, Any] = {name: put.pop(name) for name in ("when", "due") if name in put}
-    entering: UpdateDocument = {"$set": put, "$max": later, "$unset": _HIDDEN}
+    at_least: dict[str, Any] = {name: put.pop(name) for name in ("when", "due") if name in put}
+    entering: UpdateDocument = {"$set": put, "$max": at_least, "$unset": _HIDDEN}
     here: dict[str, object] = {"q": hidden}
+    # The updates count documents. Some have several messages.
     done = yield from contents_of(target.kind).surplus(here)
     without_key = here | {"key": {"$exists": False}}
     done += (yield from Update(without_key, entering, many=True)).matched
-    keyed = yield from Find(here, {"_id": 1}, hint=HOT)
+    keyed = yield from Find(here, {"_id": 1}, hint=HOT)  # one by one: any key may be taken
     for start in range(0, len(keyed), MAX_BATCH):
         pairs: list[tuple[Filter, UpdateDocument]] = [
             ({"_id": each["_id"], **here}, entering) for each in keyed[start : start + MAX_BATCH]
@@ -207,7 +213,10 @@ def show(target: Target, hidden: str, now: datetime) -> Plan[int]:
 
 
 def _replace_live(target: Target, hidden: str, now: datetime) -> Plan[int]:
-    """Overwrite the messages whose keys keep hidden rows out. Return how many."""
+    """Overwrite the messages whose keys keep hidden rows out. Return how many.
+
+    ``hidden``: the ``q`` of the rows. All rows that are still there are kept out.
+    """
     rows = yield from Find({"q": hidden}, hint=HOT)
     for row in rows:
         document = {name: value for name, value in row.items() if name not in _HIDDEN}
@@ -287,7 +296,8 @@ class Staging:
             "processed": now,
             "expires": now + STAGED_LIFETIME,
         }
-        missing, more = yield from hidden_rows(target, messages, hidden, on_duplicate)
+        # Some documents have several messages: ``surplus`` more than documents in all.
+        rows, surplus = yield from hidden_rows(target, messages, hidden, on_duplicate)
 
         def judge(refused: list[RawBSONDocument]) -> Plan[list[RawBSONDocument]]:
             ids = [each["_id"] for each in refused]
@@ -300,7 +310,7 @@ class Staging:
                 raise id_taken(target.queue, list(known))
             return free
 
-        return more + (yield from insert_until_known(target.queue, missing, judge))
+        return surplus + (yield from insert_until_known(target.queue, rows, judge))
 
     def publish(self, places: Mapping[str, int]) -> Plan[int]:
         """Publish the written messages, and delete rows that other attempts of this job left.
@@ -335,13 +345,13 @@ class Staging:
         clashing: dict[str, list[str]] = {}
         for place, expected in places.items():
             to, hidden = (yield from target_of(target, place)), self._prefix + place
-            shown = yield from show(to, hidden, now)
-            if shown < expected and self._on_duplicate == "replace":
-                shown += yield from _replace_live(to, hidden, now)
-            done[to.queue] += shown
-            if shown < expected:
+            published = yield from publish_rows(to, hidden, now)
+            if published < expected and self._on_duplicate == "replace":
+                published += yield from _replace_live(to, hidden, now)
+            done[to.queue] += published
+            if published < expected:
                 left = yield from Find({"q": hidden}, {"key": 1}, hint=HOT)
-                deleted += expected - shown - len(left)
+                deleted += expected - published - len(left)
                 if self._on_duplicate == "error":  # taken since the check
                     clashing.setdefault(to.queue, []).extend(row["key"] for row in left)
         yield from self.discard()
@@ -369,11 +379,11 @@ class Staging:
             if not keys:
                 continue
             live = yield from Find({"q": to.queue, "key": {"$in": keys}}, {"key": 1})
-            before = known.setdefault(to.queue, set())
-            taken = [row["key"] for row in live] + sorted(before.intersection(keys))
+            earlier = known.setdefault(to.queue, set())  # keys in earlier places
+            taken = [row["key"] for row in live] + sorted(earlier.intersection(keys))
             if taken:
                 raise key_taken(to.queue, taken)
-            before.update(keys)
+            earlier.update(keys)
 
     def discard(self) -> Plan[None]:
         """Delete everything that this job has staged."""

@@ -100,7 +100,7 @@ def admit(backend: QueuePlans, claimed: Filter, lease_s: float) -> Plan[None]:
     options, contents = backend.options, contents_of(backend.kind)
     filters = list(_INVALID)
     if options.max_tries is not None:
-        # Dead letters cannot be buried again, so their tries do not matter.
+        # A message that was buried before is delivered in any case.
         filters.append({"tries": {"$gt": options.max_tries}, "dead": {"$exists": False}})
     how = receiving.Reception(
         ClaimTerms.of(backend.terms, lease_s),
