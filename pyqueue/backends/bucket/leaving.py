@@ -185,7 +185,7 @@ def hand_over_shared(group: Group, handover: Handover) -> Plan[Result]:
     key = ("hand over packed", group.queue, group.pack, group.token)
     call = group, handover
     result = yield from Coalesce(key, call, _hand_over_for_callers, max_in_flight=1)
-    if result is None:
+    if result is None:  # the shared command failed: try alone
         result = yield from _hand_over_bits(group, handover)
     return result
 

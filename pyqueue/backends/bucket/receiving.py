@@ -205,7 +205,7 @@ def _extend(hold: HeldPack, until: datetime, *, rests: bool, counts: bool) -> Pl
     """
     counted = hold.counted and not rests  # the end of the claim has subtracted the try
     change: dict[str, dict[str, Any]] = {"$max": {"when": until}}
-    if rests:
+    if rests:  # the claim that had ended in order continues
         change = {"$set": {"when": until, "orderly": hold.claim - 1}}
     if counts and not counted:
         change["$inc"] = {"tries": 1}

@@ -129,6 +129,7 @@ class EpochWrites:
                 raise self._fenced()
             if epoch < state["epoch"]:
                 raise self._behind(epoch, state["epoch"])
+            # Before it writes, a run must be in the record, and other runs of the stage out.
             if state.get("entering") or (self._run and state.get("run") != self._run):
                 yield from self._enter(state)
                 continue
@@ -212,7 +213,7 @@ class EpochWrites:
         new = {"_id": self._id, "record": True, "epoch": epoch, "attempt": 0, "job": ""}
         new |= {"former": [], "places": [], "ids": ids, "run": self._run, "out": []}
         times = {"processed": now, "expires": now + LIFETIME}
-        yield from Insert([new | {"entering": True} | times])
+        yield from Insert([new | {"entering": True} | times])  # or another task was faster
 
     def _inherited(self) -> Plan[tuple[int, object]]:
         """Take over the record of writes that did not name their query.
@@ -330,7 +331,7 @@ class EpochWrites:
                     f"id: several rows have the id {each['_id']!r}: give each message a different "
                     "id, even in different queues"
                 )
-        later = {each["_id"] for each in stored}
+        later = {each["_id"] for each in stored}  # rows of a larger attempt or task stay
         rest = [each for each in refused if each["_id"] not in later]
         return (yield from staging.free_again(queue, rest))
 

@@ -154,8 +154,8 @@ class NamedClaims(ClaimGroup):
             if (yield from Find(mine, {"_id": 1}, limit=1, hint=CLAIMS)):
                 return n
             # Other processes claimed all of them, all were buried, or the permits were too old.
-            if progress.claimed == progress.acknowledged:  # none is outstanding
-                yield from self._advance(token, {"$max": {"n": n}})
+            if progress.claimed == progress.acknowledged:
+                yield from self._advance(token, {"$max": {"n": n}})  # acknowledges the empty claim
 
     def begin(
         self, limit: int, lease_s: float, *, max_bytes: int | None = None
@@ -219,7 +219,7 @@ class NamedClaims(ClaimGroup):
             ]
         )
         try:
-            yield from self.progress(token)  # does this process still run the group?
+            yield from self.progress(token)  # raises Fenced if another process has taken over
         except Fenced:
             # The new runner has not seen messages stamped after its takeover: give them back.
             held = yield from self.reservations(token, n - 1, n)

@@ -139,7 +139,7 @@ class _Delivery:
         if self.measured:
             size = len(bson.encode(pack.entry(position), codec_options=OPTIONS))
         if self.rest or (self.measured and size > share.room and share.messages):
-            share.room = 0
+            share.room = 0  # further positions go back, too, so that the order stays
             self.rest.append(position)
             return
         share.room -= size  # a buried message counts, too: it limits the work of one call

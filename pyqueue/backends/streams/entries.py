@@ -87,7 +87,7 @@ class Range:
         """Yield the positions that it still has, in order."""
         alive = self.alive
         while alive:
-            lowest = alive & -alive  # the lowest bit
+            lowest = alive & -alive  # all but this bit are cleared
             yield self.start + lowest.bit_length() - 1
             alive ^= lowest
 
