@@ -72,7 +72,7 @@ class ByteLimit:
         self._callers = callers
         self._max_bytes = sum(each.bytes for each in callers)
         #: How many messages of any size the receive may take.
-        self._least = len(callers)
+        self._any_size = len(callers)
         #: The known bytes of taken messages. The other messages were read in server batches.
         self._bytes = 0
         self._unmeasured: list[Sequence[Document]] = []
@@ -90,10 +90,10 @@ class ByteLimit:
         if self.closed:
             return 0
         before = len(self._callers)
-        yield from Latecomers(self._callers)
+        yield from Latecomers(self._callers)  # the driver appends their limits to this list
         late = self._callers[before:]
         self._max_bytes += sum(each.bytes for each in late)
-        self._least += len(late)
+        self._any_size += len(late)
         return sum(each.messages for each in late)
 
     @property
@@ -105,18 +105,19 @@ class ByteLimit:
     def left(self) -> int:
         """A lower bound on the bytes left."""
         if self._unmeasured and self._max_bytes - self.taken_at_most < BATCH_BYTES:
+            # Little may be left, so measure the messages that counted as full batches so far.
             self._bytes += sum(size_of(each) for batch in self._unmeasured for each in batch)
             self._unmeasured = []
         return self._max_bytes - self.taken_at_most
 
     def wants_sizes(self, wanted: int) -> bool:
         """Return whether ``wanted`` messages of the queue may together exceed the limit."""
-        return wanted > self._least and wanted * self._scan.largest_seen > self.left
+        return wanted > self._any_size and wanted * self._scan.largest_seen > self.left
 
     @property
     def takes_any(self) -> bool:
         """Whether the next message may have any size."""
-        return self._least > 0 or self.left >= BATCH_BYTES
+        return self._any_size > 0 or self.left >= BATCH_BYTES
 
     def few(self, wanted: int) -> int:
         """Return how many messages fit even at the largest size; at least 1."""
@@ -132,7 +133,7 @@ class ByteLimit:
             self._scan.largest_seen = max(sizes)
         left, taken = self.left, 0
         for place, size in enumerate(sizes):
-            if taken + size > left and place >= self._least:
+            if taken + size > left and place >= self._any_size:
                 self.full = True
                 break
             taken += size
@@ -145,7 +146,8 @@ class ByteLimit:
         """Return the first messages that fit. Add the rest to ``excess``."""
         before = self._scan.largest_seen
         fits = self.fitting([size_of(each) for each in documents])
-        self._scan.largest_seen = max(before, self._scan.largest_seen)  # a small sample
+        # These are too few messages to lower what earlier claims have seen.
+        self._scan.largest_seen = max(before, self._scan.largest_seen)
         self.excess += documents[fits:]
         return documents[:fits]
 
@@ -158,7 +160,7 @@ class ByteLimit:
         """Count the messages of a claim that the receive keeps."""
         if not documents:
             return
-        self._least -= len(documents)
+        self._any_size -= len(documents)
         if self._claim_bytes is None:
             self._unmeasured.append(documents)
         else:

@@ -13,7 +13,7 @@ from pyqueue.backends.byte_limit import ByteLimit
 from pyqueue.backends.kind import Kind, Ordering, UpdateFields
 from pyqueue.backends.options import QueueTerms
 from pyqueue.backends.scan import Line, ScanState
-from pyqueue.backends.transaction_locks import Alone
+from pyqueue.backends.transaction_locks import OneByOne
 from pyqueue.requests import Document, Filter, Plan, UpdateDocument
 
 
@@ -161,8 +161,8 @@ class Scan:
         """Return the filter that matches these messages while they are free and may start."""
         return transitions.still_claimable(self.terms.queue, ids, self.now, self.until)
 
-    def one_by_one(self, update: UpdateDocument) -> Alone:
+    def one_by_one(self, update: UpdateDocument) -> OneByOne:
         """Return how to claim messages one by one."""
         terms = self.terms
         bury = partial(invalid.bury_refused, terms.graveyard)
-        return Alone(terms.queue, update, self.now, self.until, bury)
+        return OneByOne(terms.queue, update, self.now, self.until, bury)

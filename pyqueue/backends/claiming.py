@@ -24,16 +24,11 @@ from typing import Any, NamedTuple
 from bson.errors import BSONError
 
 from pyqueue.backends import invalid, namespace, transitions
-from pyqueue.backends.byte_limit import (
-    CANDIDATES,
-    HELD_CLAIMS,
-    SIZED_CANDIDATES,
-    read_claimed,
-)
+from pyqueue.backends.byte_limit import CANDIDATES, HELD_CLAIMS, SIZED_CANDIDATES, read_claimed
 from pyqueue.backends.claim_terms import Scan
 from pyqueue.backends.kind import ScanStart, UpdateFields
 from pyqueue.backends.scan import Scanned, scan_position
-from pyqueue.backends.transaction_locks import claim_unlocked, retry_excluded
+from pyqueue.backends.transaction_locks import RECORD_AHEAD, claim_unlocked, retry_excluded
 from pyqueue.backends.transitions import record_id
 from pyqueue.documents import hashable_id
 from pyqueue.errors import DuplicateKey, InvalidMessage, TimeLimitReached, Unavailable
@@ -75,8 +70,10 @@ class Taken(NamedTuple):
             size: how many messages it asked for.
         """
         left = next((each for each in page if hashable_id(each["_id"]) not in done), None)
+        # ``scan_position`` takes the place from ``due``. On a page, ``when`` is the place.
         if left is None:
             return cls(documents, {**page[-1], "due": page[-1]["when"]}, len(page) < size)
+        # Without an id, the next scan begins at this message, not after it.
         return cls(documents, {**left, "_id": None, "due": left["when"]})
 
 
@@ -97,7 +94,7 @@ def claim(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document], bo
     terms, state, line, now = scan.terms, scan.state, scan.line, scan.now
     start = state.start(now, line)  # None for a kind that does not scan forward
     candidates = line.claimable(terms.kind, terms.queue, now, start)
-    scan.match = state.locked.passing_over(candidates)
+    scan.match = state.transaction_locks.passing_over(candidates)
     if scan.deletes:
         take = _pop_first
     taken = yield from (take or take_first)(scan)
@@ -111,9 +108,9 @@ def claim(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document], bo
     if terms.kind.scans_forward:
         yield from _learn(scan, start, now, taken, after)
     if not documents and start is not None and state.wants_rescan(after):
-        return (yield from claim(replace(scan, now=after), take))
-    if state.locked.retry_at is not None:
-        state.wake_at(state.locked.retry_at)
+        return (yield from claim(replace(scan, now=after), take))  # a rescan is due
+    if (retry_at := state.transaction_locks.retry_at) is not None:
+        state.wake_at(retry_at)
     return documents, taken.ended
 
 
@@ -128,7 +125,7 @@ def _learn(
     place = None if last is None else scan_position(last, began)
     level = None if last is None else last.get("priority")
     # Excluded messages remain: the queue has not ended, and the next scan begins at the first one.
-    passed_over = state.locked.first_when
+    passed_over = state.transaction_locks.first_when
     ended = taken.ended and passed_over is None
     state.scanned(Scanned(start, began, after, place, ended, level=level), terms.poll_s, line)
     if passed_over is not None:
@@ -142,7 +139,7 @@ def _learn(
 def _move_sentinels(scan: Scan, now: datetime) -> Plan[None]:
     """Move the records of the queue, and of its kind, ahead of now, where scans end."""
     queue, state = scan.terms.queue, scan.state
-    state.sentinel.at = now + timedelta(seconds=2)
+    state.sentinel.at = now + RECORD_AHEAD
     records: list[object] = [record_id(queue)]
     for memory in list(state.memories.values()):
         records += memory.records(queue)
@@ -152,8 +149,8 @@ def _move_sentinels(scan: Scan, now: datetime) -> Plan[None]:
     yield from Update(behind, ahead, many=len(records) > 1, w1=True)
 
 
-def _taken(document: Document | None) -> Taken:
-    return Taken([], None, True) if document is None else Taken([document], document)
+def _taken(first: Document | None) -> Taken:
+    return Taken([], ended=True) if first is None else Taken([first], first)
 
 
 def _pop_first(scan: Scan) -> Plan[Taken | None]:
@@ -161,7 +158,8 @@ def _pop_first(scan: Scan) -> Plan[Taken | None]:
     try:
         document = yield from FindAndModify(scan.match, None, sort=order, hint=index)
     except Unavailable:
-        scan.state.locked.on_time_limit(scan.now)  # it may have met a locked message
+        # It may have met a message that a transaction holds.
+        scan.state.transaction_locks.on_time_limit(scan.now)
         raise
     except (InvalidMessage, BSONError) as error:
         text = f"payload: the popped message cannot be read, and is gone: {error}"
@@ -199,10 +197,11 @@ class _Claim:
 def take_first(scan: Scan) -> Plan[Taken | None]:
     """Claim messages. Return None if the server exceeded the time limit of a claim."""
     state, room, wanted = scan.state, scan.room, scan.wanted
-    locked = state.locked
+    locked = state.transaction_locks
     claim = _Claim(scan, scan.update(), locked.limit_s(scan.now), scan.now)
     room.begin()
-    few = wanted if wanted == 1 else room.few(wanted)  # messages of unmeasured size
+    # A claim one by one learns the size of a message only afterwards.
+    few = wanted if wanted == 1 else room.few(wanted)
     try:
         if (
             claim.limit_s
@@ -262,7 +261,7 @@ def _claim_unlocked(claim: _Claim, wanted: int) -> Plan[list[Document] | None]:
     try:
         claims = scan.one_by_one(claim.update)
         is_quick = yield from claim_unlocked(
-            claims, scan.ordering, scan.state.locked, scan.match, wanted
+            claims, scan.ordering, scan.state.transaction_locks, scan.match, wanted
         )
     except Unavailable as error:
         failure = error
@@ -317,7 +316,7 @@ def _claim_many(claim: _Claim) -> Plan[Taken]:
             return Taken([])
         if not seen and not skip:
             state.contested = False
-            return Taken([], None, True)
+            return Taken([], ended=True)
         ids = [each["_id"] for each in seen]
         matched, failure = yield from _write_claims(claim, ids)
         state.contested = matched < len(ids) and not failure

@@ -208,7 +208,7 @@ class ScanState:
     #: The size in bytes of the largest message in the last claim that measured sizes.
     largest_seen: int = BATCH_BYTES
     #: The messages that claims pass over because a transaction holds them.
-    locked: LockedMessages = field(default_factory=LockedMessages)
+    transaction_locks: LockedMessages = field(default_factory=LockedMessages)
     #: The position below which no message is known.
     lower_bound: ScanStart | None = None
     #: The memories that the queue's kind needs, by class.
@@ -245,7 +245,7 @@ class ScanState:
         if self.wants_rescan(now):
             for each in list(self.memories.values()):
                 if each.begin_rescan():
-                    self.lower_bound = None
+                    self.lower_bound = None  # so that the next scan by age is a rescan, too
             return None
         return self.lower_bound if line is None else line.start()
 
@@ -273,6 +273,7 @@ class ScanState:
         if found:
             self._pace.idle_s = IDLE_RESCAN_S
         self._plan_rescan(seen, poll_s)
+        # Deleted entries ahead of now slow such a scan down. The record stops it before them.
         if (order.in_ranges or not found) and seen.answered - began >= SLOW_SCAN:
             self.sentinel.until = seen.answered + TOMBSTONE_LIFETIME
 

@@ -28,15 +28,7 @@ from pyqueue.backends.kind import Ordering
 from pyqueue.backends.transitions import record_id, still_claimable
 from pyqueue.documents import hashable_id
 from pyqueue.errors import DuplicateKey, InvalidMessage, TimeLimitReached, Unavailable
-from pyqueue.requests import (
-    Document,
-    Filter,
-    Find,
-    FindAndModify,
-    Plan,
-    Update,
-    UpdateDocument,
-)
+from pyqueue.requests import Document, Filter, Find, FindAndModify, Plan, Update, UpdateDocument
 
 log = logging.getLogger("pyqueue")
 
@@ -107,8 +99,9 @@ class LockedMessages:
 
     def on_slow_server(self, now: datetime) -> None:
         """Learn that every write timed out."""
-        again = _before(now, self._slow_until)
-        self._too_short = min(self._too_short + 1, len(SLOW_SERVER_LIMITS_S) - 1) if again else 0
+        was_slow = _before(now, self._slow_until)
+        longest = len(SLOW_SERVER_LIMITS_S) - 1
+        self._too_short = min(self._too_short + 1, longest) if was_slow else 0
         self._slow_until = now + SLOW_SERVER_INTERVAL
 
     def exclude(
@@ -136,14 +129,14 @@ class LockedMessages:
         key = hashable_id(id)
         self.excluded = {each: self.excluded[each] for each in self.excluded if each != key}
 
-    def due(self, now: datetime) -> Exclusion | None:
+    def to_retry(self, now: datetime) -> Exclusion | None:
         """Return the message to retry now: the one whose pause ended first."""
         if _before(now, self._next_retry):
             return None
         found = [each for each in self.excluded.values() if not _before(now, each.retry_at)]
         return min(found, key=lambda each: (each.retry_at, each.when), default=None)
 
-    def release(self, now: datetime) -> None:
+    def readmit(self, now: datetime) -> None:
         """Stop excluding messages whose pause is over; between retries, only untried messages."""
         rest, items = _before(now, self._next_retry), self.excluded.items()
         kept = {
@@ -180,7 +173,7 @@ def _before(now: datetime, until: datetime | None) -> bool:
 # ---- plans
 
 
-class Alone(NamedTuple):
+class OneByOne(NamedTuple):
     """How one process claims messages of a queue one by one."""
 
     queue: str
@@ -208,26 +201,26 @@ class Alone(NamedTuple):
         return change.matched
 
 
-def retry_excluded(alone: Alone, locked: LockedMessages, wanted: int) -> Plan[int]:
+def retry_excluded(claims: OneByOne, locked: LockedMessages, wanted: int) -> Plan[int]:
     """Claim excluded messages whose pause is over, one at a time. Return how many were claimed."""
     claimed = 0
-    while claimed < wanted and (exclusion := locked.due(alone.now)) is not None:
+    while claimed < wanted and (exclusion := locked.to_retry(claims.now)) is not None:
         try:
-            claimed += yield from alone.claim(exclusion.id)
+            claimed += yield from claims.claim(exclusion.id)
         except Unavailable:
-            locked.exclude_again(alone.now, exclusion)
+            locked.exclude_again(claims.now, exclusion)
         else:
             locked.forget(exclusion.id)  # it is ours, or no longer free, or its group is held
     return claimed
 
 
 def claim_unlocked(
-    alone: Alone, ordering: Ordering, locked: LockedMessages, match: Filter, wanted: int
+    claims: OneByOne, ordering: Ordering, locked: LockedMessages, match: Filter, wanted: int
 ) -> Plan[bool]:
     """Claim messages one by one after a claim timed out, and exclude the locked messages.
 
     Args:
-        alone: how to claim one message, with the update that timed out and claimed nothing.
+        claims: how to claim one message, with the update that timed out and claimed nothing.
         ordering: the order and the index of the claim.
         locked: this process's knowledge of the locked messages of the queue.
         match: the filter of the claim that timed out.
@@ -236,7 +229,7 @@ def claim_unlocked(
     Returns:
         False if the server is slow: no write finished within the limit, and nothing was claimed.
     """
-    now = alone.now
+    now = claims.now
     locked.on_time_limit(now)
     size = max(PAGE_SIZE, wanted, 2 * len(locked.excluded))
     page = yield from Find(match, PLACE, sort=ordering.sort, limit=size, hint=ordering.hint)
@@ -247,7 +240,7 @@ def claim_unlocked(
             break
         tried += 1
         try:
-            claimed += yield from alone.claim(each["_id"])
+            claimed += yield from claims.claim(each["_id"])
             in_a_row = 0
         except TimeLimitReached:
             timed_out.append(each)
@@ -256,39 +249,41 @@ def claim_unlocked(
         return True
     untried = page[tried:] if in_a_row == MAX_TIMEOUTS_IN_A_ROW else []
     if not claimed and not (
-        yield from _writes_are_quick(alone, ordering, locked.passing_over(match, page))
+        yield from _writes_are_quick(claims, ordering, locked.passing_over(match, page))
     ):
         locked.on_slow_server(now)
         return False
     log.warning(
         "queue %r: a transaction holds %s; claims pass over it until the transaction ends",
-        alone.queue,
+        claims.queue,
         ", ".join(f"message {each['_id']}" for each in timed_out),
     )
     locked.exclude(now, timed_out, untried)
     return True
 
 
-def _writes_are_quick(alone: Alone, ordering: Ordering, beyond: Filter) -> Plan[bool]:
+def _writes_are_quick(claims: OneByOne, ordering: Ordering, behind_page: Filter) -> Plan[bool]:
     """Return whether a claim behind the locked messages, or a write to the record, is quick.
 
-    The record decides if no other message is free.
+    The record decides if no other message is free. The caller of ``claim_unlocked`` finds the
+    message that this claims: it reads all messages with the token of ``claims.update``.
     """
     sort, index = ordering
     try:
-        document = yield from FindAndModify(
-            beyond, alone.update, sort=sort, hint=index, w1=True, server_limit_s=CLAIM_LIMIT_S
+        claimed = yield from FindAndModify(
+            behind_page, claims.update, sort=sort, hint=index, w1=True, server_limit_s=CLAIM_LIMIT_S
         )
-        if document is not None:
+        if claimed is not None:
             return True
     except (DuplicateKey, InvalidMessage):
         return True  # the server refused it in time; the next claim finds a malformed document
     except TimeLimitReached:
         pass
-    record = {"_id": record_id(alone.queue)}
-    ahead = {"$set": {"when": alone.now + RECORD_AHEAD}}
+    # Ahead of now, the record marks where scans end; see ``scan.Sentinel``.
+    record = {"_id": record_id(claims.queue)}
+    ahead = {"$set": {"when": claims.now + RECORD_AHEAD}}
     try:
         change = yield from Update(record, ahead, w1=True, server_limit_s=CLAIM_LIMIT_S)
     except TimeLimitReached:
         return False
-    return change.matched > 0
+    return change.matched > 0  # without a record, nothing was written in time

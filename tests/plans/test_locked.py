@@ -115,7 +115,7 @@ class Bench:
 
     @property
     def state(self) -> LockedMessages:
-        return self.process.waiters.scan.locked
+        return self.process.waiters.scan.transaction_locks
 
     def run(self, plan: Plan[Any], process: Process | None = None) -> Any:
         """Run a plan to its end. Return its result, or raise its error."""
@@ -412,14 +412,14 @@ def test_named_claim_waits_for_one_time_limit() -> None:
 
 def test_clock_that_is_set_back_ends_each_pause() -> None:
     scan = ScanState()
-    scan.locked.exclude(after(3600), [{"_id": "m", "when": after(0)}], [])
-    scan.locked.on_slow_server(after(3600))
-    scan.locked.on_time_limit(after(3600))
-    assert scan.locked.due(after(3600)) is None
-    assert scan.locked.due(after(0)) is not None
-    assert scan.locked.limit_s(after(0)) == 0.15
-    scan.locked.forget("m")
-    assert not scan.locked.pops_claim(after(0))
+    scan.transaction_locks.exclude(after(3600), [{"_id": "m", "when": after(0)}], [])
+    scan.transaction_locks.on_slow_server(after(3600))
+    scan.transaction_locks.on_time_limit(after(3600))
+    assert scan.transaction_locks.to_retry(after(3600)) is None
+    assert scan.transaction_locks.to_retry(after(0)) is not None
+    assert scan.transaction_locks.limit_s(after(0)) == 0.15
+    scan.transaction_locks.forget("m")
+    assert not scan.transaction_locks.pops_claim(after(0))
 
 
 def test_claim_is_repeated_after_a_network_error() -> None:

@@ -48,7 +48,7 @@ def take_of(scan: Scan) -> Plan[Take | None]:
     if limit.per is None and limit.concurrency is None:
         return paced(None)
     # A message that is claimed alone might use the permit of another key.
-    state.locked.release(scan.now)
+    state.transaction_locks.readmit(scan.now)
     if limit.per is not None:
         return limit_scan.take
     return limit_scan.take if limit.rate is None else paced(limit_scan.take)

@@ -62,7 +62,7 @@ def claim_next(scan: Scan) -> Plan[tuple[list[Document], bool]]:
     if scan.state.wants_rescan(scan.now):
         yield from _walk(scan.terms.queue, scan.state)
         scan.now = yield from ServerTime()  # messages that it brought forward are ready now
-    scan.state.locked.release(scan.now)  # or they are on no page, and nothing tries them
+    scan.state.transaction_locks.readmit(scan.now)  # or they are on no page, and nothing tries them
     limit = scan.state.limit.limit
     return (yield from claim(scan, _take if limit is None or limit.rate is None else paced(_take)))
 
@@ -159,7 +159,8 @@ def _look(scan: Scan, limit: Limit | None) -> Plan[_Look]:
     """Read a page, and learn which of its groups are blocked."""
     state, (order, index) = scan.state, scan.ordering
     size = _page_size(scan)
-    free_to_claim = state.locked.passing_over(scan.match)  # the last round may have excluded some
+    # The last round may have excluded messages that transactions hold.
+    free_to_claim = state.transaction_locks.passing_over(scan.match)
     page = yield from Find(free_to_claim, FIELDS, sort=order, limit=size, hint=index)
     look = _Look(scan, page, size, limit)
     if page and state.groups.meets_locks:
