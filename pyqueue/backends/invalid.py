@@ -76,7 +76,7 @@ class Misfits:
         #: Why the consumer must stop, or None.
         self.verdict: str | None = None
 
-    def delivered(self, number: int = 1) -> None:
+    def count_valid(self, number: int = 1) -> None:
         """Count valid messages."""
         self._tally.right += number
 
@@ -90,7 +90,7 @@ class Misfits:
         number = self._tally.wrong
         reason = " ".join(error.split())
         overdue = self._warned is None or now - self._warned >= WARNING_INTERVAL
-        if overdue or not number & (number - 1):
+        if overdue or not number & (number - 1):  # 1, 2, 4, ...
             self._warned = now
             text = "queue %r: message %s is not valid and goes to %r (%d so far): %s"
             log.warning(text, queue, id, dead_letter, number, reason)
@@ -159,7 +159,7 @@ def decode(
         payload = codec.load(document.get("payload"))
     except Exception as misfit:  # the validators of a model are user code
         valid = without_fields(document, invalid)
-        valid.setdefault("q", "")
+        valid.setdefault("q", "")  # if the stored one was invalid
         message = message_of(valid, document.get("payload"), now, lease=lease_s)
         message.error = error_record(misfit, now)
         return message
@@ -210,11 +210,11 @@ def bury_unclaimable(
     death = {"reason": "invalid", "tries": 0, "error": error_record(fault, now)}
     put = target.kind.entering(target.queue, now)
     update = transitions.burying(kind, queue, put, now, death, keyed=False)
-    waited_for = yield from Find(match, transitions.waited_for(kind), limit=1)
+    ended = yield from Find(match, transitions.waited_for(kind), limit=1)
     text = "queue %r: message %r cannot be claimed and goes to %r: %s"
     log.warning(text, queue, match["_id"], dead_letter, " ".join(error_text(fault).split()))
     try:
-        yield from Update(match, _without_invalid(update, LABEL_FIELDS))
+        yield from Update(match, _without_invalid(update, LABEL_FIELDS))  # one may be at fault
     except InvalidMessage as refusal:
         log.error(
             "queue %r: message %r cannot be buried and is hidden: %s", queue, match["_id"], refusal
@@ -222,7 +222,7 @@ def bury_unclaimable(
         yield from Update(match, {"$unset": transitions.unset("when", *kind.held_fields)})
     else:
         yield from Signal(target.queue, now)
-    yield from kind.ended(queue, waited_for)
+    yield from kind.ended(queue, ended)
 
 
 def bury_refused(
@@ -249,7 +249,7 @@ def _fault_of(document: Document) -> Exception | None:
     """Return the fault of a document that the server did not claim; None if it has none."""
     if invalid := invalid_fields(document):
         return invalid_document_error(document, invalid)
-    encode(document)
+    encode(document)  # raises InvalidMessage if it cannot be stored
     return None
 
 
@@ -259,7 +259,7 @@ def _without_invalid(
     """Return a burial that also removes invalid fields, so that the server accepts it."""
     cleaned = {operator: dict(fields) for operator, fields in update.items()}
     if "trail" in invalid:
-        cleaned["$set"]["trail"] = cleaned.pop("$push")["trail"]["$each"]
+        cleaned["$set"]["trail"] = cleaned.pop("$push")["trail"]["$each"]  # $push needs an array
     kept = {"_id", *cleaned["$set"], *cleaned.get("$rename", {}).values()}
     cleaned["$unset"].update(transitions.unset(*(name for name in invalid if name not in kept)))
     return cleaned

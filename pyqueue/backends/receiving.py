@@ -42,7 +42,7 @@ from pyqueue.requests import (
 PAUSE_READ_INTERVAL: Final = timedelta(seconds=5)
 #: The longest time that a receive with claimed messages keeps claiming, if the queue has a limit.
 #: New permits and slots could keep it claiming until the leases of its first messages end.
-LOOK_ON: Final = timedelta(seconds=0.5)
+CLAIM_ON: Final = timedelta(seconds=0.5)
 #: The shortest time between two reads of the next ``when``.
 NEXT_WHEN_INTERVAL: Final = timedelta(seconds=1)
 
@@ -202,7 +202,7 @@ def checked(
 
 def _wants_record(state: ScanState, now: datetime) -> bool:
     if not state.limit.known:
-        return True  # another thread may be reading it
+        return True  # even if another thread has begun to read it
     return state.flag_read is None or now - state.flag_read >= PAUSE_READ_INTERVAL
 
 
@@ -238,7 +238,7 @@ def _wake_time(queue: str, state: ScanState, now: datetime, poll_s: float) -> Pl
     soonest = now + timedelta(milliseconds=1)
     if _stopped(state):
         return min(until, now + PAUSE_READ_INTERVAL)
-    if limit.next_start is not None and limit.waits(now):
+    if limit.next_start is not None and limit.waits(now):  # for a permit
         return max(min(until, limit.next_start), soonest)
     until = _earliest(until, state.rescan_at, limit.first_start(now))
     if limit.blocked_until is not None:  # nothing can start before then
@@ -319,7 +319,7 @@ def _claim_messages(
     began = yield from ServerTime()
     while (wanted := wanted_by(limits) - len(claimed)) > 0 and not (claimed and room.full):
         now = yield from ServerTime()
-        if is_stopped(how, claimed) or (claimed and limit.limit and now - began > LOOK_ON):
+        if is_stopped(how, claimed) or (claimed and limit.limit and now - began > CLAIM_ON):
             break
         scan = Scan(terms, state, ByAge(state), room, now, wanted=min(wanted, MAX_CLAIM))
         documents, ended = yield from terms.kind.claim(scan)
@@ -382,12 +382,13 @@ def accept(how: Reception, document: Document, now: datetime) -> Plan[Message[An
 def _message_or_refusal(
     how: Reception, document: Document, now: datetime
 ) -> Message[Any] | invalid.Refusal:
+    """Return the message of a claimed document, or why the document must be buried."""
     fields = invalid.invalid_claimed_fields(document)
-    if fields is None:
+    if fields is None:  # a dead letter is delivered in any case
         return invalid.decode(how.codec, document, now, how.lease_s)
     tries = 0 if "tries" in fields else int(document.get("tries", 0))
-    exhausted = how.max_tries is not None and not how.pop and tries > how.max_tries
-    if exhausted and not fields:
+    out_of_tries = how.max_tries is not None and not how.pop and tries > how.max_tries
+    if out_of_tries and not fields:  # the claim counted a try, but the message is not delivered
         return invalid.Refusal("tries", tries - 1, document.get("error"), fields)
     try:
         if fields:
@@ -396,7 +397,7 @@ def _message_or_refusal(
             raise InvalidMessage("the stored document has no payload")
         payload = how.codec.load(document["payload"])
         message = message_of(document, payload, now, lease=how.lease_s)
-        how.misfits.delivered()
+        how.misfits.count_valid()
         return message
     except Exception as misfit:  # the validators of a model are user code
         return invalid.Refusal("invalid", tries, invalid.error_record(misfit, now), fields)

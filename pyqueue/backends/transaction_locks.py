@@ -74,8 +74,8 @@ class LockedMessages:
 
     #: By id. Threads share it: it is replaced and never changed.
     excluded: Mapping[Hashable, Exclusion] = field(default_factory=dict)
-    #: What was excluded at the last release.
-    _released: Mapping[Hashable, Exclusion] = field(default_factory=dict)
+    #: What was excluded when messages were last readmitted.
+    _readmitted: Mapping[Hashable, Exclusion] = field(default_factory=dict)
     #: No retry before this.
     _next_retry: datetime | None = None
     #: How many longer limits were too short, and until when this counts.
@@ -109,7 +109,7 @@ class LockedMessages:
     ) -> None:
         """Pass over locked messages and untried messages behind them until each is tried alone."""
         for each in timed_out:
-            former = self._released.get(hashable_id(each["_id"]))
+            former = self._readmitted.get(hashable_id(each["_id"]))
             self._exclude(now, each["_id"], each["when"], former.pause if former else timedelta())
         for each in untried:
             self._exclude(now, each["_id"], each["when"], None)
@@ -143,7 +143,7 @@ class LockedMessages:
             id: each for id, each in items if (rest and each.pause) or _before(now, each.retry_at)
         }
         if not rest and len(kept) < len(items):
-            self._next_retry, self._released = now + RELEASE_INTERVAL, self.excluded
+            self._next_retry, self._readmitted = now + RELEASE_INTERVAL, self.excluded
         self.excluded = kept
 
     @property

@@ -155,7 +155,7 @@ def test_misfits_stop_if_most_of_the_first_are_invalid(
     misfits = Misfits(stop=stop)
     for number, each in enumerate(fits, start=1):
         if each:
-            misfits.delivered()
+            misfits.count_valid()
         else:
             misfits.add("in", None, "in.dead", number, "why", NOW)
         if misfits.verdict is not None:

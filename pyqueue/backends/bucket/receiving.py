@@ -240,7 +240,7 @@ def _messages(how: Reception, drawn: Drawn, now: datetime, until: datetime) -> P
             misfits.append((place, misfit))
         else:
             found.append(({_DRAWN: drawn, "place": place}, make(place, payload)))
-    how.misfits.delivered(len(found))
+    how.misfits.count_valid(len(found))
     if misfits:
         yield from _bury_misfits(how, drawn, tries, misfits, now)
     return found

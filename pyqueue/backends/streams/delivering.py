@@ -148,7 +148,7 @@ class _Delivery:
             burial = _burial(self.terms, self.range, pack, position, decoded, now=now)
             self.dead.append(burial)
         else:
-            self.terms.misfits.delivered()  # the share of misfits decides whether consumers stop
+            self.terms.misfits.count_valid()  # consumers stop if too few messages are valid
             share.messages.append(decoded)
 
 
