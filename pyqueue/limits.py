@@ -28,6 +28,8 @@ _RETRY: Final = timedelta(seconds=5)
 _MAX_KEYS: Final = 10_000
 #: Keys are stored in indexes. A longer key is replaced by its hash.
 _MAX_KEY: Final = 200
+#: The key of all messages of a queue, if its limit is not ``per`` key.
+WHOLE_QUEUE: Final = ""
 _HEADER: Final = "headers."
 _FIELDS: Final = ("concurrency", "rate", "period", "burst", "per")
 
@@ -170,13 +172,13 @@ def drain_of(before: object, drain: Drain | None, after: object, now: datetime) 
 
 
 def key_of(limit: Limit, document: Mapping[str, Any]) -> str:
-    """Return the key under which a limit counts a stored message; "" if the limit has no ``per``.
+    """Return the key under which a limit counts a stored message; without ``per``, ``WHOLE_QUEUE``.
 
     Messages without the header share the key "-". Equal values of different types differ. A long
     value has the key "#", with its hash.
     """
     if limit.header is None:
-        return ""
+        return WHOLE_QUEUE
     headers = document.get("headers")
     value = headers.get(limit.header) if isinstance(headers, Mapping) else None
     if isinstance(value, str):
@@ -342,9 +344,9 @@ class FollowedLimit:
     @property
     def next_start(self) -> datetime | None:
         """When the next message may start, if no more may start now; None without a rate."""
-        return self._starts.get("")
+        return self._starts.get(WHOLE_QUEUE)
 
-    def waits(self, now: datetime, key: str = "") -> bool:
+    def waits(self, now: datetime, key: str = WHOLE_QUEUE) -> bool:
         """Return whether no message of a key may start now, as far as is known."""
         next_start = self._starts.get(key)
         # A start further ahead comes from a clock that was set back since.
@@ -352,7 +354,7 @@ class FollowedLimit:
             self.limit is not None and next_start is not None and now < next_start <= now + _RETRY
         )
 
-    def forget(self, key: str = "") -> None:
+    def forget(self, key: str = WHOLE_QUEUE) -> None:
         """Expect that messages of a key may start."""
         self._starts.pop(key, None)
 

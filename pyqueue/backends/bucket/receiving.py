@@ -42,6 +42,7 @@ from pyqueue.backends.receiving import (
 from pyqueue.backends.scan import ByAge, ScanState
 from pyqueue.documents import hashable_id, invalid_fields
 from pyqueue.errors import Unavailable
+from pyqueue.limits import WHOLE_QUEUE
 from pyqueue.messages import MAX_RECEIVED_BYTES
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import Delete, Document, Plan, ServerTime, Signal, Update
@@ -125,13 +126,13 @@ def _claim_for_callers(
     if rest:
         yield from _put_back(stock, how, rest)
     if state.limit.limit is not None:
-        yield from permits.give_back({"": len(haul.claimed) - len(rest)})
+        yield from permits.give_back_unused({WHOLE_QUEUE: len(haul.claimed) - len(rest)})
         state.limit.blocked_until = state.limit.next_start  # the next scan waits for permits
     # The messages of packs that were held before need no further update, whose filter would have
     # refused late permits. So nothing but this check keeps them from starting too late.
     if (yield from permits.late()):
         yield from _put_back(stock, how, [each for share in shares for each in share])
-        yield from permits.give_back({})
+        yield from permits.give_back_unused({})
         state.limit.blocked_until = yield from ServerTime()  # the next scan may begin at once
         return [[] for _ in limits]
     if how.pop and haul.claimed:

@@ -36,7 +36,7 @@ from pyqueue.backends.limits.permits import Permits
 from pyqueue.backends.namespace import CLAIMS
 from pyqueue.concurrently import concurrently
 from pyqueue.errors import Fenced, InvalidMessage, LeaseLost
-from pyqueue.limits import FollowedLimit, limit_or_none
+from pyqueue.limits import WHOLE_QUEUE, FollowedLimit, limit_or_none
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 
@@ -148,7 +148,7 @@ class NamedClaims(ClaimGroup):
             next_claim = {"$set": {"claimed": n, "adopted": 0}}  # no takeover was a try yet
             yield from self._advance(token, next_claim, claimed=progress.claimed)
             stamped = yield from self._stamp(ids, n, token, lease_s, permits.until)
-            yield from permits.give_back({"": stamped})
+            yield from permits.give_back_unused({WHOLE_QUEUE: stamped})
             mine = self._mine(token, n - 1, n)
             yield from admit(backend, mine, lease_s)
             if (yield from Find(mine, {"_id": 1}, limit=1, hint=CLAIMS)):

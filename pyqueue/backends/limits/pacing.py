@@ -16,6 +16,7 @@ from pyqueue.backends.claim_terms import Choice, Scan
 from pyqueue.backends.claiming import MAX_CLAIM, Take, Taken, take_first
 from pyqueue.backends.limits.permits import Permits
 from pyqueue.documents import hashable_id
+from pyqueue.limits import WHOLE_QUEUE
 from pyqueue.requests import Document, Find, Plan
 
 #: The fields that a scan reads of each message.
@@ -38,27 +39,29 @@ def paced(take: Take | None) -> Take:
         page = yield from Find(scan.match, fields, sort=order, limit=size, hint=index)
         if not page:
             state.contested = False
-            return Taken([], None, True)
-        most = min(scan.wanted, len(page))
+            return Taken([], ended=True)
+        wanted = min(scan.wanted, len(page))
         permits, contested = Permits(scan.terms.queue, followed), state.contested
-        number = yield from permits.number(most, now)
+        granted = yield from permits.number(wanted, now)
         taken: Taken | None = Taken.of_page([], page, (), size)
-        if number:
+        if granted:
             scan.room.closed = True  # calls that arrive later have no permits
-            within = replace(scan, until=permits.until, wanted=number)
+            within = replace(scan, until=permits.until, wanted=granted)
             if take is None:
-                taken = yield from _take_of(page, size, within)
+                taken = yield from _claim_from(page, size, within)
             else:
                 taken = yield from take(within)
             used = 0 if taken is None else len(taken.documents)
-            late = used < number and (yield from permits.late())
-            yield from permits.give_back({"": used})
-            if late and taken is not None:  # other messages of the page are unchanged
+            late = used < granted and (yield from permits.late())
+            yield from permits.give_back_unused({WHOLE_QUEUE: used})
+            if late and taken is not None:
+                # The server refused the late claims: perhaps no other process competes. The rest
+                # of the page is unchanged, so the consumer scans again at once.
                 state.contested, followed.blocked_until = contested, now
-                return _left(taken.documents, page, size, scan)
-            if used < number:
+                return _taken_from(page, size, scan, taken.documents)
+            if used < granted:  # no permit is missing
                 return taken
-        if number < most:
+        if granted < wanted:
             followed.blocked_until = followed.next_start or now
         return taken
 
@@ -70,8 +73,8 @@ def _page_size(scan: Scan) -> int:
     return max(wanted, min(wanted * PAGE_FACTOR, MAX_CLAIM)) if scan.state.contested else wanted
 
 
-def _take_of(page: Sequence[Document], size: int, scan: Scan) -> Plan[Taken | None]:
-    """Claim the wanted messages of a page."""
+def _claim_from(page: Sequence[Document], size: int, scan: Scan) -> Plan[Taken | None]:
+    """Claim the wanted messages of a page. ``size`` is the number that the page could have."""
     chosen = page[: scan.wanted]
     if scan.state.contested and not scan.line.in_ranges:  # otherwise later ranges would come first
         chosen = random.sample(page, min(scan.wanted, len(page)))
@@ -79,10 +82,12 @@ def _take_of(page: Sequence[Document], size: int, scan: Scan) -> Plan[Taken | No
     if taken is None:
         return None
     scan.state.contested = len(taken.documents) < len(chosen) and not scan.room.full
-    return _left(taken.documents, page, size, scan)
+    return _taken_from(page, size, scan, taken.documents)
 
 
-def _left(documents: list[Document], page: Sequence[Document], size: int, scan: Scan) -> Taken:
+def _taken_from(
+    page: Sequence[Document], size: int, scan: Scan, claimed: list[Document]
+) -> Taken:
     """Return the claimed messages, and where the next scan continues."""
-    done = {hashable_id(each["_id"]) for each in (*documents, *scan.room.excess)}
-    return Taken.of_page(documents, page, done, size)
+    done = {hashable_id(each["_id"]) for each in (*claimed, *scan.room.excess)}
+    return Taken.of_page(claimed, page, done, size)

@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from pyqueue.backends.limits import rates
 from pyqueue.backends.limits.rates import VALID_S, Granted
-from pyqueue.limits import FollowedLimit
+from pyqueue.limits import WHOLE_QUEUE, FollowedLimit
 from pyqueue.requests import MonotonicTime, Plan
 
 log = logging.getLogger("pyqueue")
@@ -88,7 +88,7 @@ class Permits:
             return wanted
         if self._followed.waits(now):
             return 0
-        return (yield from self._take({"": wanted}, now))[""].permits
+        return (yield from self._take({WHOLE_QUEUE: wanted}, now))[WHOLE_QUEUE].permits
 
     def ask(self, choose: Choose, most: Mapping[str, int], now: datetime) -> Plan[Counter[str]]:
         """Ask for permits for the messages that ``choose`` chooses.
@@ -108,7 +108,7 @@ class Permits:
             for key, number in most.items()
         }
         granted = Counter[str]()
-        for number in range(ROUNDS):
+        for attempt in range(ROUNDS):
             missing = Counter(choose(ceiling)) - granted
             if not missing or (yield from self.spent()):
                 self.cut |= bool(missing)
@@ -118,7 +118,7 @@ class Permits:
                 granted[key] += each.permits
             refused = {key for key, each in answers.items() if each.permits < missing[key]}
             ceiling |= {key: granted[key] for key in refused}  # they get no more permits
-            if refused and number == 0 and not (yield from self.spent()):
+            if refused and attempt == 0 and not (yield from self.spent()):
                 # Other keys may have no permits either: read the buckets not asked so far.
                 rest = [key for key, left in ceiling.items() if left and key not in granted]
                 found = yield from rates.may_start(self._queue, limit, followed, rest, now)
@@ -131,15 +131,16 @@ class Permits:
         assert limit is not None
         if self._asking_since is None:
             self._asking_since = yield from MonotonicTime()
-        # A limit for the whole queue has the key "".
+        # Each key names its bucket. For WHOLE_QUEUE this is ``_bucket``: each group of a stream has
+        # a different one.
         buckets = {key or self._bucket: number for key, number in wanted.items()}
         found = yield from rates.take(self._queue, limit, buckets, self._asking_since + ASK_S)
         pairs = zip(wanted, buckets, strict=True)
         answers = {key: found[bucket] for key, bucket in pairs if bucket in found}
         quickest_s = min((each.trip_s for each in answers.values()), default=0)
         for key, each in answers.items():
-            few = each.permits < wanted[key]
-            followed.expect(key, each.next_at if few else None, now)
+            too_few = each.permits < wanted[key]
+            followed.expect(key, each.next_at if too_few else None, now)
             # On a slow network, permits are valid for longer. A single slow answer may come from a
             # pause of this process, so the previous answers must have been slow, too.
             valid_s = max(VALID_S, TRIPS * min(each.trip_s, followed.trip_s))
@@ -184,13 +185,20 @@ class Permits:
     def drop_late(self) -> Plan[bool]:
         """Give back permits that may have expired. Return whether there were any."""
         now = yield from MonotonicTime()
-        young = Counter[str]()
+        valid = Counter[str]()
         for each in self._held:
-            young[each.key] += 0 if each.is_late(now) else each.granted.permits
-        return bool((yield from self.give_back(young)))
+            valid[each.key] += 0 if each.is_late(now) else each.granted.permits
+        return bool((yield from self.give_back_unused(valid)))
 
-    def give_back(self, used: Mapping[str, int]) -> Plan[set[str]]:
-        """Give back unused permits, starting with late permits. Return their keys."""
+    def give_back_unused(self, used: Mapping[str, int]) -> Plan[set[str]]:
+        """Give back the permits that were not used, starting with late permits.
+
+        Args:
+            used: how many permits of each key were used. A missing key stands for 0.
+
+        Returns:
+            The keys of the permits that were given back.
+        """
         limit = self.limit
         if limit is None or not self._held:
             return set()

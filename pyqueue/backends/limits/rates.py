@@ -86,6 +86,7 @@ class TakePermits(Command[Granted]):
     def pipeline(self) -> list[dict[str, Any]]:
         """Return the update."""
         capacity, token_ms = float(self.limit.capacity), self.limit.token_s * 1000
+        # Each expression reads the fields as the earlier stages of the update have set them.
         set_back = {"$gt": ["$at", {"$subtract": ["$$NOW", -CLOCK_STEP_MS]}]}
         at = {"$cond": [set_back, "$$NOW", {"$max": ["$at", "$$NOW"]}]}
         passed_ms = {"$max": [0, {"$subtract": [at, "$at"]}]}
@@ -124,9 +125,9 @@ class GiveBack(Command[object]):
     def send(self, collection: Any) -> Any:
         """Send a findAndModify that counts by the server's clock."""
         since_ms = {"$subtract": ["$$NOW", self.unused.asked]}
-        since = {"$divide": [since_ms, self.limit.token_s * 1000]}
+        accrued = {"$divide": [since_ms, self.limit.token_s * 1000]}
         is_valid = {"$lt": ["$$NOW", self.unused.until]}
-        rest = {"$max": [0, {"$subtract": [self.unused.permits, since]}]}
+        rest = {"$max": [0, {"$subtract": [self.unused.permits, accrued]}]}
         tokens = {"$add": ["$tokens", {"$cond": [is_valid, self.unused.permits, rest]}]}
         capped = {"$min": [float(self.limit.capacity), tokens]}
         return collection.find_one_and_update({"_id": self.id}, [{"$set": {"tokens": capped}}])
@@ -147,7 +148,7 @@ def take(
         The grants by key, without the keys that it did not ask for. It always asks for the first
         key.
     """
-    stops = [math.inf] + [stop] * len(wanted)
+    stops = [math.inf] + [stop] * len(wanted)  # no stop for the first key
     questions = [
         _take_one(queue, limit, key, number, until)
         for (key, number), until in zip(wanted.items(), stops, strict=False)

@@ -28,7 +28,7 @@ from pyqueue.backends.scan import ScanState, due_of
 from pyqueue.backends.turns import MAX_PAGE
 from pyqueue.documents import hashable_id
 from pyqueue.errors import Unavailable
-from pyqueue.limits import Limit, key_of
+from pyqueue.limits import WHOLE_QUEUE, Limit, key_of
 from pyqueue.requests import Document, Find, Plan, ServerTime
 
 #: The fields that a scan reads of each message.
@@ -72,7 +72,7 @@ class _Look:
     #: Whether the page is full of messages that may not start.
     crowded: bool = False
     #: Whether too few messages may start.
-    few: bool = False
+    too_few: bool = False
 
     def choose(
         self,
@@ -87,8 +87,8 @@ class _Look:
         }
         chosen: list[Chosen] = []
         for each in order:
-            if len(chosen) < wanted and (left := names[key_of(self.limit, each)]):
-                chosen.append((each, left.pop()))
+            if len(chosen) < wanted and (names_left := names[key_of(self.limit, each)]):
+                chosen.append((each, names_left.pop()))
         return chosen
 
     def choose_permitted(
@@ -127,11 +127,11 @@ class _Look:
         values = [each.get(name) if isinstance(each, Mapping) else None for each in found]
         return [*{hashable_id(each): each for each in values}.values()]
 
-    def finished(self, documents: Sequence[Document]) -> None:
+    def mark_done(self, documents: Sequence[Document]) -> None:
         """Learn that these messages were claimed or deferred."""
         self.done |= {hashable_id(each["_id"]) for each in documents}
 
-    def left(self) -> list[Document]:
+    def still_ready(self) -> list[Document]:
         """Return the messages of the page that are still ready, as far as the scan knows."""
         return [each for each in self.page if hashable_id(each["_id"]) not in self.done]
 
@@ -149,20 +149,20 @@ def take(scan: Scan) -> Plan[Taken | None]:
     page = yield from Find(scan.match, fields, sort=order, limit=size, hint=index)
     if not page:
         state.contested = state.groups.crowded = False
-        return Taken([], None, True)
+        return Taken([], ended=True)
     look = _Look(scan, limit, permits, page, size)
     late = yield from _choose(look)
     contested = state.contested
     within = replace(scan, until=permits.until or scan.until)
     documents = yield from _claim_and_learn(within, limit, look.chosen, look.free)
     if documents is not None and len(documents) < len(look.chosen):
-        look.few = False
+        look.too_few = False  # other processes have claimed some, or the permits came too late
         if (yield from permits.late()):
             late, state.contested = True, contested
-    unused = yield from permits.give_back(look.count(documents or ()))
+    unused = yield from permits.give_back_unused(look.count(documents or ()))
     if documents is None:
         return None
-    look.finished([*documents, *scan.room.excess])
+    look.mark_done([*documents, *scan.room.excess])
     moved = yield from _leave_rest(look, unused)
     if late:  # the consumer scans again at once
         followed.blocked_until = scan.now
@@ -218,13 +218,14 @@ def _choose(look: _Look) -> Plan[bool]:
     look.chosen = yield from look.choose_permitted(look.free, wanted, order, scan.now)
     found = len(look.chosen)
     look.crowded = limit.per is not None and found < wanted and len(page) == look.size
-    look.few = found < min(wanted, len(page)) and not permits.cut
+    # If the permits are cut, the rest might start: it was not asked for.
+    look.too_few = found < min(wanted, len(page)) and not permits.cut
     if look.crowded and not (yield from permits.spent()):
         look.chosen += yield from _behind(look, wanted - found)
     if not (yield from permits.drop_late()):
         return False
     look.keep_within(permits.held)
-    look.few = False
+    look.too_few = False  # permits that came too late do not mean that the rest has to wait
     return True
 
 
@@ -233,7 +234,7 @@ def claim_free(
 ) -> Plan[list[Document] | None]:
     """Claim messages of a page, each with a free slot. Return None if the server is too slow."""
     order = random.sample(page, len(page)) if scan.state.contested else page
-    chosen = list(zip(order, free[""].names[::-1], strict=False))
+    chosen = list(zip(order, free[WHOLE_QUEUE].names[::-1], strict=False))  # as ``choose`` does
     return (yield from _claim_and_learn(scan, limit, chosen, free))
 
 
@@ -242,14 +243,14 @@ def _claim_and_learn(
 ) -> Plan[list[Document] | None]:
     """Claim messages, each with a slot, and learn whether the next scan may meet taken slots."""
     state = scan.state
-    guessed = limit.concurrency is not None and not state.limit.meets_slots
+    assumed_free = limit.concurrency is not None and not state.limit.meets_slots
     documents: list[Document] = []
     if chosen:
         taken = yield from _claim(scan, chosen)
         if taken is None:
             return None
         documents = taken
-        state.contested = not guessed and len(documents) < len(chosen)
+        state.contested = not assumed_free and len(documents) < len(chosen)
     used = Counter(key_of(limit, each) for each, _ in chosen)
     half = (limit.concurrency or 0) / 2
     leaves_few = any(each.number - used[key] < half for key, each in free.items())
@@ -264,7 +265,7 @@ def _claim(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Document] | None]:
         with suppress(Unavailable):
             taken = yield from take_first(scan.choose(with_slots(chosen)))
             if taken is not None and (taken.documents or scan.room.full):
-                return taken.documents
+                return taken.documents  # if the room is full, a claim of one would not fit either
     # Not at random: if the first message is locked, the next claims pass over it.
     first = min(chosen, key=lambda each: due_of(each[0]))
     taken = yield from take_first(scan.choose(with_slots([first])))
@@ -282,16 +283,17 @@ def _behind(look: _Look, wanted: int) -> Plan[list[Chosen]]:
     assert limit.per is not None
     elsewhere = {**scan.match, limit.per: {"$nin": look.headers()}}
     now = yield from ServerTime()
+    # A pause that is longer than the longest comes from a clock that was set back.
     if followed.behind_at is not None and now < followed.behind_at <= now + BEHIND_PAUSE:
         return []
     fields = _fields(scan, limit)
-    page = yield from Find(elsewhere, fields, sort=order, limit=wanted, hint=index)
-    if not page:
+    behind = yield from Find(elsewhere, fields, sort=order, limit=wanted, hint=index)
+    if not behind:
         after = yield from ServerTime()
         followed.behind_at = after + min(3 * (after - now), BEHIND_PAUSE)
         return []
-    free = yield from _free_slots(replace(scan, now=now), limit, look.count(page))
-    return (yield from look.choose_permitted(free, wanted, page, now))
+    free = yield from _free_slots(replace(scan, now=now), limit, look.count(behind))
+    return (yield from look.choose_permitted(free, wanted, behind, now))
 
 
 def _leave_rest(look: _Look, unused: Collection[str]) -> Plan[bool]:
@@ -306,18 +308,19 @@ def _leave_rest(look: _Look, unused: Collection[str]) -> Plan[bool]:
     """
     state, followed = look.scan.state, look.scan.state.limit
     if look.limit.per is None:
-        if look.few:
-            followed.blocked_until = look.free[""].until or look.scan.now
+        if look.too_few:
+            followed.blocked_until = look.free[WHOLE_QUEUE].until or look.scan.now
         return False
-    state.groups.crowded = look.few and look.crowded
-    moved = yield from _let_wait(look, unused)
-    if not look.chosen and not moved:  # other processes have changed these messages
+    state.groups.crowded = look.too_few and look.crowded
+    moved = yield from _defer_and_restore(look, unused)
+    if not look.chosen and not moved:
+        # Other processes have changed these messages. Without a known start, scan again at once.
         start = None if look.permits.cut else followed.first_start(look.scan.now)
         followed.blocked_until = start or look.scan.now
     return moved
 
 
-def _let_wait(look: _Look, unused: Collection[str]) -> Plan[bool]:
+def _defer_and_restore(look: _Look, unused: Collection[str]) -> Plan[bool]:
     """Defer messages in the way of other keys, and bring forward messages that may start now.
 
     Args:
@@ -333,7 +336,7 @@ def _let_wait(look: _Look, unused: Collection[str]) -> Plan[bool]:
     keys = {each["limited"] for each in claimed if isinstance(each.get("limited"), str)}
     keys |= set(unused)
     deferred = 0
-    if look.few:
+    if look.too_few:
         deferred, blocked = yield from _defer_left(look)
         keys |= blocked
         if limit_waiting.defers(look.limit, instead=followed.limit):
@@ -348,9 +351,9 @@ def _defer_left(look: _Look) -> Plan[tuple[int, Set[str]]]:
     """Defer the ready messages left on the page. Return the number deferred, and all their keys."""
     scan = look.scan
     waiting: dict[str, list[Document]] = {}
-    for each in look.left():
+    for each in look.still_ready():
         waiting.setdefault(key_of(look.limit, each), []).append(each)
     deferred = yield from limit_waiting.defer(scan.terms.queue, scan.terms.kind, waiting, scan.now)
     if deferred == sum(map(len, waiting.values())):
-        look.finished(look.left())
+        look.mark_done(look.still_ready())
     return deferred, waiting.keys()

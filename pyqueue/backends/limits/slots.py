@@ -24,7 +24,7 @@ from pyqueue.backends.kind import Kind
 from pyqueue.backends.limits.indexes import LIMITED, SLOTS
 from pyqueue.backends.turns import bring_forward, set_aside
 from pyqueue.documents import stored_group
-from pyqueue.limits import Drain, FollowedLimit, MayStart
+from pyqueue.limits import WHOLE_QUEUE, Drain, FollowedLimit, MayStart
 from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, Update, UpdateEach
 
 #: Consumers follow a changed limit within 5 s. A claim under the former limit may arrive later: its
@@ -88,7 +88,7 @@ def free_slots(
         names = [name for name in usable if name not in taken]
         if len(names) < number:
             to_end += [taken.pop(name) for name in lapsed]
-            names += [name for name in lapsed if name in usable]
+            names += [name for name in lapsed if name in usable]  # free once the claims end
         random.shuffle(names)
         until = min((each["when"] for each in taken.values()), default=None)
         result[key] = FreeSlots(names[:number], len(names), until)
@@ -130,7 +130,7 @@ def no_slots(wanted: Mapping[str, int]) -> dict[str, FreeSlots]:
 
 
 def _limits(followed: FollowedLimit) -> tuple[int, int]:
-    """Return the limit, and the former limit under which messages may still be held."""
+    """Return the limit on concurrency, and a former one under which messages may still be held."""
     limit, drain = followed.limit, followed.drain
     concurrency = 0 if limit is None else limit.concurrency or 0
     return concurrency, concurrency if drain is None else drain.concurrency
@@ -212,7 +212,7 @@ def free(queue: str, slots: Iterable[object], session: object = None) -> Plan[No
     Values that do not name a slot are ignored.
     """
     keys = {key_of_slot(each) for each in slots if isinstance(each, str)}
-    if "" in keys:
+    if WHOLE_QUEUE in keys:  # no message is deferred, so it suffices to wake consumers
         yield from Signal(queue, (yield from ServerTime()), session)
-    if names := [key for key in keys if key]:
+    if names := [key for key in keys if key != WHOLE_QUEUE]:
         yield from bring_forward(queue, LIMITED, names, session)

@@ -37,7 +37,10 @@ def follow(
 
 
 def take_of(scan: Scan) -> Plan[Take | None]:
-    """Prepare a claim. Return the ``Take`` that obeys the limit; None if there is no limit."""
+    """Return the function that claims for this scan within the limit; None if there is no limit.
+
+    If a rescan is due, this first corrects deferrals. Then the scan starts at a later instant.
+    """
     state = scan.state
     limit = state.limit.limit  # another thread may read a change
     if limit is None:
@@ -50,5 +53,5 @@ def take_of(scan: Scan) -> Plan[Take | None]:
     # A message that is claimed alone might use the permit of another key.
     state.transaction_locks.readmit(scan.now)
     if limit.per is not None:
-        return limit_scan.take
+        return limit_scan.take  # it also asks for the permits of each key
     return limit_scan.take if limit.rate is None else paced(limit_scan.take)

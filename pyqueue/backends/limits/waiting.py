@@ -121,7 +121,7 @@ def restore(
         key: each.next_at for key, each in found.items() if not each.number
     }
     ready = yield from place_firsts(queue, LIMITED, firsts, later, now)
-    if keys is not None:
+    if keys is not None:  # a walk over all keys corrects only the first message of each
         for key, each in found.items():
             if each.number > 1:
                 ready += yield from _bring_more(queue, key, min(each.number, MAX_FORWARD), now)

@@ -41,7 +41,7 @@ from pyqueue.backends.turns import (
     write_when,
 )
 from pyqueue.documents import hashable_id
-from pyqueue.limits import Limit
+from pyqueue.limits import WHOLE_QUEUE, Limit
 from pyqueue.requests import Document, Find, Plan, ServerTime, UpdateEach
 
 #: The fields that a scan reads of each message.
@@ -96,10 +96,10 @@ class _Look:
     done: set[Hashable] = field(default_factory=set)
 
     @property
-    def able(self) -> int:
+    def may_start(self) -> int:
         """How many messages may start."""
         wanted = self.scan.wanted
-        return wanted if self.limit is None else min(wanted, self.free[""].number)
+        return wanted if self.limit is None else min(wanted, self.free[WHOLE_QUEUE].number)
 
     @property
     def is_left(self) -> bool:
@@ -107,12 +107,16 @@ class _Look:
         return any(hashable_id(each["_id"]) not in self.done for each in self.page)
 
     def heads(self) -> list[Document]:
-        """Return the messages to claim: the first message of each free group, in page order."""
+        """Return the messages to claim, in page order.
+
+        These are the first message of each free group, and the messages that wait for no other
+        message: those without a group, and those whose lease has lapsed.
+        """
         heads: dict[Hashable, Document] = {}
         for place, each in enumerate(self.page):
             name = group_in(each)
             if name is None or "lock" in each:
-                heads[place, None] = each  # it has no group, or its lease has lapsed
+                heads[place, None] = each  # a key that no group has
             elif name not in self.blocked:
                 known = heads.get(name)
                 if known is None or rank(each) < rank(known):
@@ -147,7 +151,7 @@ def _take(scan: Scan) -> Plan[Taken | None]:
         look = yield from _look(scan, limit)
         if not look.page:
             state.contested = state.groups.crowded = False
-            return Taken([], None, True)
+            return Taken([], ended=True)
         taken, again = yield from _claim_free_groups(look)
         if not again:
             break
@@ -176,26 +180,26 @@ def _claim_free_groups(look: _Look) -> Plan[tuple[Taken | None, bool]]:
         The result, or None if the server is too slow; and whether to try again.
     """
     scan, limit = look.scan, look.limit
-    locked, chosen = list(look.blocked), look.heads()
+    locked_groups, chosen = list(look.blocked), look.heads()
     if limit is not None:
-        look.free = yield from limit_scan.expected_slots(scan, limit, {"": scan.wanted})
-    few = len(chosen) < look.able
-    scan.state.groups.crowded = few and len(look.page) == look.size
+        look.free = yield from limit_scan.expected_slots(scan, limit, {WHOLE_QUEUE: scan.wanted})
+    too_few = len(chosen) < look.may_start
+    scan.state.groups.crowded = too_few and len(look.page) == look.size
     if scan.state.groups.crowded:
         chosen += yield from _walked(scan, chosen)
         scan.now = yield from ServerTime()
-    able = bool(chosen) and look.able > 0
+    can_claim = bool(chosen) and look.may_start > 0
     documents: list[Document] | None = []
-    if able:
+    if can_claim:
         documents = yield from _claim_heads(look, chosen)
     if documents is None:
         return None, False
-    kept = yield from _verify(look, documents)
+    kept = yield from _keep_firsts(look, documents)
     deferred = False
-    if few or len(kept) < len(documents):
-        deferred = yield from _defer(look, locked)
+    if too_few or len(kept) < len(documents):
+        deferred = yield from _defer(look, locked_groups)
     nothing = not kept and not deferred
-    return _taken(look, kept, nothing=nothing), able and nothing and not scan.room.full
+    return _taken(look, kept, nothing=nothing), can_claim and nothing and not scan.room.full
 
 
 def _taken(look: _Look, kept: list[Document], *, nothing: bool) -> Taken:
@@ -204,10 +208,11 @@ def _taken(look: _Look, kept: list[Document], *, nothing: bool) -> Taken:
     ``nothing``: the scan neither claimed nor deferred a message.
     """
     scan, followed = look.scan, look.scan.state.limit
-    if look.limit is not None and len(kept) == look.able < scan.wanted:
-        followed.blocked_until = look.free[""].until or scan.now
+    if look.limit is not None and len(kept) == look.may_start < scan.wanted:
+        followed.blocked_until = look.free[WHOLE_QUEUE].until or scan.now
     taken = Taken.of_page(kept, look.page, look.done, look.size)
     if look.is_left and nothing and followed.blocked_until is None:
+        # Scanning again would find the same messages. The consumer waits, as in an empty queue.
         return taken._replace(ended=True)
     return taken
 
@@ -228,7 +233,7 @@ def _walked(scan: Scan, heads: Sequence[Document]) -> Plan[list[Document]]:
         each
         for each in firsts
         if due_of(each) <= scan.now
-        and "locked" not in each
+        and "locked" not in each  # ``groups.restore`` adds this field
         and hashable_id(each["_id"]) not in known
     ]
 
@@ -238,17 +243,18 @@ def _claim_heads(look: _Look, heads: Sequence[Document]) -> Plan[list[Document] 
     scan, state = look.scan, look.scan.state
     if look.limit is not None:
         found = yield from limit_scan.claim_free(scan, look.limit, heads, look.free)
-        if found is not None and len(found) < min(look.able, len(heads)):
+        if found is not None and len(found) < min(look.may_start, len(heads)):
             state.groups.meets_locks = True  # another message of a group may be held
         return found
     if state.contested and len(heads) > scan.wanted:
         heads = random.sample(heads, min(2 * scan.wanted, len(heads)))
+    # Messages beyond the wanted number are for callers that arrive during the claim.
     chosen = scan.choose(Choice(heads))
     taken = yield from take_first(replace(chosen, wanted=min(scan.wanted, len(heads))))
     return None if taken is None else taken.documents
 
 
-def _verify(look: _Look, documents: Sequence[Document]) -> Plan[list[Document]]:
+def _keep_firsts(look: _Look, documents: Sequence[Document]) -> Plan[list[Document]]:
     """Give back messages that are not the first of their groups. Return the other messages.
 
     In the group of each kept message, the next message becomes eligible when the lease ends.
@@ -261,7 +267,7 @@ def _verify(look: _Look, documents: Sequence[Document]) -> Plan[list[Document]]:
     waiting = yield from FirstOfEach(queue, GROUPED, names)
     firsts = {group_in(each): each for each in waiting}
     kept: list[Document] = []
-    early: list[Document] = []
+    not_first: list[Document] = []
     for each in documents:
         name = group_in(each)
         first = firsts.get(name)
@@ -271,13 +277,13 @@ def _verify(look: _Look, documents: Sequence[Document]) -> Plan[list[Document]]:
             if name is not None:
                 look.blocked[name] = each["when"]
         else:
-            early.append(each)
+            not_first.append(each)
             assert first is not None
             look.blocked[name] = due_of(first)
-    if early:
-        yield from _release(look.scan, early)
-        yield from groups.restore(queue, groups.groups_in(early))
-    held = {group_in(each): each["when"] for each in kept}
+    if not_first:
+        yield from _release(look.scan, not_first)
+        yield from groups.restore(queue, groups.groups_in(not_first))
+    held = {group_in(each): each["when"] for each in kept}  # until when, by group
     heirs = [each for each in waiting if group_in(each) in held]
     yield from place_firsts(queue, GROUPED, heirs, held, now)
     return kept
@@ -298,7 +304,7 @@ def _release(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
     yield from free(terms.queue, [each.get("slot") for each in documents])
 
 
-def _defer(look: _Look, locked: Sequence[Any]) -> Plan[bool]:
+def _defer(look: _Look, locked_groups: Sequence[Any]) -> Plan[bool]:
     """Defer the messages of the page that wait in blocked groups. Return whether any was deferred.
 
     Another process may free a locked group and bring its first message forward just before this
@@ -321,6 +327,6 @@ def _defer(look: _Look, locked: Sequence[Any]) -> Plan[bool]:
         deferred += done
         if done == len(ids):
             look.done |= set(map(hashable_id, ids))
-    if deferred and locked:
-        yield from groups.restore(queue, locked)
+    if deferred and locked_groups:
+        yield from groups.restore(queue, locked_groups)
     return bool(deferred)

@@ -37,16 +37,17 @@ def claim_next(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document
         found = yield from claim(by_level, take)
         if found[0] or scan.room.full or levels.rescans == rescans:
             return found
+        # It was a rescan, and found nothing: perhaps it misses messages in other levels.
     if not levels.strict:
         found = yield from claim(scan, take)
         if found[0] or scan.room.full or not age_turn:
             return found
-    elif not (yield from _adopt(scan, levels)) and not age_turn:
+    elif not (yield from _list_levels(scan, levels)) and not age_turn:
         return found
     return (yield from claim(by_level, take))
 
 
-def _adopt(scan: Scan, levels: LevelStarts) -> Plan[bool]:
+def _list_levels(scan: Scan, levels: LevelStarts) -> Plan[bool]:
     """List the levels of messages that scans by level miss. Return whether it found any.
 
     Other programs wrote these messages. A message without a priority gets the default priority.

@@ -32,7 +32,7 @@ from pyqueue.backends.streams.settling import (
     reload,
 )
 from pyqueue.errors import DuplicateKey, QueueError, Unavailable
-from pyqueue.limits import FollowedLimit
+from pyqueue.limits import WHOLE_QUEUE, FollowedLimit
 from pyqueue.messages import StreamReservation
 from pyqueue.requests import (
     Coalesce,
@@ -294,4 +294,4 @@ class _Permits:
 
     def give_back(self, taken: Sequence[Taken]) -> Plan[None]:
         """Give back the permits that these claimed ranges do not use."""
-        yield from self._permits.give_back({"": sum(each.range.size for each in taken)})
+        yield from self._permits.give_back_unused({WHOLE_QUEUE: sum(each.range.size for each in taken)})
