@@ -15,12 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from pyqueue.backends import kind as kinds
 from pyqueue.backends.kind import Kind
-from pyqueue.backends.naming_kind import (
-    GUESSED_KIND,
-    SHAPED_VERSION,
-    name_kind,
-    put_level_records,
-)
+from pyqueue.backends.naming_kind import GUESSED_KIND, SHAPED_VERSION, name_kind, put_level_records
 from pyqueue.backends.options import Options, Target
 from pyqueue.backends.shared_options import SharedOptions, named_options
 from pyqueue.backends.transitions import record_id
@@ -65,15 +60,9 @@ RECORD_IDS: Final[Mapping[str, str]] = {"$gte": record_id(""), "$lt": "~queue;"}
 #: another kind: a producer may rely on the record for 30 s, and then spend 30 s on a command.
 _FORGOTTEN_AFTER: Final = timedelta(minutes=2)
 #: The fields of a record that a consumer reads from time to time.
-_FLAGS: Final[Mapping[str, object]] = {
-    "paused": 1,
-    "deleted": 1,
-    "levels": 1,
-    "shape": 1,
-    "kind": 1,
-    "drain": 1,
-}
-_MARKS: Final[Mapping[str, str]] = {"deleted": "", "processed": "", "expires": ""}
+_FLAGS: Final = dict.fromkeys(("paused", "deleted", "levels", "shape", "kind", "drain"), 1)
+#: The fields that the deletion of a queue adds to its record.
+_DELETION_MARKS: Final[Mapping[str, str]] = {"deleted": "", "processed": "", "expires": ""}
 
 
 class QueueRecord(NamedTuple):
@@ -129,7 +118,7 @@ def read_or_create_record(
             continue
         shared = SharedOptions(queue, record, default_shape(kind))
         known = listed_levels(record.get("levels"))
-        if kind != request.kind:
+        if kind != request.kind:  # the caller refuses it, or only asked for the kind
             live, compared = "deleted" not in record, request.kind is not None
             return QueueRecord(
                 kind, shared.shape, frozenset(known), is_open, live, compared=compared
@@ -156,10 +145,13 @@ def read_or_create_record(
 def _find_or_create(
     request: EnsureQueue, shown: Mapping[str, Any] | None, compare: bool, by: str
 ) -> Plan[Mapping[str, Any] | None]:
-    """Return the record of a queue; create it if it is missing and the request names a kind."""
+    """Return the record of a queue; create it if it is missing and the request names a kind.
+
+    The arguments are those of ``read_or_create_record``.
+    """
     queue, kind, match = request.queue, request.kind, {"_id": record_id(request.queue)}
     found = yield from Find(match, limit=1)
-    if found and (yield from _is_past(queue, found[0])):
+    if found and (yield from _counts_as_missing(queue, found[0])):
         if kind is not None:
             yield from Delete({**match, "deleted": found[0]["deleted"]})
     elif found:
@@ -168,7 +160,7 @@ def _find_or_create(
         if "deleted" in record and (stored_kind == kind or request.guessed):
             yield from revive_record(queue, record, by)
         if shown and compare and stored_kind == kind:
-            yield from _show_options(queue, record.get("options"), shown)
+            yield from _store_options(queue, record.get("options"), shown)
         return record
     if kind is None:
         return None
@@ -179,19 +171,19 @@ def _find_or_create(
     if shown is not None:
         new["options"] = shown
     if request.guessed:
-        new["open"] = True
+        new["open"] = True  # the first program that names a kind decides it; see ``naming_kind``
     stored = yield from FindAndModify(match, {"$setOnInsert": new}, upsert=True)
-    return stored or new
+    return stored or new  # another program may have created it before
 
 
-def _show_options(queue: str, seen: object, options: Mapping[str, Any]) -> Plan[None]:
+def _store_options(queue: str, stored: object, given: Mapping[str, Any]) -> Plan[None]:
     """Store the options that the caller gave, and warn if other values were stored."""
-    if not isinstance(seen, Mapping):
-        yield from Update({"_id": record_id(queue)}, {"$set": {"options": dict(options)}})
+    if not isinstance(stored, Mapping):
+        yield from Update({"_id": record_id(queue)}, {"$set": {"options": dict(given)}})
         return
-    new = {name: value for name, value in options.items() if seen.get(name, _MISSING) != value}
-    if differ := sorted(name for name in new if name in seen):
-        text = ", ".join(f"{name}={new[name]!r} (before: {seen[name]!r})" for name in differ)
+    new = {name: value for name, value in given.items() if stored.get(name, _MISSING) != value}
+    if differ := sorted(name for name in new if name in stored):
+        text = ", ".join(f"{name}={new[name]!r} (before: {stored[name]!r})" for name in differ)
         log.warning("queue %r is used with different options than before: %s", queue, text)
     if new:
         put = {f"options.{name}": value for name, value in new.items()}
@@ -233,7 +225,7 @@ def readable_kind(queue: str, record: Document | Mapping[str, object]) -> str:
     return kind
 
 
-def _is_past(queue: str, record: Mapping[str, Any]) -> Plan[bool]:
+def _counts_as_missing(queue: str, record: Mapping[str, Any]) -> Plan[bool]:
     """Return whether a record counts as missing, because its queue was deleted a while ago.
 
     The record of a stream counts until the server removes it, since its positions continue.
@@ -257,10 +249,10 @@ def revive_record(queue: str, record: Mapping[str, Any], by: str | None = None) 
         by: the label of the process that uses the queue; None: it was not deleted after all.
     """
     match = {"_id": record_id(queue), "deleted": {"$exists": True}}
-    put: dict[str, object] = {"q": queue}
+    put: dict[str, object] = {"q": queue}  # the deletion changed it
     if by is not None:
         put["made"] = {"by": by, "at": (yield from ServerTime())}
-    yield from Update(match, {"$set": put, "$unset": _MARKS})
+    yield from Update(match, {"$set": put, "$unset": _DELETION_MARKS})
     yield from put_level_records(queue, listed_levels(record.get("levels")))
 
 
@@ -286,7 +278,7 @@ def ensured(request: EnsureQueue, kind: Kind) -> Plan[None]:
     """
     stored: str = yield request
     if stored != kind.name:
-        yield from refuse_kind(request.queue, kind, stored)
+        raise (yield from wrong_kind(request.queue, kind, stored))
 
 
 def ensuring(
@@ -309,7 +301,7 @@ def ensuring(
     """
     name = kind.name
     levels = kind.levels(priorities)
-    # The kind that was read before: a guess if no program had named it.
+    # Without a named kind, "standard" may be only a guess; see ``naming_kind``.
     guessed = name == GUESSED_KIND and not (receives or (options and options.names_kind))
     shown = None if options is None else partial(options.shown, queue)
     shape = {} if options is None else options.shape
@@ -327,13 +319,13 @@ def check_kind(queue: str, kind: Kind) -> Plan[None]:
         if stored == GUESSED_KIND:
             yield from ensure(queue, kind, None)  # perhaps no program has named the kind
         else:
-            yield from refuse_kind(queue, kind, stored)
+            raise (yield from wrong_kind(queue, kind, stored))
 
 
-def refuse_kind(queue: str, kind: Kind, stored: str) -> Plan[None]:
-    """Refuse to use a queue as a kind other than its stored kind."""
+def wrong_kind(queue: str, kind: Kind, stored: str) -> Plan[ConfigurationError]:
+    """Return the error for a use of a queue as a kind other than its stored kind."""
     if stored == STREAM:
-        raise ConfigurationError(
+        return ConfigurationError(
             f"name: {queue!r} is a stream: open it with client.stream(), or give the queue another "
             "name"
         )
@@ -344,7 +336,7 @@ def refuse_kind(queue: str, kind: Kind, stored: str) -> Plan[None]:
         origin = f", made by {made.get('by') or '?'} at {made['at']:%Y-%m-%d %H:%M:%S} UTC"
     if found and "deleted" in found[0]:
         origin += ", deleted less than two minutes ago"
-    raise OtherKind(
+    return OtherKind(
         f"kind: queue {queue!r} is of kind {stored!r}{origin}, and not {kind.name!r}: give "
         f"kind={stored!r}, or use another name",
         queue,
@@ -358,7 +350,7 @@ def kind_of(queue: str) -> Plan[str | None]:
         ConfigurationError: this release does not know the kind.
     """
     found = yield from Find({"_id": record_id(queue)}, {"kind": 1, "v": 1, "deleted": 1}, limit=1)
-    if not found or (yield from _is_past(queue, found[0])):
+    if not found or (yield from _counts_as_missing(queue, found[0])):
         return None
     return readable_kind(queue, found[0])
 
@@ -432,7 +424,7 @@ def followed(queue: str, kind: Kind, options: Options, by: str) -> Plan[Document
         yield from ensure(queue, kind, options)
         record = yield from flags(queue)
     if (stored := record.get("kind", kind.name)) != kind.name:
-        yield from refuse_kind(queue, kind, str(stored))
+        raise (yield from wrong_kind(queue, kind, str(stored)))
     if "deleted" in record:
         yield from revive_record(queue, record, by)
     return record
@@ -442,8 +434,8 @@ def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:
     """Pause or resume a queue. A record that was just deleted is created again."""
     now = yield from ServerTime()
     record = _new_record(queue, now, kind, {})
-    put = {"paused": value, "q": record.pop("q")}
-    update: UpdateDocument = {"$set": put, "$unset": _MARKS, "$setOnInsert": record}
+    put = {"paused": value, "q": record.pop("q")}  # a record that was deleted has another ``q``
+    update: UpdateDocument = {"$set": put, "$unset": _DELETION_MARKS, "$setOnInsert": record}
     yield from Update({"_id": record_id(queue)}, update, upsert=True)
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Final, TypeVar
 
 from pyqueue.backends import kind as kinds
-from pyqueue.backends.namespace import refuse_kind
+from pyqueue.backends.namespace import wrong_kind
 from pyqueue.backends.naming_kind import GUESSED_KIND
 from pyqueue.backends.options import Options
 from pyqueue.backends.receiving import Waiting
@@ -43,14 +43,15 @@ def asking_for_kind(queue: str) -> EnsureQueue:
 
 
 def recorded_kind(queue: str) -> Plan[str]:
-    """Return the kind of a queue, which may be a remembered one, or "" if there is no record.
+    """Return the kind of a queue; "" if there is no record. The driver may remember the kind.
 
     Raises:
         ConfigurationError: the queue is a stream, or of a kind that this release does not know.
     """
     stored = yield from asking_for_kind(queue)
     if stored and stored not in kinds.known():
-        yield from refuse_kind(queue, kinds.lookup(GUESSED_KIND), stored)
+        # The error names the kind that a queue without a named kind would have.
+        raise (yield from wrong_kind(queue, kinds.lookup(GUESSED_KIND), stored))
     return stored
 
 
