@@ -77,9 +77,14 @@ class _Part(NamedTuple):
     #: Their positions in ``updates`` and ``results``, which belong to the whole call.
     places: Sequence[int]
     updates: Sequence[SettlementUpdate]
+    #: Each is "done" at first. A failure replaces it.
     results: list[SettlementResult]
-    #: Whether the settlements can be tried once more.
-    again: bool = False
+    #: Whether there are two tries, each with half of the client's time limit.
+    two_tries: bool = False
+
+    def at(self, places: Sequence[int]) -> _Part:
+        settlements = [self.settlements[place] for place in places]
+        return self._replace(settlements=settlements, places=places)
 
     def slice(self, start: int, stop: int | None) -> _Part:
         settlements, places = self.settlements[start:stop], self.places[start:stop]
@@ -155,7 +160,8 @@ def _settle_one(queue: str, settlement: Settlement) -> Plan[SettlementResult]:
     if not isinstance(outcome, _Interrupted):
         return outcome
     results: list[SettlementResult] = ["done"]
-    part = _Part(queue, None, [settlement], [0], [outcome.update], results=results, again=True)
+    updates = [outcome.update]
+    part = _Part(queue, None, [settlement], [0], updates, results=results, two_tries=True)
     try:
         # This waits for the majority even if it matches nothing, so it waits for the shared
         # command.
@@ -165,7 +171,7 @@ def _settle_one(queue: str, settlement: Settlement) -> Plan[SettlementResult]:
     if results[0] == "lost":
         results[0] = yield from _resolve_repeated(settlement.held, outcome.update)
         yield from _signal(part)
-    yield from _end(queue, [settlement], results)
+    yield from _release_waiting(queue, [settlement], results)
     return results[0]
 
 
@@ -183,10 +189,10 @@ def _apply_for_callers(
     queue: str, settlements: Sequence[Settlement]
 ) -> Plan[list[SettlementResult | _Interrupted]]:
     """Apply the settlements of several callers, each of whom can try again."""
-    whole = yield from _apply(queue, settlements, None, again=len(settlements) > 1)
+    whole = yield from _apply(queue, settlements, None, two_tries=len(settlements) > 1)
     return [
         _Interrupted(update)
-        if whole.again and isinstance(result, (TimedOut, Disconnected))
+        if whole.two_tries and isinstance(result, (TimedOut, Disconnected))
         else result
         for result, update in zip(whole.results, whole.updates, strict=True)
     ]
@@ -206,30 +212,32 @@ def apply(
 
 
 def _apply(
-    queue: str, settlements: Sequence[Settlement], session: object, *, again: bool = False
+    queue: str, settlements: Sequence[Settlement], session: object, *, two_tries: bool = False
 ) -> Plan[_Part]:
+    """Apply settlements. Return all of them as one part, with their updates and results."""
     now = yield from ServerTime()
     if session is not None:
         for settlement in settlements:
             check_time_left(settlement.held, now)
-    updates: list[SettlementUpdate] = [None] * len(settlements)
+    updates, commands = _divide(settlements, now)
+    every = range(len(settlements))
     results: list[SettlementResult] = ["done"] * len(settlements)
     whole = _Part(
-        queue, session, settlements, range(len(settlements)), updates, results=results, again=again
+        queue, session, settlements, every, updates, results=results, two_tries=two_tries
     )
-    parts = _divide(whole, now, updates)
+    parts = [whole] if len(settlements) == 1 else [whole.at(places) for places in commands]
     for index, part in enumerate(parts):
         try:
             yield from _apply_part(part)
         except Unavailable as error:
-            for place in (place for rest in parts[index:] for place in rest.places):
-                results[place] = error
+            for unfinished in parts[index:]:
+                _report(unfinished, unfinished.places, error)
             break
-    yield from _end(queue, settlements, results, session)
+    yield from _release_waiting(queue, settlements, results, session)
     return whole
 
 
-def _end(
+def _release_waiting(
     queue: str,
     settlements: Sequence[Settlement],
     results: Sequence[SettlementResult],
@@ -256,20 +264,21 @@ def stored_claim(held: Reservation[Any]) -> Document:
     return stored
 
 
-def _divide(whole: _Part, now: datetime, updates: list[SettlementUpdate]) -> list[_Part]:
-    """Divide settlements into commands, and make their updates."""
-    settlements = whole.settlements
+def _divide(
+    settlements: Sequence[Settlement], now: datetime
+) -> tuple[list[SettlementUpdate], list[list[int]]]:
+    """Return the update of each settlement, and for each command the positions that it settles."""
     if len(settlements) == 1:
-        updates[0] = settlements[0].build(now)
-        return [whole]
+        return [settlements[0].build(now)], [[0]]
     ids = [hashable_id(each.held.id) for each in settlements]
     repeated = _repeated(ids)
     groups: dict[Hashable, list[int]] = {}
     for place, each in enumerate(settlements):
         alone = each.group is None or each.held.until <= now or ids[place] in repeated
         groups.setdefault(("alone", place) if alone else each.group, []).append(place)
+    updates: list[SettlementUpdate] = [None] * len(settlements)
     commands: list[list[int]] = []
-    different: list[int] = []
+    different: list[int] = []  # the settlements that share a bulk write
     for places in groups.values():
         first = settlements[places[0]]
         update = first.build(now)
@@ -283,11 +292,7 @@ def _divide(whole: _Part, now: datetime, updates: list[SettlementUpdate]) -> lis
             different += places
         else:
             commands += _chunks(places)
-    commands += _chunks(different)
-    return [
-        whole._replace(settlements=[settlements[place] for place in places], places=places)
-        for places in commands
-    ]
+    return updates, commands + _chunks(different)
 
 
 def _repeated(ids: Sequence[Hashable]) -> Collection[Hashable]:
@@ -309,10 +314,12 @@ def _apply_part(part: _Part) -> Plan[None]:
     match = transitions.holds_filter([each.held for each in part.settlements])
     try:
         if update is None:
-            done = yield from Delete(match, many=many, session=part.session, half_time=part.again)
+            done = yield from Delete(
+                match, many=many, session=part.session, half_time=part.two_tries
+            )
         elif not many or all(updates[place] is update for place in places):
             change = yield from Update(
-                match, update, many=many, session=part.session, half_time=part.again
+                match, update, many=many, session=part.session, half_time=part.two_tries
             )
             done = change.matched
         else:
@@ -336,6 +343,7 @@ def _signal(part: _Part) -> Plan[None]:
     signals = set()
     for place in part.places:
         settled = part.updates[place] or {}
+        # If so, the message is in a queue, and no longer held.
         if part.results[place] == "done" and "token" in settled.get("$unset", {}):
             put = settled["$set"]
             signals.add((put.get("q", part.queue), put["when"]))
@@ -349,7 +357,7 @@ def _update_each(part: _Part) -> Plan[int]:
         (transitions.holds_filter([each.held]), part.updates[place] or {})
         for each, place in zip(part.settlements, part.places, strict=True)
     ]
-    done, failures = yield from UpdateEach(pairs, session=part.session, half_time=part.again)
+    done, failures = yield from UpdateEach(pairs, session=part.session, half_time=part.two_tries)
     for failure in failures:
         part.results[part.places[failure.place]] = failure.error
     return done + len(failures)
@@ -357,9 +365,9 @@ def _update_each(part: _Part) -> Plan[int]:
 
 def _resolve_partial(part: _Part, missing: int) -> Plan[None]:
     """Find out which messages of a command were not settled: the server only says how many."""
-    open_places = [place for place in part.places if part.results[place] == "done"]
+    undecided = [place for place in part.places if part.results[place] == "done"]
     if missing == len(part.places):
-        _report(part, open_places, "lost")
+        _report(part, undecided, "lost")
         return
     ids = [each.held.id for each in part.settlements]
     found = yield from Find({"_id": {"$in": ids}}, session=part.session)
@@ -395,10 +403,10 @@ def _was_applied(
     put = update["$set"]
     if "left" in put:
         return _has_left(document, held, put["left"])
-    shown = {"token": held.token} | put
+    expected = {"token": held.token} | put  # an update without a token keeps the message held
     names = ("q", "when", "due", "processed", "token")
     return document is not None and all(
-        document.get(name) == shown[name] for name in names if name in shown
+        document.get(name) == expected[name] for name in names if name in expected
     )
 
 
@@ -437,9 +445,9 @@ def update_with_key(
         keyed = {operator: dict(fields) for operator, fields in update.items()}
         keyed["$set"]["key"] = key
         keyed["$unset"]["last_key"] = ""
-        keyed.pop("$rename", None)
+        keyed.pop("$rename", None)  # it would write the same fields
         try:
             return bool((yield from Update(match, keyed, majority=majority)).matched)
         except DuplicateKey:
-            pass
+            pass  # the key is taken
     return bool((yield from Update(match, update, majority=majority)).matched)
