@@ -198,7 +198,7 @@ def _hand_over(calls: Sequence[_Call], *, half_time: bool = False) -> Plan[list[
     """Hand over documents of one queue."""
     now = yield from ServerTime()
     hidden = [_hidden(call.handover, now) for call in calls]
-    held = yield from _copy(calls, hidden)
+    held = yield from _insert_copies(calls, hidden)
     pairs = [(call.match, call.decision) for call, holds in zip(calls, held, strict=True) if holds]
     if (yield from _decide(pairs, half_time)) < len(calls):  # the reply only says how many
         results: list[Result] = []
@@ -211,13 +211,13 @@ def _hand_over(calls: Sequence[_Call], *, half_time: bool = False) -> Plan[list[
 
 def _publish(calls: Sequence[_Call], copies: Sequence[Document], began: datetime) -> Plan[Result]:
     """Publish the copies of decided calls, and end their sources."""
-    if (yield from _show(copies)) < len(copies):
+    if (yield from _unhide(copies)) < len(copies):
         decided = min([began, *(call.ended_at for call in calls if call.ended_at is not None)])
         if (yield from ServerTime()) - decided < GRACE:
             yield from _report_missing(calls[0].handover.queue, copies)
         if any(map(call_of, copies)):  # another call may have put its copies in their place
             return "unknown"
-    yield from _end([call.decided for call in calls])
+    yield from _end_sources([call.decided for call in calls])
     return "done"
 
 
@@ -273,6 +273,7 @@ def _resolve(handover: Handover) -> Plan[Result]:
     stored = yield from Find({"_id": {"$in": ids}, "q": handover.hidden}, {MARK: 1})
     if decided is None:
         mine = [*map(token_of, stored)].count(handover.token)
+        # Copies of another holder, or all of ours, show that ours were never decided.
         return "lost" if mine < len(stored) or mine == len(ids) else "unknown"
     own = [*map(call_of, stored)].count(handover.call)
     if not own:
@@ -298,8 +299,10 @@ def _hidden(handover: Handover, now: datetime) -> list[Document]:
     return hidden
 
 
-def _copy(calls: Sequence[_Call], hidden: Sequence[Sequence[Document]]) -> Plan[list[bool]]:
-    """Insert copies. Return for each call whether its source may still be held.
+def _insert_copies(
+    calls: Sequence[_Call], hidden: Sequence[Sequence[Document]]
+) -> Plan[list[bool]]:
+    """Insert the hidden copies. Return for each call whether its source may still be held.
 
     A repeated call finds its own copies. Ids derived from the source may also belong to copies of
     former holders, who died before they decided.
@@ -380,7 +383,7 @@ def _replacing(old: Document, new: Document) -> tuple[Filter, UpdateDocument]:
     return copy_filter(old), update
 
 
-def _show(copies: Sequence[Document]) -> Plan[int]:
+def _unhide(copies: Sequence[Document]) -> Plan[int]:
     """Publish decided copies. Return how many were still hidden.
 
     This may run any number of times.
@@ -388,28 +391,29 @@ def _show(copies: Sequence[Document]) -> Plan[int]:
     now = yield from ServerTime()
     # Messages scheduled for later keep their instant.
     raised = {"$max": {"when": now, "due": now}, "$unset": unset(MARK)}
+    # A copy gets its key only now, and only if the key is free in its queue.
     keyed = [each for each in copies if "key" in each[MARK]]
     rest = [each for each in copies if "key" not in each[MARK]]
     pairs = [
         (_any_of(members[start : start + MAX_BATCH]), {"$set": {"q": to}, **raised})
-        for to, members in _by(_target, rest)
+        for to, members in _grouped(_target, rest)
         for start in range(0, len(members), MAX_BATCH)
     ]
-    shown = yield from _update_each(pairs, many=True)
+    published = yield from _update_each(pairs, many=True)
     for each in keyed:
         update = {"$set": {"q": _target(each)}, **raised}
         key = each[MARK]["key"]
-        shown += yield from update_with_key(copy_filter(each), update, key, majority=True)
-    for to, members in _by(_target, copies):
+        published += yield from update_with_key(copy_filter(each), update, key, majority=True)
+    for to, members in _grouped(_target, copies):
         yield from Signal(to, max(now, min(each["when"] for each in members)))
-    return shown
+    return published
 
 
 def _any_of(copies: Sequence[Document]) -> Filter:
     """Return the filter that matches hidden copies."""
     some = [
         {"q": q, TOKEN: token, CALL: call, "_id": {"$in": [each["_id"] for each in same]}}
-        for (q, token, call), same in _by(_origin, copies)
+        for (q, token, call), same in _grouped(_origin, copies)
     ]
     return {"$or": some}
 
@@ -422,7 +426,7 @@ def _target(copy: Document) -> str:
     return str(copy[MARK]["to"])
 
 
-def _by(
+def _grouped(
     name: Callable[[Document], Name], copies: Iterable[Document]
 ) -> Iterable[tuple[Name, list[Document]]]:
     """Return the copies grouped by a name."""
@@ -462,11 +466,11 @@ def finish_decided(source: Document) -> Plan[None]:
     ids = [id for entry in source[HANDED] for id in entry["ids"]]
     match = {"_id": {"$in": ids}, MARK: {"$exists": True}}
     stored = yield from Find(match, {MARK: 1, "q": 1, "when": 1})
-    yield from _show([each for each in stored if is_copy(each) and lists(source, each)])
-    yield from _end([source])
+    yield from _unhide([each for each in stored if is_copy(each) and lists(source, each)])
+    yield from _end_sources([source])
 
 
-def _end(sources: Sequence[Document]) -> Plan[None]:
+def _end_sources(sources: Sequence[Document]) -> Plan[None]:
     """Remove published copies from the lists of sources, or end the sources.
 
     If a fail-over undoes this, it is done again.

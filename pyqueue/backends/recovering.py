@@ -48,6 +48,7 @@ class Sweep:
     def is_due(self, now: datetime) -> bool:
         """Return whether a sweep is due, and set a random time for the next."""
         due = self.at is not None and now >= self.at
+        # A time that is far ahead comes from a clock that was set back since.
         if due or self.at is None or self.at > now + 2 * SWEEP_INTERVAL:
             self.at = now + SWEEP_INTERVAL * random.uniform(0.5, 1.5)
         return due
