@@ -125,6 +125,7 @@ def _insert(entries: Entries) -> Plan[Written]:
 
 
 def _insert_or_repeat(entries: Entries) -> Plan[Written]:
+    """Insert documents, and insert those again whose ids have become free."""
     written = yield from _insert_once(entries)
     try:
         for place in written.free:
@@ -132,7 +133,7 @@ def _insert_or_repeat(entries: Entries) -> Plan[Written]:
             written.ids[place] = alone.ids[0]
             written.known += [place] if alone.known else []
             written.foreign += alone.foreign
-            if not alone.key_taken:
+            if not alone.key_taken:  # only the id was taken, not the key
                 written.key_taken.remove(place)
     except Unavailable as error:  # the caller repeats the whole push
         raise unknown_outcome(error, entries.documents) from error
@@ -184,7 +185,7 @@ def _with_callers(
 
 
 def _judge(entries: Entries, failures: Sequence[WriteFailure], written: Written) -> Plan[None]:
-    """Find out why documents were kept out.
+    """Add to ``written`` why documents were kept out.
 
     The server names only one of two violated indexes. A repeated push with an id and a key is still
     the same message.
@@ -204,7 +205,7 @@ def _judge(entries: Entries, failures: Sequence[WriteFailure], written: Written)
             written.foreign.append(id)
             continue
         written.key_taken.append(place)
-        if by_id and id in entries.given:
+        if by_id and id in entries.given:  # no document has the id any more
             written.free.append(place)
 
 
@@ -276,7 +277,7 @@ def _delete_abandoned(copy: Document, session: object) -> Plan[None]:
         return
     lost = {"_id": source, "token": {"$ne": token}, listed: {"$ne": token}}
     try:
-        yield from keep_out(lost, session)
+        yield from store_placeholder(lost, session)
     except DuplicateKey:
         if session is not None:
             raise
@@ -284,15 +285,19 @@ def _delete_abandoned(copy: Document, session: object) -> Plan[None]:
     yield from Delete(copy_filter(copy), session=session)
 
 
-def keep_out(match: Filter, session: object) -> Plan[None]:
-    """Make sure that a document is stored and matches, or that none with its _id will be stored.
+def store_placeholder(match: Filter, session: object) -> Plan[None]:
+    """Store a placeholder that keeps documents with its _id out, unless a document matches.
+
+    Args:
+        match: names an _id, and what the stored document with it must be like.
+        session: the session of the caller's transaction, or None.
 
     Raises:
         DuplicateKey: the document is stored and does not match.
     """
     now = yield from ServerTime()
-    instead = {"q": _KEPT_OUT, "processed": now, "expires": now + _KEPT_OUT_FOR}
-    put = {"$setOnInsert": instead}
+    placeholder = {"q": _KEPT_OUT, "processed": now, "expires": now + _KEPT_OUT_FOR}
+    put = {"$setOnInsert": placeholder}
     yield from Update(match, put, upsert=True, majority=session is None, session=session)
 
 

@@ -78,7 +78,7 @@ def move(
         for form, some in forms.by_form(held):
             form.refuse(some, "update")
     priority, group = options.get("priority"), options.get("group")
-    target = yield from _entered(to, held, priority, group)
+    target = yield from _ready_target(to, held, priority, group)
     how = Move(target, labels, key, delay, priority=priority, group=group, edits=edits)
 
     def settled(form: Form[Any], some: Held) -> Plan[None]:
@@ -130,7 +130,7 @@ def refuse_taken(target: Target, key: str | None, session: object) -> Plan[None]
         raise _key_taken(target, key)
 
 
-def _entered(
+def _ready_target(
     to: Target | str,
     held: Sequence[Reservation[Any]],
     priority: int | None,
@@ -158,6 +158,8 @@ def move_settlement(
 ) -> Settlement:
     """Return the settlement that moves one message.
 
+    It has a group if the message is of an ordered group: each such message needs its own update.
+
     Args:
         terms: the queue that it leaves.
         held: its reservation.
@@ -165,14 +167,14 @@ def move_settlement(
         move: how it moves.
     """
     kind, target = terms.kind, move.target
-    level = held.priority if move.priority is None else move.priority
-    name = held.group if move.group is None else move.group
+    priority = held.priority if move.priority is None else move.priority
+    ordered_group = held.group if move.group is None else move.group
     # The message keeps its place among the messages of its group that move the same way.
     stays = move.group is None and move.delay is None and move.at is None
 
     def build(now: datetime) -> SettlementUpdate:
         when = arguments.starting(now, move.delay, move.at)
-        put = target.kind.entering(target.queue, when, level, name)
+        put = target.kind.entering(target.queue, when, priority, ordered_group)
         put.update({f"headers.{name}": label for name, label in move.labels.items()})
         if target.codec.name is not None:
             put["type"] = target.codec.name
@@ -190,9 +192,8 @@ def move_settlement(
             update[operator] = {**update.get(operator, {}), **fields}
         return update
 
-    # Each group needs its own update.
-    alone = None if name is None else ("group", name)
-    return Settlement(held, build, alone, kind)
+    batch = None if ordered_group is None else ("group", ordered_group)
+    return Settlement(held, build, batch, kind)
 
 
 def moves(

@@ -139,19 +139,20 @@ def checked(
     )
     arguments.session(how.get("session"))
     labels = arguments.headers(how.get("headers"))
-    names = _one_each("keys", how.get("keys"), len(payloads), arguments.key)
-    chosen: list[Id | None] = _one_each("ids", how.get("ids"), len(payloads), arguments.identity)
-    if how.get("keys") is not None and any(names):
+    keys = _one_each("keys", how.get("keys"), len(payloads), arguments.key)
+    ids: list[Id | None] = _one_each("ids", how.get("ids"), len(payloads), arguments.identity)
+    if how.get("keys") is not None and any(keys):
         require(kind, queue, "keys", "key")
-    wanted = _one_each("priorities", how.get("priorities"), len(payloads), arguments.priority)
-    if how.get("priorities") is not None and any(each is not None for each in wanted):
+    priorities = _one_each("priorities", how.get("priorities"), len(payloads), arguments.priority)
+    if how.get("priorities") is not None and any(each is not None for each in priorities):
         require(kind, queue, "priority")
-    turns = _one_each("groups", how.get("groups"), len(payloads), arguments.ordered_group)
-    if how.get("groups") is not None and any(turns):
+    groups = _one_each("groups", how.get("groups"), len(payloads), arguments.ordered_group)
+    if how.get("groups") is not None and any(groups):
         require(kind, queue, "group")
     # An invalid instant is refused before the first request to the server.
     arguments.starting(BAND, how.get("delay"), how.get("at"))
-    return Checked(each_of(codec.dump, payloads), labels, names, chosen, wanted, groups=turns)
+    values = each_of(codec.dump, payloads)
+    return Checked(values, labels, keys, ids, priorities, groups=groups)
 
 
 def _listed(payloads: Iterable[Any]) -> list[Any]:
@@ -200,7 +201,7 @@ def enter_by_id(kind: Kind, entries: Entries, *, replacing: bool) -> Plan[list[I
             with its id; see ``replace_by_id``. If false, a taken key or id is an error.
 
     Returns:
-        Their ids.
+        Their ids. None does not occur, since a document that is not written is an error.
 
     Raises:
         DuplicateKey: an id belongs to a message that was never in this queue, or an id or a key is
@@ -236,6 +237,7 @@ def id_taken(queue: str, ids: list[Id], keys: Sequence[str] = ()) -> DuplicateKe
 def _one_each(
     name: str, given: Iterable[object] | None, length: int, check: Callable[[object], V]
 ) -> list[V | None]:
+    """Return a checked value, or None, for each of ``length`` payloads."""
     if given is None:
         return [None] * length
     if isinstance(given, (str, bytes, Mapping, Set)) or not isinstance(given, Iterable):
@@ -409,6 +411,7 @@ def _overwrite_live(
 
 def _overwriting(kind: Kind, document: Document, match: Filter) -> UpdateDocument:
     """Return the update that overwrites the message ``match`` finds, or inserts the document."""
+    # An overwritten message keeps these.
     once = {name: document[name] for name in ("_id", "pushed") if name not in match}
     fresh = {name: document[name] for name in document if name not in once and name not in match}
     # Fields of an earlier queue with priorities or groups are removed, too.

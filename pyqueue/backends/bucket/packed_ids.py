@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pyqueue.backends.bucket import packs
 from pyqueue.backends.handover import NOTHING
 from pyqueue.backends.hidden import MARK
-from pyqueue.backends.inserting import find_usable, keep_out, was_in
+from pyqueue.backends.inserting import find_usable, store_placeholder, was_in
 from pyqueue.messages import Id
 from pyqueue.requests import Document, Plan, Update
 
@@ -33,7 +33,7 @@ def in_stored_packs(
     fields = {"q": 1, "trail": 1, **packs.INDEX_FIELDS}  # ``was_in`` needs the first two
     for first_pack, members in packs.by_first_pack(ids).items():
         if any(place.padded for _, place in members):
-            yield from keep_out({"_id": first_pack}, session)
+            yield from store_placeholder({"_id": first_pack}, session)
         for pack in (yield from find_usable(packs.packs_of(first_pack), fields, session)):
             found = {id for id, place in members if packs.index_in(pack, place) is not None}
             # A pack with MARK is a hidden copy. NOTHING would remove the mark.
