@@ -72,11 +72,11 @@ def queues(cap: int | None, held: bool) -> Plan[list[QueueInfo]]:
     for first in range(0, len(found), _QUEUES_PER_COMMAND):
         portion = found[first : first + _QUEUES_PER_COMMAND]
         now = yield from ServerTime()
-        states = [reading.states(name, now, held=held) for name in portion]
-        filters: list[Filter] = [match for each in states for match in each.values()]
+        by_queue = [reading.states(name, now, held=held) for name in portion]
+        filters: list[Filter] = [match for states in by_queue for match in states.values()]
         numbers = iter((yield from CountEach(filters, cap)))
-        for name, each in zip(portion, states, strict=True):
-            counts = Counts(**{state: next(numbers) for state in each})
+        for name, states in zip(portion, by_queue, strict=True):
+            counts = Counts(**{state: next(numbers) for state in states})
             record = records.get(name, {})
             kind = str(record.get("kind", "standard"))
             if kind == Bucket.name:
@@ -171,13 +171,13 @@ def _delete_page(
     for each in page:
         yield from finish(each)
     ids = {"_id": {"$in": [each["_id"] for each in page]}, "q": queue}
-    kept = {} if force else {"processed": {"$exists": True}}
-    number = yield from Delete({**ids, **kept, **_NOT_LISTING}, many=True, hint="_id_")
+    only_finished = {} if force else {"processed": {"$exists": True}}
+    number = yield from Delete({**ids, **only_finished, **_NOT_LISTING}, many=True, hint="_id_")
     passed_over = len(page) - number
     there: list[object] = []
     if passed_over:
         there = [each["_id"] for each in (yield from Find(ids, {"_id": 1}))]
-    if packs:
+    if packs:  # a deleted pack counts as the messages in it
         number += sum(each["n"] - 1 for each in page if "n" in each and each["_id"] not in there)
     return number, passed_over, page_end(page) if len(page) == MAX_BATCH else None
 

@@ -140,14 +140,18 @@ def by_form(held: Held) -> Collection[tuple[Form[Any], Held]]:
     return [(form, some) for form in _forms.values() if (some := found[id(form)])]
 
 
-def settle(held: Held, settled: Callable[[Form[Any], Held], Plan[None]]) -> Plan[None]:
+def settle(held: Held, plan_for: Callable[[Form[Any], Held], Plan[None]]) -> Plan[None]:
     """Settle reservations with one plan per form; see ``each_part``.
+
+    Args:
+        held: the reservations.
+        plan_for: returns the plan that settles some reservations, which have this form.
 
     Raises:
         LeaseLost: some messages were no longer held; the rest are settled.
         Unavailable: the outcome is unknown for ``ids``; the rest are settled or lost.
     """
-    parts = [(settled(form, some), some) for form, some in by_form(held)]
+    parts = [(plan_for(form, some), some) for form, some in by_form(held)]
     return parts[0][0] if len(parts) == 1 else each_part(*parts)
 
 

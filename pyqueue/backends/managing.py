@@ -115,6 +115,7 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
     else:
         return False
     match = transitions.not_held_filter(queue, now) | {"_id": each}
+    # A dead letter keeps the key of its former queue as ``last_key``.
     keyed = "key" in found[0] or "dead" in found[0]
     update = kind.finishing(now, "removed", history_s, keyed=keyed)
     if update is None:
@@ -123,7 +124,7 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
         if "group" in found[0]:  # it is not held, so its group has not become its lock
             update["$rename"] = {**update.get("$rename", {}), "group": "last_group"}
             update["$rename"].pop("lock", None)
-            match = match | {"group": {"$exists": True}}
+            match = match | {"group": {"$exists": True}}  # unless a claim has renamed it since
         removed = bool((yield from Update(match, update)).matched)
     yield from kind.ended(queue, found)
     return removed
@@ -144,7 +145,7 @@ def reprioritize(queue: str, kind: Kind, id: Id, priority: int) -> Plan[bool]:
             continue
         yield from namespace.ensure(queue, kind, None, [level])
         changed = yield from FindAndModify(live, {"$set": {"priority": level}})
-        if changed is not None:
+        if changed is not None:  # otherwise it has left the queue since
             yield from Signal(queue, changed["when"])
             return True
     return False
@@ -191,7 +192,7 @@ def purge(queue: str, kind: Kind, *, singles: bool = False) -> Plan[int]:
             deleted, locked = yield from _delete_each(queue, locked, now, 1)
             purged += deleted
         if locked:
-            purged += yield from Delete(_purged(queue, locked, now), many=True, hint="_id_")
+            purged += yield from Delete(_deletable(queue, locked, now), many=True, hint="_id_")
     except Unavailable as error:
         raise Unavailable(
             f"{error}; {purged} messages were deleted before that: call purge() again"
@@ -199,7 +200,8 @@ def purge(queue: str, kind: Kind, *, singles: bool = False) -> Plan[int]:
     return purged
 
 
-def _purged(queue: str, ids: Sequence[object], now: datetime) -> Filter:
+def _deletable(queue: str, ids: Sequence[object], now: datetime) -> Filter:
+    """Return the filter that matches the messages with these ids that no consumer holds."""
     return transitions.not_held_filter(queue, now) | {"_id": {"$in": ids}}
 
 
@@ -222,7 +224,7 @@ def _delete_each(
         # A delete of nothing waits until all earlier deletes are durable.
         time_s = limit_s if rest else None
         try:
-            match = _purged(queue, rest, now)
+            match = _deletable(queue, rest, now)
             deleted += yield from Delete(match, many=True, hint="_id_", max_time_s=time_s)
             return deleted, passed
         except Unavailable:

@@ -58,7 +58,7 @@ def _pop_for_callers(
             documents, ended = yield from how.terms.kind.claim(scan)
             if documents and _is_deliverable(documents[0]):
                 return [[(documents[0], invalid.decode(how.codec, documents[0], now))]]
-            if documents:
+            if documents:  # it is not deleted after all, but claimed
                 shares = [(yield from _put_back(how, scan, documents[0]))]
             elif ended:
                 return shares
@@ -103,6 +103,7 @@ def finish_popped(
     """
     groups: dict[tuple[str, bool], list[Document]] = {}
     for document in claimed:
+        # A dead letter keeps the key of its former queue as ``last_key``.
         keyed = "key" in document or "dead" in document
         groups.setdefault((document["token"], keyed), []).append(document)
     lost: set[tuple[Hashable, str]] = set()

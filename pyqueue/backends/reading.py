@@ -116,6 +116,7 @@ def due_in(queue: str) -> Plan[float]:
 
 
 def _head(queue: str, start: ScanStart | None) -> Plan[list[Document]]:
+    """Return the first live message in scan order, or no message."""
     live = {"$lt": BAND} if start is None else {"$gte": start[0], "$lt": BAND}
     match = {"q": queue, "when": live, **messages_only(queue)}
     return (yield from Find(match, {"_id": 1, "when": 1}, sort=SCAN_ORDER, limit=1, hint=HOT))
@@ -128,7 +129,7 @@ def history(
     arguments.count("limit", limit)
     require(kind, queue, "history")
     least = BAND
-    if since is not None:
+    if since is not None:  # the ``when`` of a finished message is its end plus KEPT
         instant = min(NEVER - KEPT, arguments.instant("since", since))
         least = max(BAND, instant + KEPT)
     now = yield from ServerTime()

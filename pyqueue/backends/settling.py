@@ -258,6 +258,7 @@ forms.register(Reservation, Documents())
 def _finishing(
     kind: Kind, history_s: float | None, value: Any, keyed: bool, now: datetime
 ) -> SettlementUpdate:
+    """Return the update of a commit; None: the message is deleted."""
     update = kind.finishing(now, "committed", history_s, keyed=keyed)
     if update is not None:
         # A new token tells this commit from an earlier commit by the same holder.
@@ -268,6 +269,7 @@ def _finishing(
 
 
 def _dead_letter(terms: QueueTerms, levels: Collection[int | None]) -> Plan[Target]:
+    """Return the dead-letter queue, for messages with these priorities."""
     name = terms.options.dead_letter
     return namespace.dead_letter_target(terms.queue, terms.kind, name, levels)
 
@@ -293,6 +295,8 @@ def _burial(
     reason: str,
     error: Mapping[str, Any] | None,
 ) -> Settlement:
+    """Return the settlement that buries a message, for this reason."""
+
     def build(now: datetime) -> SettlementUpdate:
         death = {"reason": reason, "tries": held.tries, "error": error or held.error}
         put = target.kind.entering(target.queue, now, held.priority, held.group)
@@ -308,7 +312,7 @@ def _burial(
 def progress(queue: str, held: object, fraction: float, note: str | None) -> Plan[None]:
     """Store the progress of the work on a message."""
     check_progress(fraction, note)
-    yield from _write(queue, held, partial(_progress, fraction, note))
+    yield from _write_note(queue, held, partial(_progress, fraction, note))
 
 
 def check_progress(fraction: float, note: str | None) -> None:
@@ -334,15 +338,16 @@ def _progress(fraction: float, note: str | None, now: datetime) -> SettlementUpd
 
 def checkpoint(queue: str, held: object, state: Any) -> Plan[None]:
     """Store a state for the next try."""
-    encode({"state": state})
-    yield from _write(queue, held, partial(_checkpoint, state))
+    encode({"state": state})  # raises InvalidMessage if it cannot be stored
+    yield from _write_note(queue, held, partial(_checkpoint, state))
 
 
 def _checkpoint(state: Any, now: datetime) -> SettlementUpdate:
     return {"$set": {"checkpoint": state}}
 
 
-def _write(queue: str, held: object, build: partial[SettlementUpdate]) -> Plan[None]:
+def _write_note(queue: str, held: object, build: partial[SettlementUpdate]) -> Plan[None]:
+    """Change a held message by the update that ``build`` returns. It stays held."""
     (reservation,) = arguments.reservations(queue, (held,))
     forms.form_of(reservation).refuse([reservation], "reservation")
     yield from settle(queue, [Settlement(reservation, build)])

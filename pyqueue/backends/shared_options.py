@@ -64,6 +64,7 @@ class SharedOptions:
             if stored == wanted:
                 continue
             shown = None if stored is _MISSING else stored
+            # The value from before a reshape is allowed, with a warning.
             if wanted not in [_readable(name, each) for each in self._code(name)]:
                 raise ConfigurationError(
                     f"{name}: queue {self._queue!r} has {name}={shown!r}, and {name}={wanted!r} "
@@ -144,6 +145,7 @@ def _entry(code: Sequence[object], by: str, at: datetime) -> dict[str, object]:
 
 
 def _comparable(name: str, value: object) -> object:
+    """Return a value for comparison: equal limits may be stored in different ways."""
     return stored_limit(value) if name == "limit" and value is not None else value
 
 

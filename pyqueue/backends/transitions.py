@@ -181,7 +181,7 @@ def holds_filter(reservations: Iterable[Reservation[Any]]) -> Filter:
         for token, ids in ids_of.items()
     ]
     match = pairs[0] if len(pairs) == 1 else {"$or": pairs}
-    return match | {"processed": {"$exists": False}}
+    return match | {"processed": {"$exists": False}}  # it may keep its token
 
 
 def not_held_filter(queue: str, now: datetime) -> dict[str, object]:
@@ -266,6 +266,7 @@ def unfinishing(kind: Kind, due: datetime) -> UpdateFields:
 
 def replaying(kind: Kind, queue: str, put: dict[str, Any], now: datetime) -> UpdateFields:
     """Return the update that makes a finished message ready again, with the fields ``put``."""
+    # A dead letter stays one, so that it can be redriven.
     removed = (*kind.held_fields, *(name for name in kind.stay_fields if name != "dead"))
     return {
         "$set": put,
@@ -308,11 +309,11 @@ def burying(
     keyed: bool,
 ) -> UpdateFields:
     """Return the update of a burial. ``death`` has the reason, the tries and the error."""
-    put["dead"] = {"from": queue, "at": now, **death}
+    put = {**put, "dead": {"from": queue, "at": now, **death}}
     if death["error"] is not None:
         put["error"] = death["error"]
     update = leaving(kind, queue, put, now, keep=("dead", "error", "checkpoint", "type"))
-    del update["$rename"]
+    del update["$rename"]  # it renames a key that may not be there, and keeps an earlier one
     return _remembering_key(update, keyed=keyed)
 
 

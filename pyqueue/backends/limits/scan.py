@@ -153,6 +153,7 @@ def take(scan: Scan) -> Plan[Taken | None]:
     look = _Look(scan, limit, permits, page, size)
     late = yield from _choose(look)
     contested = state.contested
+    # Without ``per``, ``paced`` has got the permits, and their end is in the scan.
     within = replace(scan, until=permits.until or scan.until)
     documents = yield from _claim_and_learn(within, limit, look.chosen, look.free)
     if documents is not None and len(documents) < len(look.chosen):

@@ -167,7 +167,7 @@ def _look(scan: Scan, limit: Limit | None) -> Plan[_Look]:
     free_to_claim = state.transaction_locks.passing_over(scan.match)
     page = yield from Find(free_to_claim, FIELDS, sort=order, limit=size, hint=index)
     look = _Look(scan, page, size, limit)
-    if page and state.groups.meets_locks:
+    if page and state.groups.meets_locks:  # otherwise no group is expected to be locked
         look.blocked |= yield from groups.locks_of(scan.terms.queue, groups.groups_in(page))
         state.groups.meets_locks = bool(look.blocked)
     return look

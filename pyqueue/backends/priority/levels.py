@@ -104,7 +104,7 @@ class LevelStarts(Memory):
 
     def start(self) -> ScanStart | None:
         """Return where the next scan begins. Each level also has its own start."""
-        return FIRST, None
+        return FIRST, None  # None alone would mean a rescan
 
     def claimable(self, kind: Kind, queue: str, now: datetime, start: ScanStart | None) -> Filter:
         """Return the filter that matches messages that may be claimed by level."""
@@ -116,7 +116,7 @@ class LevelStarts(Memory):
         starts = dict(self.starts)
         for each in self.in_use:
             if level is None or (isinstance(level, (int, float)) and each > level):
-                starts[each] = margin
+                starts[each] = margin  # the scan went through all of this level
             elif each == level and place is not None:
                 starts[each] = place if place[0] < margin[0] else margin
         self.starts = starts  # threads share it
