@@ -418,6 +418,7 @@ def _has_left(
         return None
     if document.get("left") == left:
         return True
+    # If the message has left again since, that update wrote another value.
     overwritten = "left" in document and document.get("token") != held.token
     return None if overwritten else False
 

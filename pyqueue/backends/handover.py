@@ -482,7 +482,7 @@ def _end_sources(sources: Sequence[Document]) -> Plan[None]:
         ended = source.get(ENDED)
         if ended is None:
             for entry in source[HANDED]:
-                listed = {"h": entry["h"], "ids": entry["ids"][0]}
+                listed = {"h": entry["h"], "ids": entry["ids"][0]}  # one id identifies it
                 pairs.append((match, {"$pull": {HANDED: listed}}))
             continue
         match |= {"q": source["q"], f"{ENDED}.token": ended["token"]}
