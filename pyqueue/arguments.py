@@ -34,7 +34,7 @@ _MAX_HEADERS_BYTES = 8192
 
 
 def queue_name(value: Any, argument: str = "name") -> str:
-    """Return a valid queue name: 1-110 of A-Z a-z 0-9 _ - . : > (".dead" not counted)."""
+    """Return a valid queue name: 1-110 of A-Z a-z 0-9 _ - . : > (not counting ".dead")."""
     if not isinstance(value, str):
         raise InvalidName(
             f"{argument}: give the name of a queue as a str, not {type(value).__name__}"
@@ -92,7 +92,8 @@ def transaction_body(name: str, function: Any, *, awaited: bool) -> Callable[...
 
     Args:
         name: the name of the argument.
-        function: the function. If it is obviously wrong, this raises without calling it.
+        function: the function. If it is obviously of the wrong kind, this raises without calling
+            it.
         awaited: whether the caller awaits the result, as an AsyncClient does.
     """
     fitting = (

@@ -1,5 +1,5 @@
 # Generated from client.py by `make faces`. Edit client.py, and run `make faces`.
-"""``AsyncClient``: the facade of one ``AsyncConnection``. It makes queues and pipelines."""
+"""``AsyncClient``: the public form of one ``AsyncConnection``. It creates queues and pipelines."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ T = TypeVar("T")
 class AsyncClient(Connected[AsyncConnection]):
     """A client for async code. It belongs to the event loop in which it is first used.
 
-    Making a client does no I/O. The server is reached at the first operation, or when the client is
+    Creating a client does no I/O. It connects to the server at the first operation, or when it is
     entered.
 
     Args:
         target: "mongodb://host/db", "mongodb+srv://...",
             "memory:" (mongomock, this process only, run inline),
             "embedded:PATH" (starts a private mongod with its data in PATH, and stops it on close),
-            or a database of AsyncMongoClient or motor, which the client never closes. A URL
-            without a database means "pyqueue".
+            or a database of AsyncMongoClient or motor, which the client never closes. If a URL
+            names no database, the database is "pyqueue".
         namespace: the collection that holds the queues.
         signals: the bus that wakes blocked consumers: a URL ("memory:", "capped:",
             "redis://host:port/0", "none:") or a bus object.
-        durability: "majority" (journaled, on a majority of the members), or "acknowledged" (by the
-            primary; faster, but a fail-over may lose writes or deliver a message again).
-        owner: a label written into claims; default "host:pid".
-        command_timeout: seconds that a command may take, retries included, before ``Unavailable``.
+        durability: "majority" (a write returns when it is in the journals of a majority of the
+            members), or "acknowledged" (when the primary has confirmed it; this is faster, but a
+            fail-over may lose writes or deliver a message again).
+        owner: a label, written into the messages that this client holds; "host:pid" by default.
+        command_timeout: seconds that a command may take, retries included, before ``Unavailable``
+            is raised.
     """
 
     def __init__(
@@ -96,18 +98,18 @@ class AsyncClient(Connected[AsyncConnection]):
 
         Args:
             name: 1-110 of A-Z a-z 0-9 _ - . : > (a trailing ".dead" not counted).
-            model: anything that pydantic's TypeAdapter accepts. Payloads are values of it.
+            model: the type of the payloads, for pydantic's TypeAdapter; None: any BSON value.
             lease: seconds for which a reserved message is held.
             max_tries: how many times a message is tried before it is buried. None: never buried.
             dead_letter: the name of the queue for buried messages; default "<name>.dead".
             history: seconds for which finished messages are kept. None: they are deleted.
             backoff: how long a message waits after a rollback.
-            poll: seconds after which a waiting consumer looks again even without a signal.
+            poll: seconds after which a waiting consumer checks the queue even without a signal.
             kind: "standard", "priority", "ordered" or "bucket"; None: the kind that the queue has.
-            strict: of a queue with priorities: whether high levels may starve the lower ones.
-            on_failure: of an ordered queue: a failed message blocks its group, or not ("skip").
-            pack: of a bucket: the most messages in one document, up to 1000.
-            limit: caps the messages reserved at a time, or started per period, over all processes.
+            strict: for a queue with priorities: whether high priorities may starve low ones.
+            on_failure: for an ordered queue: a failed message blocks its group, or not ("skip").
+            pack: for a bucket: the maximum number of messages in one document, up to 1000.
+            limit: a cap on reserved messages, or on starts per period, across all processes.
 
         Returns:
             The queue.
@@ -166,8 +168,8 @@ class AsyncClient(Connected[AsyncConnection]):
             name: 1-110 of A-Z a-z 0-9 _ - . : >. No queue of the namespace may have it.
             model: anything that pydantic's TypeAdapter accepts, as for ``queue``.
             retention: seconds, at least 600, for which messages are kept. All users of the stream
-                must agree. None: the value the stream was made with; 7 days for a new one.
-            limit: a Limit with a rate: how many messages each group starts per period.
+                must agree. None: the stored value; 7 days for a new stream.
+            limit: a Limit with a rate: how many messages each consumer group starts per period.
 
         Returns:
             The stream.
@@ -193,13 +195,12 @@ class AsyncClient(Connected[AsyncConnection]):
     async def queues(self, *, cap: int | None = None, held: bool = True) -> list[QueueInfo]:
         """List every queue that has a record or a message, with its counts.
 
-        The numbers of one queue may be of slightly different instants; ``AsyncQueue.counts`` is
-        exact.
+        The numbers of a queue may not describe the same instant; ``AsyncQueue.counts`` is exact.
 
         Args:
             cap: stop counting a state at this number. Then ``cap`` means "``cap`` or more".
-            held: False counts reserved messages as scheduled. That is faster if many messages are
-                scheduled or reserved, because telling them apart reads each of them.
+            held: False counts reserved messages as scheduled. This is faster if there are many of
+                both, because distinguishing them requires reading each message.
 
         Returns:
             One QueueInfo for each queue, sorted by name.
@@ -207,18 +208,18 @@ class AsyncClient(Connected[AsyncConnection]):
         return await self._connection.run(all_queues.queues(cap, held))
 
     async def delete_queue(self, name: str, force: bool = False) -> int:
-        """Delete a queue: its record and its history, and with ``force`` all of its messages.
+        """Delete a queue: its record and its history and, with ``force``, all of its messages.
 
-        Without ``force``, no message that can still be received is ever deleted, even if it is
-        pushed at the same time. Processes that still use the queue make it again: a consumer within
-        seconds, a producer within a minute.
+        Without ``force``, it never deletes a message that can still be received, even if the
+        message is pushed at the same time. Processes that still use the queue create it again: a
+        consumer within seconds, a producer within a minute.
 
         Args:
-            name: the name of the queue. Its dead-letter queue is another queue.
-            force: delete live messages, too. Their holders get ``LeaseLost``.
+            name: the name of the queue. Its dead-letter queue is a separate queue and stays.
+            force: also delete live messages. Their holders get ``LeaseLost``.
 
         Returns:
-            How many messages were deleted, history included.
+            The number of deleted messages, history included.
 
         Raises:
             ConfigurationError: The queue has live messages, and ``force`` is False.
@@ -238,8 +239,8 @@ class AsyncClient(Connected[AsyncConnection]):
     ) -> None:
         """Change the options that all users of a queue or a stream must agree on.
 
-        Running processes follow within 5 s, or at once with a bus. A new retention takes effect
-        within a minute.
+        Running processes adopt the change within 5 s, or at once with a bus. A new retention takes
+        effect within a minute.
 
         Args:
             name: the name of the queue, or of the stream.
@@ -247,8 +248,8 @@ class AsyncClient(Connected[AsyncConnection]):
             on_failure: as in ``queue``; None leaves it unchanged.
             retention: as in ``stream``; None leaves it unchanged.
             pack: as in ``queue``; None leaves it unchanged. It applies to new messages only.
-            limit: as in ``queue``; None leaves it unchanged, False removes it. If it is
-                lowered, messages that are reserved in excess of it stay reserved.
+            limit: as in ``queue``; None leaves it unchanged, False removes it. If you lower it,
+                messages that are already reserved stay reserved.
 
         Raises:
             ConfigurationError: There is no such queue, or its kind has no such option.
@@ -261,12 +262,12 @@ class AsyncClient(Connected[AsyncConnection]):
         await self._connection.run(reshaping.reshape(name, shape, self.namespace, by))
 
     def transaction(self) -> AbstractAsyncContextManager[Any]:
-        """Start a transaction: commit when the block ends, abort when it raises.
+        """Start a transaction: commit when the block ends, abort when it raises an exception.
 
-        It cannot retry; ``run_transaction`` can.
+        It cannot be retried; ``run_transaction`` can.
 
         Returns:
-            An async context manager giving the session, to be passed as ``session=``.
+            An async context manager that gives the session, to be passed as ``session=``.
 
         Raises:
             ConfigurationError: The server is not a replica set.
@@ -277,7 +278,8 @@ class AsyncClient(Connected[AsyncConnection]):
         """Await ``fn(session)`` in a transaction, then commit. Repeat if MongoDB asks for a retry.
 
         Args:
-            fn: passes the session on as ``session=``; may be called more than once.
+            fn: a function that passes the session on as ``session=``; it may be called more than
+                once.
 
         Returns:
             The result of ``fn``.

@@ -62,15 +62,15 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             delay: seconds until the message can be received; not with ``at``.
             at: the instant from which the message can be received. A past instant means now.
             key: a message key, 1-512 characters, unique among the live messages of the queue.
-            on_duplicate: the action if the key is taken. "ignore" the push; or "replace" the
-                payload, headers, time and priority of the live message, so that its tries start
-                again and its holder loses the lease; or raise an "error".
+            on_duplicate: the action if the key is taken. "ignore" writes nothing. "replace"
+                overwrites the payload, headers, time and priority of the live message; its tries
+                start again, and its holder loses the lease. "error" raises ``DuplicateKey``.
             headers: small labels, {str: str | int | float | bool}.
             id: an ObjectId, or a str of 1-512 characters not starting with "~". A second push with
-                the same id makes no second message.
-            priority: from 0 to 9, highest first; None is 4. Only with ``kind="priority"``.
+                the same id does not store a second message.
+            priority: from 0 to 9, highest first; None means 4. Only with ``kind="priority"``.
             group: the name of a group, 1-512 characters. Messages of one group are received one at
-                a time and in order; messages without a group in any order. Only with
+                a time and in order; messages without a group have no order. Only with
                 ``kind="ordered"``.
             session: the session of a transaction. The push happens when the transaction commits.
 
@@ -109,14 +109,15 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             at: the instant from which the messages can be received.
             headers: the headers of every message.
             keys: one key for each payload, None for a message without a key.
-            on_duplicate: as in ``push``. "error" names the taken ``keys``, and writes the rest.
+            on_duplicate: as in ``push``. "error" writes all other messages, then raises
+                ``DuplicateKey`` with the taken ``keys``.
             ids: one id for each payload, None for a new id.
             priorities: one priority for each payload, None for 4; see ``push``.
             groups: one group for each payload, None for a message without a group; see ``push``.
             session: the session of a transaction.
 
         Returns:
-            The ids, as in ``push``. ``push`` lists the errors, too.
+            The ids, as in ``push``. It raises the same errors as ``push``.
         """
         return await self._runner.run(
             self._backend.push(
@@ -136,7 +137,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
     async def pop(self, timeout: Duration | None = None) -> Message[T] | None:
         """Receive a message and finish it at once.
 
-        Delivery is at most once: the message is lost if this process dies now.
+        Delivery is at most once: the message is lost if this process dies before its work is done.
 
         Args:
             timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
@@ -159,11 +160,12 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         Wait for the first message only, then take the messages that are ready.
 
         Args:
-            limit: the most messages to take.
+            limit: the maximum number of messages.
             timeout: seconds to wait for the first message. None waits without limit, 0 not at all.
-            max_bytes: the most bytes that the stored messages have together. The first message is
-                returned even if it is larger. A call may claim more than it returns if messages
-                become larger from one call to the next; it gives the rest back before it returns.
+            max_bytes: the maximum size of all messages together, in bytes as stored. The first
+                message is returned even if it is larger. If messages become larger from one call to
+                the next, a call may claim more than it returns; it gives the rest back before it
+                returns.
 
         Returns:
             The messages in order, or an empty list after the timeout.
@@ -201,10 +203,10 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         Wait for the first message only, then take the messages that are ready.
 
         Args:
-            limit: the most messages to take.
+            limit: the maximum number of messages.
             timeout: as in ``pop_many``.
             lease: seconds; None: the lease of the queue.
-            max_bytes: as in ``pop_many``. A message that is given back loses no try.
+            max_bytes: as in ``pop_many``. The try of a message that is given back is not counted.
 
         Returns:
             The reservations in order, or an empty list after the timeout.
@@ -224,8 +226,8 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         """Reserve a message for an ``async with`` block.
 
         The lease is renewed while the block runs. The message is committed when the block ends. If
-        the block raises, the message is rolled back and the exception propagates. A reservation
-        that the block settled itself is left alone.
+        the block raises an exception, the message is rolled back and the exception propagates. If
+        the block settles the reservation itself, nothing more is done.
 
         Args:
             timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
@@ -240,7 +242,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
 
         Raises:
             LeaseLost: The lease was lost before the block ended, so nothing was committed. If the
-                block raises, its exception propagates instead.
+                block raises an exception, that exception propagates instead.
         """
         check_on_lost(on_lost)
         reservation = await self.reserve(timeout, lease=lease)
@@ -253,16 +255,18 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
     async def commit(
         self, *reservations: Reservation[T], payload: Any = UNCHANGED, session: Any = None
     ) -> None:
-        """Finish messages. They go to the history if the queue has one; otherwise they are deleted.
+        """Finish messages: they move to the history if the queue has one; else they are deleted.
 
         Args:
             reservations: reservations of this queue.
-            payload: kept in the history instead of the payload of the message.
+            payload: the payload that the history keeps, instead of the payload of the message.
+                Packed messages of a bucket have no history and refuse it.
             session: the session of a transaction.
 
         Raises:
             LeaseLost: Some were no longer held (``lost``, ``unknown``). The rest were finished.
-            ConfigurationError: There is a session, and a lease has too little time left.
+            ConfigurationError: With a session, a lease has too little time left. Nothing was
+                written.
         """
         return await self._runner.run(
             self._settles(
@@ -279,7 +283,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         error: BaseException | str | None = None,
         session: Any = None,
     ) -> None:
-        """Give messages back for another try. A message that has no try left is buried.
+        """Give messages back for another try. A message without tries left is buried.
 
         Args:
             reservations: reservations of this queue.
@@ -311,7 +315,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         return await self._runner.run(self._backend.extend(reservations, lease=lease))
 
     async def release(self, *reservations: Reservation[T]) -> None:
-        """Give messages back unprocessed. They keep their places, and the try is not counted.
+        """Give messages back unprocessed. They return to their old places; the try is not counted.
 
         Args:
             reservations: reservations of this queue.
@@ -345,15 +349,16 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             update: instead of a payload, an update of the payload with the operators $set $unset
                 $inc $mul $min $max $rename $push $pull $addToSet of MongoDB.
             headers: merged into the headers.
-            delay: seconds until the message can be received there.
-            key: the message key there; for one reservation only.
-            priority: the priority there, if it has priorities; None keeps the message's priority.
-            group: the group there, if it is ordered; None keeps the message's group.
+            delay: seconds until the message can be received in that queue.
+            key: the message key in that queue; for one reservation only.
+            priority: the priority in that queue, if it has priorities; None keeps the message's
+                priority.
+            group: the group in that queue, if it is ordered; None keeps the message's group.
             session: the session of a transaction.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were moved.
-            DuplicateKey: The key is taken there. The reservation is still held.
+            DuplicateKey: The key is taken in that queue. The reservation is still held.
             InvalidMessage: The payload, or the result of the update, cannot be stored.
         """
         pairs = [(each, payload) for each in reservations]
@@ -406,7 +411,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
 
         Raises:
             LeaseLost: Some were no longer held. The rest were buried.
-            ConfigurationError: A message is in a dead-letter queue already.
+            ConfigurationError: A message is already in a dead-letter queue.
         """
         return await self._runner.run(
             self._settles(reservations, None, self._backend.bury(reservations, error=error))
@@ -448,43 +453,45 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         lease: Duration | None = None,
         max_bytes: int = MAX_BATCH_BYTES,
     ) -> AbstractAsyncContextManager[AsyncClaim]:
-        """Claim many messages for an ``async with`` block, for work in bulk, for example in Spark.
+        """Claim many messages for an ``async with`` block, for bulk work, for example in Spark.
 
-        One lease holds all of them, and is renewed. If an earlier claim of the group is unfinished,
-        for example because its process died, the block takes that claim over. A block that raises,
-        or ends without ``commit()``, rolls the claim back.
+        All of them have one lease, which is renewed. If an earlier claim of the group is
+        unfinished, for example because its process died, the block takes that claim over. If the
+        block raises an exception, or ends without ``commit()``, the claim is rolled back.
 
         Args:
             group: the durable name of this consumer: 1-110 of A-Z a-z 0-9 _ - . : >. One process at
                 a time may use it.
-            limit: the most messages to claim, up to 100 000.
+            limit: the maximum number of messages, up to 100 000. A bucket may exceed it by part of
+                a pack, because its packs (documents with many messages) are claimed whole.
             lease: seconds for which the messages stay held if this process dies; None: the lease of
                 the queue.
-            max_bytes: the most bytes of the stored messages in total; at least one is claimed.
+            max_bytes: the maximum size of all messages together, in bytes as stored. At least one
+                message is claimed, whatever its size.
 
         Returns:
             An async context manager that gives the ``AsyncClaim``, which is empty if no message
             is ready.
 
         Raises:
-            Fenced: On settling, if another process has claimed for the group in the meantime.
-            LeaseLost: On ``commit()``, if other consumers hold some of the messages by then.
+            Fenced: When the claim is settled: another process has claimed for the group since then.
+            LeaseLost: On ``commit()``: some messages were no longer held. The rest were finished.
         """
         return claimed_async(self._runner, self._backend, group, ClaimSize(limit, max_bytes), lease)
 
     async def redrive(self, limit: int | None = None) -> int:
-        """Send buried messages back to the queues they came from.
+        """Send buried messages back to the queues that they came from.
 
-        Their tries start again, and a message keeps its key if the key is free there.
+        Their tries start again, and a message gets its key back if the key is free in that queue.
 
         Args:
-            limit: the most messages to move; None: all.
+            limit: the maximum number of messages; None: all.
 
         Returns:
-            How many messages went back; 0 for a queue without buried messages.
+            The number of messages that were sent back; 0 for a queue without buried messages.
 
         Raises:
-            Unavailable: The server did not answer. The text says how many went back.
+            Unavailable: The server did not answer. The text says how many messages were sent back.
         """
         return await self._runner.run(self._backend.redrive(limit))
 
@@ -500,7 +507,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         return await self._runner.run(self._backend.remove(id))
 
     async def reprioritize(self, id: Id, priority: int) -> bool:
-        """Give a message another priority, from 0 to 9. A held message gets it when it comes back.
+        """Change the priority of a message. For a held message, it counts from the next try on.
 
         Args:
             id: as in ``remove``.
@@ -524,27 +531,28 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         return await self._runner.run(self._backend.get(id))
 
     async def peek(self, limit: int = 10) -> list[Message[T]]:
-        """Return the next messages without taking them. An invalid one has an ``error``.
+        """Return the next messages without taking them. An invalid message has an ``error``.
 
         Args:
-            limit: the most messages to return.
+            limit: the maximum number of messages.
         """
         return await self._runner.run(self._backend.peek(limit))
 
     async def counts(self, cap: int | None = None) -> Counts:
-        """Count the messages by state. The cost grows with their number.
+        """Count the messages by state. The more messages, the longer it takes.
 
-        On a replica set, all numbers are from one instant. On a standalone server and on
-        "memory:", a message that changes its state during the count may be counted twice, or not
-        at all.
+        On a replica set, all numbers describe the same instant. On a standalone server and on
+        "memory:", a message that changes its state during the count may be counted twice, or not at
+        all.
 
         Args:
-            cap: stop counting a state at this number. Then ``cap`` means "``cap`` or more".
+            cap: stop counting a state at this number. A result equal to ``cap`` means "``cap`` or
+                more".
         """
         return await self._runner.run(self._backend.counts(cap))
 
     async def next_when(self) -> datetime | None:
-        """Return when the next message becomes (or became) eligible; None if there is none.
+        """Return when the next message becomes (or became) eligible; None if there is no message.
 
         A reserved message counts as eligible from the end of its lease.
         """
@@ -572,10 +580,12 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
     async def purge(self) -> int:
         """Delete all ready and scheduled messages.
 
-        The history and held messages stay, including messages held by an open transaction.
+        The history and messages under a lease stay. Messages that an open transaction holds are
+        deleted last, when the transaction ends.
 
         Returns:
-            How many were deleted. If this raises ``Unavailable``, the text says how many so far.
+            The number of deleted messages. If this raises ``Unavailable``, because the server did
+            not answer or a transaction is still open, the text says how many were deleted.
         """
         return await self._runner.run(self._backend.purge())
 
@@ -585,20 +595,20 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         """Return finished messages, newest first, with ``outcome`` and ``processed``.
 
         Args:
-            limit: the most messages to return.
-            since: only messages that were finished at or after this instant.
+            limit: the maximum number of messages.
+            since: return only messages that were finished at or after this instant.
         """
         return await self._runner.run(self._backend.history(limit, since=since))
 
     async def replay(self, *ids: Id) -> int:
         """Make finished messages ready again.
 
-        Their tries start again, and a message keeps its key if the key is free.
+        Their tries start again, and a message gets its key back if the key is free.
 
         Args:
             ids: the ids of messages in the history, as in ``get``.
 
         Returns:
-            How many of the ids were found.
+            The number of ids that were found.
         """
         return await self._runner.run(self._backend.replay(ids))

@@ -60,7 +60,7 @@ class ClaimBase(Generic[Runs]):
         self.lease = claims.backend.options.lease
         if lease is not None:
             self.lease = arguments.duration("lease", lease, positive=True)
-        #: The lease of the process that holds the claim. It keeps Spark stages out of the group.
+        #: The lease of the process that runs the group. It keeps Spark stages out of the group.
         self._runner_lease = NamedLease(
             f"the runner of group {claims.group!r}", runner_lease_s(self.lease)
         )
@@ -70,7 +70,7 @@ class ClaimBase(Generic[Runs]):
 
     @property
     def id(self) -> str:
-        """The name that the log shows."""
+        """The name of the claim in logs."""
         return f"group {self.group!r}"
 
     @property
@@ -141,10 +141,10 @@ class Claim(ClaimBase[PlanRunner]):
         struct if the queue has a pydantic model, else a JSON string.
 
         Args:
-            spark: a session of Spark, classic or Connect.
+            spark: a Spark session, classic or Connect.
 
         Returns:
-            The DataFrame. It holds the rows themselves, so it stays valid after the claim is
+            The DataFrame. It contains the rows themselves, so it stays valid after the claim is
             settled.
 
         Raises:
@@ -168,7 +168,7 @@ class Claim(ClaimBase[PlanRunner]):
         """Give the messages back for another try, as ``Queue.rollback`` does.
 
         Args:
-            error: the reason, kept in ``Message.error``.
+            error: the reason, which ``Message.error`` then shows.
 
         Raises:
             Fenced: Another runner of the group took over. Nothing is changed.

@@ -1,8 +1,8 @@
 """The clock of a client: an estimate of the clock of the primary.
 
-The monotonic clock of the machine measures the time that passes, and samples from the primary say
-where to start. So a lease ends at the same time for every process, whatever the wall clock of its
-machine shows. This module does no I/O; the driver takes the samples.
+The monotonic clock of the machine measures the time that passes, and samples from the primary set
+its starting point. So a lease ends at the same time for every process, whatever the wall clock of
+its machine shows. This module does no I/O; the driver takes the samples.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ _numbers = _from_now()
 
 
 def next_number() -> int:
-    """Return a number larger than any before, in this process and the processes it replaces."""
+    """Return a number larger than any earlier one, of this process and of processes it replaces."""
     return next(_numbers)  # one call of C, so threads need no lock
 
 

@@ -15,17 +15,17 @@ Q = TypeVar("Q", bound=str)
 
 
 class To(Generic[Q]):
-    """An answer: move the message to this queue, which the stage's ``to`` must list.
+    """A handler's answer: move the message to this queue, which the stage's ``to`` must list.
 
     The return annotation ``To[Literal["late", "on-time"]]`` of a handler is checked against ``to``
     before anything runs.
 
     Args:
         queue: the name of the queue.
-        payload: the new payload. Without it the message keeps its payload.
-        priority: its priority there, if that queue has priorities. Without it the message keeps
-            its priority, and each output of ``Many`` has the priority of the message.
-        group: its group there, if that queue is ordered. Without it the message keeps its group.
+        payload: the new payload; by default the message keeps its payload.
+        priority: its priority in that queue, if it has priorities. By default the message keeps its
+            priority, and each output of ``Many`` gets the priority of the message.
+        group: its group in that queue, if it is ordered. By default the message keeps its group.
 
     Raises:
         ConfigurationError: The priority or the group is not allowed.
@@ -53,7 +53,7 @@ class To(Generic[Q]):
 
 
 class Drop:
-    """An answer: the message is finished here and goes nowhere."""
+    """A handler's answer: the message is finished and moves to no other queue."""
 
     __slots__ = ()
 
@@ -62,12 +62,13 @@ class Drop:
 
 
 class Many:
-    """An answer: the message is finished, and each output is a new message.
+    """A handler's answer: the message is finished, and each output becomes a new message.
 
     Either all of this happens or none of it. No transaction is needed.
 
     Args:
-        outputs: a ``To`` for each output. One without a payload takes the payload of the message.
+        outputs: a ``To`` for each output. A ``To`` without a payload keeps the payload of the
+            message.
 
     Raises:
         ConfigurationError: An output is not a ``To``.
@@ -94,11 +95,11 @@ class Reject(Exception):
 
 
 class RetryLater(Exception):
-    """Raise or return it to have the message tried again after some time. The try counts.
+    """Raise or return it to have the message tried again after some time. This try counts.
 
     Args:
         delay: seconds or a timedelta.
-        reason: kept in ``Message.error``.
+        reason: the reason, which ``Message.error`` then shows.
     """
 
     def __init__(self, delay: Duration, reason: str | None = None) -> None:
@@ -110,12 +111,12 @@ class RetryLater(Exception):
 class BatchFailed(Exception):
     """Raise it from a handler of batches when only some messages failed. The rest are settled.
 
-    Each exception applies to its message alone, as if a handler of this one message had raised it.
+    Each exception applies only to its message, as if a handler of that message had raised it.
 
     Args:
         errors: the exceptions, by the index of the message in the batch.
-        results: the results to return. The handler of a link or a choice must give them; the
-            results of failed messages are ignored.
+        results: the results of the batch, as the handler would have returned them. The handler of a
+            link or a choice must give them. The results of failed messages are ignored.
 
     Raises:
         ConfigurationError: An index is not an int, or a value is not an exception.
@@ -150,7 +151,7 @@ class TakesNotes(Protocol):
 class Delivery(Generic[T]):
     """The second argument of a handler: the message, and the operations on it while it is reserved.
 
-    A handler of batches takes a list of them.
+    A handler of batches takes a list of deliveries.
 
     An async handler awaits the two methods; any other handler calls them. Both raise ``LeaseLost``
     once the handler no longer holds the message.
@@ -166,17 +167,17 @@ class Delivery(Generic[T]):
     ) -> None:
         #: The message: its id, tries, headers, error, the checkpoint of the last try, and so on.
         self.message = message
-        #: Whether the handler no longer holds the message, because its lease was lost, its
-        #: time is up or the worker was stopped. An async handler is then cancelled. A handler in a
-        #: thread should check this now and then, and return.
+        #: Whether the handler no longer holds the message, because the lease was lost, the time
+        #: limit was reached or the worker was stopped. An async handler is then cancelled. A
+        #: handler in a thread should check this from time to time, and return if it is true.
         self.lost = False
         self._notes = notes
         self._loop = loop  # None for an async handler, which runs in the loop itself
 
     def progress(self, fraction: float, note: str | None = None) -> Any:
-        """Store how far the work has come. ``Message.progress`` shows it to any reader.
+        """Store how far the work has come. Any process can read it in ``Message.progress``.
 
-        A message of a stream stores no progress, and neither does one that shares a document with
+        A message of a stream cannot store progress, nor can a message that shares a document with
         other messages of a bucket: the call changes nothing, and the first such call of a run logs
         a warning.
 

@@ -136,7 +136,7 @@ def state_of(document: Mapping[str, Any], now: datetime) -> State:
 
 
 def eligible_since(document: Mapping[str, Any]) -> datetime | None:
-    """Return the instant since which a message is eligible; None if no stored value says so.
+    """Return the instant since which a message is eligible; None if no stored value shows it.
 
     Another program may have written the message without ``due``. The ``when`` of a held message is
     the end of its lease, so the time of its claim is used instead.

@@ -7,8 +7,8 @@ watchdog process ensures the last rule, even after ``kill -9`` (see ``_watchdog.
 stay.
 
 The directory holds ``db`` (the data), ``mongod.log`` (the log since the last start) and ``lock``
-(held while the server runs). Only its owner may enter it: each start sets the mode 0700, unless the
-directory holds other files, and then ``db`` alone has that mode.
+(held while the server runs). Only its owner may enter it: each start sets the mode 0700. If the
+directory holds other files, only ``db`` gets that mode.
 """
 
 from __future__ import annotations
@@ -136,13 +136,13 @@ class EmbeddedServer:
     """A mongod that belongs to this process and keeps its data in a directory.
 
     The constructor returns when the server is a writable primary. The server stops on ``close()``,
-    at the end of a ``with`` block, and when this process ends for any reason. The end of the
-    thread that started it changes nothing. A Ctrl-C in the terminal reaches only this process. A
-    forked child can use ``url`` as any other process can, but the server belongs to the parent.
+    at the end of a ``with`` block, and when this process ends for any reason. It does not stop when
+    the thread that started it ends. A Ctrl-C in the terminal reaches only this process. A forked
+    child can use ``url`` as any other process can, but the server belongs to the parent.
 
     Args:
-        path: the directory, created if missing. It holds one server at a time.
-        parameters: further ``--setParameter`` values of mongod.
+        path: the directory; it is created if it is missing. Only one server at a time can use it.
+        parameters: additional ``--setParameter`` values for mongod.
 
     Raises:
         ConfigurationError: No mongod was found (see ``find_mongod``), the directory cannot be used

@@ -46,7 +46,8 @@ class LeaseLost(QueueError):
     """The reservation is no longer held: its lease ended, or it was settled already.
 
     The call did not change the messages in ``lost``. The messages in ``unknown`` are gone or were
-    moved, by this call or by another holder. Only a batch can have unknown messages.
+    moved, by this call or by another holder. There can be such messages if the call had several
+    reservations, or if the connection failed.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Unavailable(QueueError):
 
 
 class Fenced(QueueError):
-    """Another runner of the claim group took over. This runner wrote nothing and must stop."""
+    """Another runner of the claim group took over. This runner wrote nothing, and must stop."""
 
 
 class ConfigurationError(QueueError, ValueError):
@@ -106,14 +107,14 @@ class TimedOut(Unavailable):
 
 
 class Disconnected(Unavailable):
-    """A connection failed, or no member is primary. One more try may succeed."""
+    """A connection failed, or no member is primary. Another try may succeed."""
 
 
 class Occupied(Fenced):
     """Another process runs the claim group or writes the stage. Internal: this process stands by.
 
-    ``owner`` is the label of that process. Unless it renews its lease, it counts as gone from
-    ``until`` on, which is ``wait_s`` seconds from now.
+    ``owner`` is the label of that process. Unless it renews its lease, it counts as gone after
+    ``until``, which is ``wait_s`` seconds from now.
     """
 
     def __init__(
@@ -126,7 +127,7 @@ class Occupied(Fenced):
 
 
 class NotPermitted(ConfigurationError):
-    """The database user lacks a permission. Internal: the caller decides how to tell the user."""
+    """The database user lacks a permission. Internal: the caller decides how to report it."""
 
 
 class TargetRefused(ConfigurationError):

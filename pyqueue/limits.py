@@ -1,4 +1,4 @@
-"""Limits on a queue: how many messages are held at once, and how many start per period.
+"""Limits on a queue: how many messages are reserved at a time, and how many start per period.
 
 A limit is stored in the record of the queue, so that all of its consumers obey it.
 """
@@ -22,7 +22,7 @@ log = logging.getLogger("pyqueue")
 MAX_CONCURRENCY: Final = 10_000
 _MAX_COUNT: Final = (1 << 31) - 1
 _CENTURY_S: Final = 100 * 365 * 86400.0
-#: A consumer asks again within this time, because another may have given permits back.
+#: A consumer asks again within this time, because another consumer may have given permits back.
 _RETRY: Final = timedelta(seconds=5)
 #: For how many keys a consumer remembers when the next message may start.
 _MAX_KEYS: Final = 10_000
@@ -36,18 +36,18 @@ _FIELDS: Final = ("concurrency", "rate", "period", "burst", "per")
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Limit:
-    """A limit on a queue, over the consumers of all processes: ``concurrency``, ``rate``, or both.
+    """A limit on a queue, across all processes: ``concurrency``, ``rate``, or both.
 
-    In any interval of length t, at most ``burst + rate * t / period`` messages start. A message
+    In any interval of t seconds, at most ``burst + rate * t / period`` messages start. A message
     starts when it is claimed, and a retry counts as another start.
 
     Args:
-        concurrency: the most messages that are reserved at a time.
-        rate: the most messages that start in each period, on average.
+        concurrency: the maximum number of messages that are reserved at a time.
+        rate: the maximum number of messages that start per period, on average.
         period: the length of a period, in seconds.
-        burst: how many messages may start at once after a pause; default 1.
-        per: "headers.NAME": each value of this header has a separate limit. The messages that
-            lack the header count together.
+        burst: how many messages may start at once after a pause; 1 by default.
+        per: "headers.NAME": each value of this header has a separate limit. All messages without
+            the header share one limit.
 
     Raises:
         ConfigurationError: A value is not allowed.
@@ -107,7 +107,7 @@ class Limit:
 
     @property
     def token_s(self) -> float:
-        """How many seconds pass for each message that may start."""
+        """How many seconds pass until one more message may start."""
         return 0.0 if self.rate is None else self.period_s / self.rate
 
     @property
@@ -136,7 +136,7 @@ class MayStart(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """A limit on concurrency that was lowered: messages may still be held under the old limit."""
+    """A lowered limit on concurrency: messages may still be held under the former limit."""
 
     #: The largest limit before.
     concurrency: int
@@ -145,7 +145,7 @@ class Drain(NamedTuple):
 
     @classmethod
     def of(cls, stored: object) -> Drain | None:
-        """Return the drain stored in the record of a queue; None: it is missing or unreadable."""
+        """Return the drain that the record of a queue stores; None: it is missing or unreadable."""
         if not isinstance(stored, Mapping):
             return None
         number, at = stored.get("concurrency"), stored.get("at")
@@ -280,7 +280,7 @@ def stored_limit(value: object) -> Limit:
 
 
 def limit_or_none(queue: str, shape: object) -> Limit | None:
-    """Return the limit in the shape of a record; None: the queue has none.
+    """Return the limit in the shared options of a record; None: the queue has none.
 
     Raises:
         ConfigurationError: this release cannot read it.
@@ -299,23 +299,23 @@ def limit_or_none(queue: str, shape: object) -> Limit | None:
 
 @dataclass(slots=True, eq=False)
 class FollowedLimit:
-    """The limit of a queue, as a consumer last read it."""
+    """The limit of a queue, as a consumer last read it, and the consumer's knowledge about it."""
 
     limit: Limit | None = None
     #: When the next message of a key may start, if the rate lets no more of them start now.
     _starts: dict[str, datetime] = field(default_factory=dict)
-    #: Why the stored limit cannot be read. Until it can, nothing may be claimed.
+    #: Why the stored limit cannot be read. As long as it cannot, nothing may be claimed.
     unreadable: str | None = None
-    #: Whether the last scan met taken slots, or left few free. If not, the next scan saves reading
+    #: Whether the last scan met taken slots, or left few free. If not, the next scan does not read
     #: the slots and assumes that all are free; the unique index refuses a taken slot.
     meets_slots: bool = True
     #: Nothing may start before this, unless a claim ends; None: the last scan was not stopped.
     blocked_until: datetime | None = None
-    #: Do not scan behind a page of blocked messages before this; see ``limits.scan``.
+    #: Do not scan beyond a page of blocked messages before this; see ``limits.scan``.
     behind_at: datetime | None = None
     #: A former limit on concurrency under which messages may still be held.
     drain: Drain | None = None
-    #: How long the last request for permits took, in seconds; of several, the quickest.
+    #: How long the last request for permits took, in seconds; of several requests, the quickest.
     trip_s: float = 0
     #: Whether the limit was read. Nothing may be claimed before.
     known: bool = False
@@ -347,7 +347,7 @@ class FollowedLimit:
         return self._starts.get(WHOLE_QUEUE)
 
     def waits(self, now: datetime, key: str = WHOLE_QUEUE) -> bool:
-        """Return whether no message of a key may start now, as far as is known."""
+        """Return whether, as far as is known, no message of a key may start now."""
         next_start = self._starts.get(key)
         # A start further ahead comes from a clock that was set back since.
         return (

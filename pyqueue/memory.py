@@ -3,7 +3,7 @@
 mongomock is not atomic across threads, stores Python values instead of BSON, and knows neither
 hints nor sessions. ``MemoryCollection`` adds the rules of a server that pyqueue relies on: one lock
 around each operation, documents passed through BSON, cursors read at once, updates applied whole or
-not at all. It is made for testing programs that use queues, and proves nothing about concurrency.
+not at all. It is meant for testing programs that use queues, and proves nothing about concurrency.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _guard = threading.Lock()
 
 
 def _forked() -> None:
-    """Begin with free locks in a forked child: threads that it lacks may hold the old locks."""
+    """Give a forked child free locks: threads that it does not have may hold the old locks."""
     global _guard, _locks
     _guard = threading.Lock()
     _locks = weakref.WeakKeyDictionary()
@@ -126,7 +126,7 @@ class MemoryCollection:
         return BulkWriteResult({"nMatched": matched}, acknowledged=True)
 
     def aggregate(self, pipeline: list[dict[str, Any]], **options: Any) -> list[Any]:
-        """Run a pipeline that may end in $unionWith, which mongomock lacks."""
+        """Run a pipeline that may end with $unionWith, which mongomock lacks."""
         own = [stage for stage in pipeline if "$unionWith" not in stage]
         more = [stage["$unionWith"]["pipeline"] for stage in pipeline if "$unionWith" in stage]
         with self._lock:

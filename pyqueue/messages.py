@@ -21,12 +21,12 @@ T = TypeVar("T")
 #: The id of a message: an ObjectId that the client made, or an id that the caller gave.
 Id = ObjectId | str
 
-#: How many bytes of messages one call receives, unless it says otherwise.
+#: How many bytes of messages one call receives by default.
 MAX_RECEIVED_BYTES: Final = 48 * 2**20
-#: How many bytes of messages a named claim has, unless an option says otherwise.
+#: How many bytes of messages a named claim has by default.
 MAX_BATCH_BYTES: Final = 64 * 2**20
 
-#: The most messages of a pack; see ``packs``.
+#: The maximum number of messages in a pack, a document with many messages.
 MAX_PACK: Final = 1000
 
 #: Labels of a message. The values are str, int, float or bool, which is checked at run time: type
@@ -36,7 +36,7 @@ Headers = Mapping[str, object]
 #: Seconds, or a timedelta.
 Duration = float | timedelta
 
-#: The state of an ordered group while its failed message waits for the next try.
+#: How an ordered group treats a failed message: it waits for the next try, or continues.
 OnFailure = Literal["block", "skip"]
 
 State = Literal["scheduled", "ready", "reserved", "finished"]
@@ -68,7 +68,7 @@ UNCHANGED: Final = Unchanged()
 
 @dataclass(slots=True, eq=False)
 class Message(Generic[T]):
-    """A message at the time it was read."""
+    """A message, as it was when it was read."""
 
     id: Id
     #: The name of the queue it is in.
@@ -86,7 +86,7 @@ class Message(Generic[T]):
     tries: int
     #: Why the last try failed: ``{type, message, at}``.
     error: dict[str, Any] | None
-    #: The last progress that the holder stored: ``{fraction, note, at}``.
+    #: The last progress that a holder stored: ``{fraction, note, at}``.
     progress: dict[str, Any] | None
     #: The state that an earlier try stored.
     checkpoint: Any
@@ -99,15 +99,15 @@ class Message(Generic[T]):
     dead: dict[str, Any] | None
     #: From 0 to 9, or None if the message was never in a queue with priorities.
     priority: int | None = field(default=None, kw_only=True)
-    #: The group in which it is ordered, or None. A finished or dead message shows the one it had.
+    #: The group in which it is ordered, or None. A finished or dead message shows its former group.
     group: str | None = field(default=None, kw_only=True)
 
 
 @dataclass(slots=True, eq=False)
 class Reservation(Message[T]):
-    """A message held under a lease. It pickles, and can be settled in another process."""
+    """A message held under a lease. It can be pickled, and settled in another process."""
 
-    #: Identifies this claim. Settling matches it.
+    #: Identifies this claim. An operation that settles the message must match it.
     token: str
     #: The end of the lease; ``extend`` updates it.
     until: datetime
@@ -115,18 +115,18 @@ class Reservation(Message[T]):
     owner: str
     #: The length of the lease, in seconds.
     lease: float
-    #: Its slot in the limit on its queue; None: there is no limit on concurrency.
+    #: Its slot under the limit of its queue; None: there is no limit on concurrency.
     slot: str | None = field(default=None, kw_only=True, repr=False)
 
 
 @dataclass(slots=True, eq=False)
 class PackedReservation(Reservation[T]):
-    """A message of a pack that is held under a lease; see ``packs``."""
+    """A message of a pack (a document with many messages) that is held under a lease."""
 
-    #: The pack, and the place in it. With the token they identify the reservation.
+    #: The pack, and the place of the message in it. With the token they identify the reservation.
     pack: Id
     place: int
-    #: This process's knowledge of the pack; None in another process.
+    #: The state of the pack in this process; None in another process.
     hold: object = field(default=None, repr=False)
 
 
@@ -179,7 +179,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerCounts:
-    """The number of messages that a consumer group of a stream has ahead of it, by state."""
+    """The number of messages that a consumer group of a stream has not finished yet, by state."""
 
     ready: int = 0
     scheduled: int = 0
@@ -208,7 +208,7 @@ class QueueInfo:
     """One queue of ``Client.queues()``."""
 
     name: str
-    #: Of a stream: the messages that can be read count as ready.
+    #: For a stream: the messages that can be read count as ready.
     counts: Counts
     paused: bool
     kind: str = "standard"
@@ -219,8 +219,9 @@ class QueueInfo:
 class Backoff:
     """How long a message waits before try n+1.
 
-    It waits ``base * factor ** (n - 1)`` seconds, at most ``maximum``, spread by ``jitter`` (a
-    fraction). The spread keeps messages that failed together from coming back together.
+    It waits ``base * factor ** (n - 1)`` seconds, but no longer than ``maximum``. ``jitter`` is the
+    fraction by which this time varies at random, so that messages that failed together do not come
+    back together.
     """
 
     base: float = 1
@@ -242,7 +243,7 @@ class BatchOptions(TypedDict):
 
     #: "move" or "transaction".
     output: str
-    #: The most messages in one batch.
+    #: The maximum number of messages in one batch.
     max_messages: int
     #: How many processes share the work of the group.
     members: int

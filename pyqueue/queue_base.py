@@ -120,7 +120,7 @@ class QueueBase(Generic[T, Runs]):
 
 
 def backend_of(queue: QueueBase[Any, Any]) -> QueuePlans:
-    """Return the plans of a queue, for the other modules of pyqueue."""
+    """Return the plans of a queue, for other modules of pyqueue."""
     return queue._backend
 
 

@@ -35,7 +35,7 @@ MAX_LOCKABLE: Final = 8
 
 
 class Request(Generic[Answer]):
-    """Anything that a plan may yield. ``yield from request`` gives its answer with its type."""
+    """A value that a plan may yield. ``yield from request`` gives its typed answer."""
 
     __slots__ = ()
 
@@ -74,12 +74,15 @@ class Command(Request[Answer]):
 
     Args:
         session: the session of the caller's transaction, or None.
-        w1: acknowledged by the primary alone. Other writes follow the client's durability.
-        majority: reads and writes with a majority of members, at any client durability.
-        max_time_s: seconds that it may take, if that is less than the client's time limit.
-        half_time: it may take half of the client's time limit, which leaves time for another try.
-        server_limit_s: seconds that the server may work on it, if that is less. The driver does not
-            repeat such a command. For updates at ``w1`` without a session.
+        w1: whether the primary alone acknowledges the write. Other writes follow the client's
+            durability.
+        majority: whether it reads and writes with a majority of the members, whatever the client's
+            durability.
+        max_time_s: its time limit in seconds, if that is less than the client's time limit.
+        half_time: whether it may take only half of the client's time limit, which leaves time for
+            another try.
+        server_limit_s: how many seconds the server may work on it, if that is less. The driver does
+            not repeat such a command. Only for updates at ``w1`` without a session.
     """
 
     session: Any = None
@@ -409,7 +412,7 @@ class Wait(Request[bool]):
 
     Only the leader waits for ``until``, and keeps the estimate of the primary's clock fresh. A
     follower waits for its turn or for its ``deadline`` on the monotonic clock (None: no limit). The
-    answer is whether to look for messages: False if every event was about a later instant.
+    answer is whether to scan for messages: False if every event was about a later instant.
     """
 
     waiters: Any

@@ -30,8 +30,8 @@ T = TypeVar("T")
 class Stream(StreamBase[T, PlanRunner]):
     """A stream, for blocking code. ``Client.stream`` makes it, without I/O.
 
-    Each message has a position: 0, 1, 2, ... without gaps. A reader that saw a position never sees
-    a message appear below it later. Every operation may raise ``Unavailable`` and ``QueueClosed``.
+    Each message has a position: 0, 1, 2, ... without gaps. Once a reader has seen a position, no
+    message can appear below it. Every operation may raise ``Unavailable`` and ``QueueClosed``.
     """
 
     def append(self, payload: T, *, headers: Headers | None = None) -> int:
@@ -46,15 +46,16 @@ class Stream(StreamBase[T, PlanRunner]):
 
         Raises:
             InvalidMessage: The payload is not BSON, is too large or does not fit the model.
-            Unavailable: The message may be stored. If it is appended again, it may be there twice.
+            Unavailable: The message may be stored. If you append it again, it may be stored twice.
         """
         positions = self._runner.run(self._backend.append([payload], headers))
         return positions[0]
 
     def append_many(self, payloads: Iterable[T], *, headers: Headers | None = None) -> list[int]:
-        """Append many messages, in packs of 1000. If one is invalid, none is appended.
+        """Append many messages. If one is invalid, none is appended.
 
-        Messages of other callers may come between two packs.
+        They are stored in packs, documents of up to 1000 messages. Messages of other callers may
+        come between two packs.
 
         Args:
             payloads: the payloads.
@@ -70,27 +71,28 @@ class Stream(StreamBase[T, PlanRunner]):
         return self._runner.run(self._backend.append(payloads, headers))
 
     def read(self, *, after: int | None = None, limit: int = 1000) -> list[StreamMessage[T]]:
-        """Return messages by position. This takes nothing and belongs to no consumer group.
+        """Return messages by position. This needs no consumer group, and changes nothing.
 
         Args:
-            after: the position before the first message; None: begin with the first one.
-            limit: the most messages to return. Large messages end the result sooner.
+            after: return the messages after this position; None: begin with the first message.
+            limit: the maximum number of messages. If messages are large, there may be fewer.
 
         Returns:
-            Messages in order. The list is empty at the end of the stream. If the first messages
-            after ``after`` were deleted, it begins with the next one. A message that does not fit
-            the model has its raw payload, and ``error`` says why.
+            The messages in order; an empty list at the end of the stream. If messages after
+            ``after`` were deleted, the list begins with the first message that is left. A message
+            that does not fit the model has its raw payload, and ``error`` says why.
         """
         return self._runner.run(self._backend.read(after, limit))
 
     def trim(self, *, before: int | datetime) -> int:
-        """Delete old messages, in whole packs.
+        """Delete old messages.
 
-        The last pack stays, and so do packs that are younger than 10 minutes.
+        Messages are stored in packs, documents of up to 1000 messages, and only whole packs are
+        deleted. The last pack stays, and so do packs that are younger than 10 minutes.
 
         Args:
-            before: packs that lie wholly before this position, or were appended before this
-                instant, are deleted.
+            before: a position or an instant. It deletes the packs that lie entirely before this
+                position, or that were appended before this instant.
 
         Returns:
             The position of the first message that is left.
@@ -110,20 +112,20 @@ class Stream(StreamBase[T, PlanRunner]):
     ) -> Consumer[T]:
         """Return a consumer group of this stream. This does no I/O.
 
-        The group is made when it first receives, and then stored until ``delete_consumer``. Any
+        The group is created when it first receives, and stays stored until ``delete_consumer``. Any
         number of processes may receive for it; together they get every message.
 
         Args:
             name: the durable name of the group: 1-110 of A-Z a-z 0-9 _ - . : >
             start: where a new group begins: "first", "last" (messages appended from now on), an
-                instant, or a position. Ignored if the group exists; ``Consumer.seek``
-                moves it.
+                instant, or a position. It has no effect if the group exists; use
+                ``Consumer.seek`` then.
             lease: seconds for which a reserved message is held.
             max_tries: how many times a message is tried before it is buried. None: never buried.
-            dead_letter: the name of the queue for buried messages; default
-                "<stream>.<group>.dead".
+            dead_letter: the name of the queue for buried messages; "<stream>.<group>.dead" by
+                default.
             backoff: how long a message waits after a rollback.
-            poll: seconds after which a waiting consumer looks again even without a signal.
+            poll: seconds after which a waiting consumer checks the stream even without a signal.
 
         Returns:
             The consumer group.
@@ -145,13 +147,13 @@ class Stream(StreamBase[T, PlanRunner]):
     def delete_consumer(self, name: str) -> bool:
         """Delete a consumer group. Its holders get ``LeaseLost``.
 
-        A process that still receives for it makes it again, from its ``start`` on.
+        A process that still receives for the group creates it again, at its ``start``.
 
         Args:
             name: the name of the group.
 
         Returns:
-            False if there was none.
+            False if there was no such group.
         """
         return self._runner.run(self._backend.delete_group(name))
 
@@ -159,8 +161,8 @@ class Stream(StreamBase[T, PlanRunner]):
 class Consumer(ConsumerBase[T, PlanRunner]):
     """A consumer group of a stream, for blocking code. ``Stream.consumer`` makes it, without I/O.
 
-    Its ``name`` is the stream, "~" and the name of the group. Each thousand messages that one call
-    reserves share a lease.
+    Its ``name`` is the name of the stream, "~" and the name of the group. Each thousand messages
+    that one call reserves share a lease.
     """
 
     def reserve(
@@ -192,12 +194,12 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         Wait for the first message only, then take the messages that are ready.
 
         Args:
-            limit: the most messages to take.
+            limit: the maximum number of messages.
             timeout: seconds to wait for the first message. None waits without limit, 0 does not
                 wait.
             lease: seconds; None: the lease of the group.
-            max_bytes: the most bytes that the stored messages have together. The first message is
-                returned even if it is larger.
+            max_bytes: the maximum size of all messages together, in bytes as stored. The first
+                message is returned even if it is larger.
 
         Returns:
             The reservations in the order of their positions, or an empty list after the timeout.
@@ -215,7 +217,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         """Reserve a message for a ``with`` block, as ``Queue.reserved`` does.
 
         The lease is renewed while the block runs. The message is committed when the block ends, and
-        rolled back if it raises.
+        rolled back if the block raises an exception.
 
         Args:
             timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
@@ -253,7 +255,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         delay: Duration | None = None,
         error: BaseException | str | None = None,
     ) -> None:
-        """Give messages back for another try. A message that has no try left is buried.
+        """Give messages back for another try. A message without tries left is buried.
 
         Args:
             reservations: reservations of this group.
@@ -269,7 +271,8 @@ class Consumer(ConsumerBase[T, PlanRunner]):
     def extend(self, *reservations: StreamReservation[T], lease: Duration | None = None) -> None:
         """Hold messages for another lease, counted from now. This updates ``until``.
 
-        Messages that were reserved together share their lease, and the longest counts.
+        Messages that were reserved together share a lease; the longest lease applies to all of
+        them.
 
         Args:
             reservations: reservations of this group.
@@ -309,7 +312,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         return self._runner.run(self._settles(reservations, None, plan))
 
     def counts(self) -> ConsumerCounts:
-        """Count the messages that the group has ahead of it, by state.
+        """Count the messages that the group has not finished yet, by state.
 
         Returns:
             ready, scheduled, reserved, their total, and skipped.
@@ -333,7 +336,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         return self._runner.run(self._plans.paused())
 
     def seek(self, position: Start) -> int:
-        """Continue at another place of the stream. Every lease of the group ends.
+        """Continue at another position of the stream. Every lease of the group ends.
 
         Args:
             position: "first", "last", an instant, or the position of the next message.

@@ -1,4 +1,4 @@
-"""Targets: the databases that clients connect to, and their form in errors."""
+"""Targets: the databases to which clients connect, and how errors show them."""
 
 from __future__ import annotations
 

@@ -42,7 +42,8 @@ def check_usable(driver: BaseDriver[Any]) -> None:
 def _repeatable() -> Iterator[None]:
     """Turn the error of a connection without sessions into an error that retry loops retry.
 
-    A command of the user, or the commit, may meet such a connection, too. Then it was not sent.
+    The user's own command, or the commit, may also get such a connection. In that case it was not
+    sent.
     """
     try:
         yield

@@ -19,12 +19,13 @@ AnyQueue = str | Queue[Any] | AsyncQueue[Any] | Consumer[Any] | AsyncConsumer[An
 class Worker(Runner):
     """Consumes queues with functions.
 
-    A message is committed when its handler ends, and tried again later when the handler raises.
-    With ``batch`` a handler takes many messages at once, and may raise ``BatchFailed`` for some.
+    A message is committed when its handler returns, and tried again later when the handler raises
+    an exception. With ``batch`` a handler takes many messages at once, and may raise
+    ``BatchFailed`` if some of them failed.
 
     Args:
         client: a Client or an AsyncClient. With either, handlers may be ``def`` or ``async def``.
-        concurrency: how many handlers run at once, over all queues.
+        concurrency: how many handlers run at once, for all queues together.
         name: a label for reports.
     """
 
@@ -62,12 +63,12 @@ class Worker(Runner):
             queue: the name of a queue; or a queue of this client or a consumer group of a stream,
                 which already have their model and options.
             handler: takes (payload) or (payload, delivery); with ``batch``, a list of payloads, or
-                that and a list of deliveries.
+                this list and a list of deliveries.
             to: queues to which the handler may send messages, by To or Many.
-            options: model, concurrency (of this queue), time_limit (of the handler, in seconds),
-                batch (the most messages that the handler takes at once), window (how many seconds a
-                batch waits to fill up), on_invalid ("stop" or "bury": the action when most of the
-                first messages do not fit the model), lease, max_tries, backoff, history and the
-                other options of ``Client.queue``.
+            options: model, concurrency (for this queue), time_limit (for the handler, in seconds),
+                batch (the maximum number of messages that the handler takes at once), window (how
+                many seconds a batch waits for more messages), on_invalid ("stop" or "bury": the
+                action if most of the first messages do not fit the model), lease, max_tries,
+                backoff, history and the other options of ``Client.queue``.
         """
         return self._add("sink", queue, handler, to, **options)
