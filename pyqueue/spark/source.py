@@ -28,124 +28,138 @@ if TYPE_CHECKING:
 class QueueDataSource(DataSource):
     """The data source "pyqueue": read and write the messages of a queue.
 
-    A batch read shows the ready messages and consumes none. A batch write, in mode append, shows
-    all its messages at its end, or none. A streaming read claims messages for a group and finishes
-    each batch once Spark has committed it. A streaming write shows each batch once, even if Spark
-    repeats it after its messages were consumed.
+    A batch read returns the ready messages and consumes none. A batch write, in mode append,
+    publishes all its messages at its end, or none. A streaming read claims messages for a group and
+    finishes each batch once Spark has committed it. A streaming write publishes each batch once,
+    even if Spark repeats the batch after its messages were consumed.
 
-    Options of all uses:
-        uri, url, uriEnv: The server's URI, or the name of an environment variable that holds it;
-            the variable PYQUEUE_URL by default. With a variable the URI appears in no plan and no
-            log. ``url`` means the same as ``uri``, and Spark hides its value in tables.
+    In this text, a "stream" is a stream of pyqueue, as ``Client.stream`` returns it.
+
+    Options for all uses:
+        uri, url, uriEnv: ``uri`` and ``url`` both give the server's URI; Spark hides the value of
+            ``url`` when it prints a table. ``uriEnv`` gives the name of an environment variable
+            that holds the URI, so that the URI appears in no plan and no log. By default the
+            variable is PYQUEUE_URL.
         namespace: The collection that holds the queues; "pyqueue" by default.
 
-    A setting of the session such as spark.pyqueue.uriEnv is the default of uriEnv, namespace,
-    numPartitions, maxMessagesPerBatch or maxWaitMs, if it was set before ``register``.
+    A setting of the session, such as spark.pyqueue.uriEnv, is the default for the option uriEnv,
+    namespace, numPartitions, maxMessagesPerBatch or maxWaitMs, if it was set before ``register``.
 
-    Options of queues:
+    Options for queues:
         queue: The name of the queue. A write may have several; see ``queues``.
 
-    Options of reads:
-        payloadType: "json" (default), "variant" or a Spark type.
-        payloadModel: In place of a type, a pydantic model as "module:Model". The driver imports it.
-        columns: The columns of the read, separated by commas; all by default.
-        numPartitions: How many tasks read. By default the number of tasks that the cluster could
-            run at once when ``register`` was called, or 4 if Spark found the data source by itself.
-        onBadRecord: How to treat a payload that does not fit ``payloadType``. "fail" ends the
-            query with an error that names the message; the default of batch reads, and of reads of
-            a stream. "null" reads it as null. "bury", the default of streaming reads of a queue and
-            only for these, moves the message to the dead-letter queue with the end of the batch.
-            A message that was dead before is read as null.
-        columnNameOfCorruptRecord: With ``onBadRecord`` "null", the name of one more column of type
-            string, which holds such a payload as JSON.
+    Options for reads:
+        payloadType: The type of the column payload: "json" (default), "variant" or a Spark type.
+        payloadModel: Instead of ``payloadType``, a pydantic model as "module:Model". The driver
+            imports it.
+        columns: The columns to read, separated by commas; all by default.
+        numPartitions: The maximum number of tasks. By default it is the number of tasks that the
+            cluster could run at once when ``register`` was called, or 4 if Spark found the data
+            source by itself.
+        onBadRecord: The handling of a payload that does not fit ``payloadType``. "fail" ends the
+            query with an error that names the message; it is the default for batch reads and for
+            reads of a stream. "null" reads the payload as null. "bury" moves the message to the
+            dead-letter queue when the batch is committed; only streaming reads of a queue have
+            it, as their default. A message that was already dead is read as null instead.
+        columnNameOfCorruptRecord: With ``onBadRecord`` "null", the name of a further column of type
+            string, which holds a payload that does not fit as JSON.
 
-    Options of batch reads of a queue:
-        match: A JSON object of fields of the payload and their values or conditions: only messages
-            that match are read. Conditions use $eq, $ne, $gt, $gte, $lt, $lte, $in, $nin, $exists.
-        mustExist: "true" (default): a queue that is not there is an error; with "false" the
-            read has no rows.
-        pushFilters: "true" lets the database apply filters on id, key, when and tries. Spark needs
-            the setting spark.sql.python.filterPushdown.enabled; "false" by default.
+    Options for batch reads of a queue:
+        match: A filter: a JSON object of payload fields and their values or conditions. Conditions
+            use $eq, $ne, $gt, $gte, $lt, $lte, $in, $nin and $exists.
+        mustExist: With "true" (default), reading a queue that does not exist is an error; with
+            "false", such a read returns no rows.
+        pushFilters: With "true", the database applies filters on id, key, when and tries; "false"
+            by default. It needs the Spark setting spark.sql.python.filterPushdown.enabled.
 
-    Options of streaming reads:
-        maxMessagesPerBatch: The largest size of a batch; 10000 by default.
-        maxWaitMs: How long an idle query waits for the signal of a push each time that Spark asks
-            for new data, in milliseconds; 100 by default, 0 to 60000. All sources of a query share
-            this time. With the trigger ``availableNow`` a query never waits.
+    Options for streaming reads:
+        maxMessagesPerBatch: The maximum number of messages in a batch; 10000 by default.
+        maxWaitMs: How many milliseconds an idle query waits for the signal of a push each time that
+            Spark asks for new data: 100 by default, 0 to 60000. All sources of a query share this
+            time. With the trigger ``availableNow`` a query never waits.
 
-    Options of streaming reads of a queue:
-        group: The durable name of this consumer. One query at a time runs it, the rest stand by.
-        members: How many queries share the work of the group; 1 by default. Each needs its own
-            checkpoint. Give all of them the same number.
-        minMessagesPerBatch: A batch waits until this number of messages is ready; 1 by default.
-        maxTriggerDelay: But it waits no longer than this after the last batch: "15m" by default,
-            or another number of ms, s, m or h. The first batch and ``availableNow`` do not wait.
-        maxBytesPerBatch: The largest size of a batch, in bytes of stored messages; 67108864 by
-            default, which is 64 MB. A batch has at least one message.
-        leaseSeconds: How long a batch stays held if the query dies, in seconds; 600 by default.
+    Options for streaming reads of a queue:
+        group: The durable name of this consumer. One query at a time runs a group; further queries
+            stand by.
+        members: How many queries share the work of the group; 1 by default. Each query needs a
+            separate checkpoint, and all need the same number of members.
+        minMessagesPerBatch: A batch waits until this number of messages is ready; 1 by default. See
+            ``maxTriggerDelay``.
+        maxTriggerDelay: The longest time for which ``minMessagesPerBatch`` makes a batch wait after
+            the previous batch: "15m" by default, or another number of ms, s, m or h. The first
+            batch does not wait, nor does a query with ``availableNow``.
+        maxBytesPerBatch: The maximum size of a batch, in bytes of stored messages: 67108864 by
+            default, which is 64 MB. A batch has at least one message, whatever its size.
+        leaseSeconds: How many seconds a batch stays reserved if the query dies; 600 by default.
 
-    Options of reads of a stream:
-        stream: In place of ``queue``, the name of a stream, which is read by position.
-        startingPosition: Where a query without a checkpoint begins, or a batch read: "first"
-            (default), "last", a position, or an instant with its time zone in ISO form, such as
-            2026-01-31T12:00:00Z. An instant means the first pack that was appended then or later.
+    Options for reads of a stream:
+        stream: Instead of ``queue``, the name of a stream, which is read by position.
+        startingPosition: Where a batch read begins, or a query without a checkpoint: "first"
+            (default), "last", a position, or a time in ISO form with its time zone, such as
+            2026-01-31T12:00:00Z. Messages are stored in packs, documents of up to 1000 messages; a
+            time selects the first pack that was appended at that time or later.
 
-    Options of batch reads of a stream:
-        endingPosition: The position before which the read ends, in the same forms; "last" by
-            default.
+    Options for batch reads of a stream:
+        endingPosition: The position before which the read ends; "last" by default. It takes the
+            same values as ``startingPosition``.
 
-    Options of streaming reads of a stream:
-        failOnDataLoss: "true" (default): a query fails if the retention has deleted messages that
-            it has not read; with "false" it leaves them out with a warning, as a batch read does.
+    Options for streaming reads of a stream:
+        failOnDataLoss: With "true" (default), the query fails if the retention has deleted messages
+            that it has not read. With "false", it skips them with a warning, as a batch read does.
 
-    Options of writes:
-        queues: In place of ``queue``, the names of several queues, separated by commas. The column
+    Options for writes:
+        queues: Instead of ``queue``, the names of several queues, separated by commas. The column
             ``queue`` of each row names one of them; a null or another name fails the write. The
-            record of a stage belongs to the first one: add further queues behind it.
-        onDuplicate: How to treat a row whose ``key`` belongs to a live message of its queue, or
-            with ``idColumn`` its id. "ignore" (default) leaves the row out. "replace" overwrites
-            that message, unless it has finished or moved on. "error" fails the write. A write that
-            appears once, of a stream or with ``epoch``, takes "ignore" only, and "replace" with
-            ``idColumn`` needs ``staged`` "false". In other streams, "error" ignores ids.
-        onBadRow: How to treat a row whose payload, headers, key, instant, priority or group
-            cannot be stored. "fail" (default) fails the write. "bury" writes all other rows, and
-            the row becomes a message of the dead-letter queue, with the reason in ``error``.
-        idColumn: The column whose values are the ids.
-        idPrefix: The prefix of the ids, before these values; nothing by default. The queues of a
-            namespace share their ids, so the same orders in two queues need different prefixes.
-        stage: The name of the writer; without ``idColumn`` the ids are "STAGE~ID", made from the
-            column id. A stream needs ``stage``, ``idColumn`` or both.
+            record of a stage is stored with the first of these queues: keep it first, and add
+            further queues after it.
+        onDuplicate: The handling of a row whose ``key`` belongs to a live message of its queue or,
+            with ``idColumn``, whose id is taken. "ignore" (default) leaves the row out. "replace"
+            overwrites that message, unless it has finished or moved on. "error" fails the write.
+            Streaming writes with ``delivery`` "exactly-once", and batch writes with ``epoch``, take
+            only "ignore". In a batch write, "replace" with ``idColumn`` needs ``staged`` "false".
+            With ``delivery`` "at-least-once", "error" applies only to keys.
+        onBadRow: The handling of a row whose payload, headers, key, time, priority or group cannot
+            be stored. "fail" (default) fails the write. "bury" writes all other rows, and stores
+            the row as a message of the dead-letter queue, with the reason in ``error``.
+        idColumn: The column whose values are the ids of the messages.
+        idPrefix: A prefix for the ids in ``idColumn``; none by default. An id is unique in its
+            namespace, so to write the same rows into two queues, use two prefixes.
+        stage: The name of the writer. Without ``idColumn``, the ids are "STAGE~ID", where ID is the
+            value of the column id. A streaming write needs ``stage``, ``idColumn`` or both.
 
-    Options of batch writes:
-        epoch: In ``foreachBatch``, with ``stage``: the number of the batch. A number that the query
-            has written is not written again; one below it, or the same with other rows, fails.
-        query: With ``epoch``, the name of the query, if Spark does not tell it, as on Connect: one
-            for each checkpoint.
-        staged: With ``idColumn``, "true" (default), or "false": messages appear as they are
-            written, which takes a third of the time. A job that fails leaves some behind, and a job
-            that is run again writes the missing rows.
+    Options for batch writes:
+        epoch: In ``foreachBatch``, together with ``stage``: the number of the batch. A batch that
+            the query has already written is not written again. A number below the last one fails
+            the write, and so does the last number with other rows.
+        query: With ``epoch``, a name for the query, if Spark does not pass its id to the data
+            source, as on Connect. Use a different name for each checkpoint.
+        staged: With "true" (default), all messages appear at the end of the write. "false", which
+            needs ``idColumn``, takes about a third of the time, but messages appear while the job
+            runs. If such a job fails, some of its messages stay; run it again to write the rest.
 
-    Options of streaming writes:
-        delivery: "exactly-once" (default), or "at-least-once": the messages appear as they are
-            written, which is faster, and a repeated batch writes consumed messages again.
+    Options for streaming writes:
+        delivery: "exactly-once" (default) publishes each batch once. "at-least-once" is faster:
+            the messages appear as they are written, but a batch that Spark repeats writes consumed
+            messages again.
 
     Columns of a read: id, queue, payload, headers, key, when, pushed, tries, priority, group.
 
     Columns of a read of a stream: id, stream, position, payload, headers, pushed.
 
-    Columns of a write:
-        payload: JSON in a string, a struct, a variant or any value. The other columns are optional.
+    Columns of a write, of which only payload is required:
+        payload: JSON in a string, a struct, a variant or any other value.
         headers: A map of strings.
         key: The key of the message, a string.
-        when: When the message becomes ready, a timestamp. One in the past means at once.
-        delay: In place of ``when``, the seconds until then, a number or an interval. They count
-            from the write of the row. A row that has both is a bad row.
-        queue: With the option ``queues``, the queue of the row. Otherwise it is ignored.
+        when: The time at which the message becomes ready, a timestamp. A time in the past means at
+            once.
+        delay: Instead of ``when``, the seconds until the message becomes ready, counted from the
+            write of the row: a number or an interval. A row with both is a bad row.
+        queue: With the option ``queues``, the queue of the row. Otherwise it has no effect.
         priority: In a queue with priorities, a whole number from 0 to 9; null means the default.
-        group: In a queue with ordered groups, the group of the message; null means none.
-            In a queue of another kind the column is ignored.
+        group: In a queue with ordered groups, the group of the message; null means none. In a queue
+            of another kind it has no effect.
 
-    Batch reads work with Spark 4.0, writes need 4.1, and streaming reads need 4.2.
+    Batch reads need Spark 4.0, writes need 4.1, and streaming reads need 4.2.
     """
 
     #: How many tasks read, unless an option says so. ``register`` knows the cluster and sets it.

@@ -32,7 +32,7 @@ def of_docstring() -> list[tuple[str, str, str]]:
     """Return the names, the uses and the text of each entry."""
     found = []
     for title, block in re.findall(
-        r"^Options of ([^:\n]+):\n(.*?)\n\n", inspect.getdoc(QueueDataSource) or "", re.M | re.S
+        r"^Options for ([^:\n]+):\n(.*?)\n\n", inspect.getdoc(QueueDataSource) or "", re.M | re.S
     ):
         for names, text in re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", block, re.M):
             found.append((names, title, text))
@@ -40,7 +40,8 @@ def of_docstring() -> list[tuple[str, str, str]]:
 
 
 def of_reference() -> list[tuple[str, str, str]]:
-    table = prose("docs/reference.md").split('Options of `format("pyqueue")`:')[1].split("\n\n")[1]
+    _, after = prose("docs/reference.md").split('Options for `format("pyqueue")`:')
+    table = after.split("\n\n")[1]
     rows = [line.strip("| ").split(" | ", 2) for line in table.splitlines()[2:]]
     return [(names.replace("`", ""), uses, text) for names, uses, text in rows]
 
