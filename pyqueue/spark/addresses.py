@@ -1,4 +1,4 @@
-"""The address of a namespace, which travels between Spark's processes, and each one's clients."""
+"""The address of a namespace, which is sent between Spark's processes, and their clients."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NamespaceAddress:
         """Check the arguments and return the address.
 
         Raises:
-            ConfigurationError: Not exactly one of ``uri`` and ``uri_env`` is given, or ``uri`` is
+            ConfigurationError: Neither or both of ``uri`` and ``uri_env`` are given, or ``uri`` is
                 not the URI of a server.
         """
         if (uri is None) == (uri_env is None):
@@ -100,7 +100,7 @@ _opening = threading.Lock()
 
 
 def _forked() -> None:
-    """Begin with a free lock in a forked child: a thread that it lacks may hold the old lock."""
+    """Give a forked child a free lock: a thread that it does not have may hold the old lock."""
     global _opening
     _opening = threading.Lock()
 
@@ -121,7 +121,7 @@ def _quiet(address: NamespaceAddress) -> TaskClient:
 def shared_client(address: NamespaceAddress, make: Callable[[NamespaceAddress], C]) -> C:
     """Return this process's client for an address. If there is none, ``make`` makes it.
 
-    Clients do not pickle, and each costs connections, so a process shares one.
+    Clients cannot be pickled, and each needs connections, so a process shares one.
     """
     key = os.getpid(), address, make
     with _opening:

@@ -1,4 +1,4 @@
-"""The claimed batches of a stage: how they are read and held, one of them ahead of the work.
+"""The claimed batches of a stage: how they are read and held, and how one is claimed in advance.
 
 While Spark works on a batch and the driver settles it, a thread claims and reads the next one. The
 work stays in order: a batch is settled and acknowledged before the work on the next one begins. If
@@ -125,13 +125,13 @@ def working(
 
 
 class Rejected(Exception):
-    """A message, or a part of a batch, cannot be worked on."""
+    """A message, or a part of a batch, cannot be processed."""
 
 
 def bury_killer(source: QueuePlans, held: Reservation[Any]) -> Plan[bool]:
-    """Bury a message on which processes died, if it has no try left. Return whether that is so.
+    """Bury a message on which processes died, if it has no try left. Return whether it has none.
 
-    Another consumer may have taken it just now.
+    If another consumer has taken it in the meantime, it is not buried.
     """
     most = source.options.max_tries
     if most is None or held.tries <= most:
@@ -143,7 +143,7 @@ def bury_killer(source: QueuePlans, held: Reservation[Any]) -> Plan[bool]:
 
 
 class Ahead:
-    """Claims one batch ahead, in a thread.
+    """Claims one batch in advance, in a thread.
 
     Args:
         connection: The connection of a blocking client.
@@ -162,7 +162,7 @@ class Ahead:
         self._future = self._threads.submit(self._connection.run, plan)
 
     def take(self) -> Claimed | None:
-        """Return the claim made ahead, once; None if there is none.
+        """Return the claim made in advance, once; None if there is none.
 
         Raises:
             QueueError: The claim failed.
@@ -171,13 +171,13 @@ class Ahead:
         return None if future is None else future.result()
 
     def forget(self) -> None:
-        """Leave the claim made ahead outstanding. The next batch of the group contains it."""
+        """Leave the claim made in advance outstanding. The next batch of the group contains it."""
         if self._future is not None:
             wait([self._future])
             self._future = None
 
     def give_back(self, release: Callable[[tuple[Reservation[Any], ...]], Plan[None]]) -> None:
-        """Release the messages claimed ahead, as far as the server answers. No try is counted."""
+        """Release the messages claimed in advance, if the server answers. No try is counted."""
         with suppress(QueueError):  # then the leases run out, or the next process continues
             claimed = self.take()
             if claimed is not None:

@@ -43,7 +43,7 @@ log = logging.getLogger("pyqueue")
 MAX_TRANSACTION: Final = 10_000
 #: How many jobs of a batch may fail in the search for the messages that make it fail.
 MAX_FAILURES: Final = 40
-#: The most times that a part is transformed. It is transformed again if messages were lost.
+#: How often a part is transformed at most. It is transformed again if messages were lost.
 MAX_ATTEMPTS: Final = 3
 
 #: Returns the DataFrame of the messages with these ids.
@@ -51,14 +51,14 @@ FrameOf = Callable[[Sequence[Id]], DataFrame]
 
 
 class Batches:
-    """The work of one group: from one queue, through a transform, into further queues.
+    """The work of one group: read one queue, transform its messages, write them to other queues.
 
     Args:
         connection: The connection of a blocking client.
         route: The queues.
         group: The durable name of this consumer.
-        transform: Takes a DataFrame and returns one. None passes everything on unchanged. Without
-            targets it returns nothing.
+        transform: A function that takes a DataFrame and returns one; without targets it returns
+            nothing. None passes all rows on unchanged.
         options: How batches are made.
 
     Raises:
@@ -114,7 +114,7 @@ class Batches:
             session: Returns the Spark session.
 
         Returns:
-            The outcome; None if another process runs the group, or took it over. And how many
+            The outcome, or None if another process runs the group or took it over; and how many
             seconds to wait before the next step.
         """
         try:
@@ -158,7 +158,7 @@ class Batches:
         return replace(report, seconds=time.monotonic() - began)
 
     def release(self) -> None:
-        """Let another process run the group at once. Give back the claim made ahead."""
+        """Let another process run the group at once. Give back the claim made in advance."""
         self._ahead.give_back(self.source.release)
         self._ahead.close()
         self._runner.release()
@@ -194,7 +194,7 @@ class Batches:
         return batch.report()
 
     def foreach_batch(self, df: DataFrame) -> None:
-        """Work on a batch of a stream that reads the source for the same group.
+        """Work on a batch of a streaming query that reads the source for the same group.
 
         See ``SparkStage.foreach_batch``.
         """

@@ -1,9 +1,9 @@
 """Columns of Arrow from encoded documents, without a Python object for each value.
 
-The documents of a queue are alike, so numpy finds the next field of all documents at once. A field
-costs a few array operations, however many documents there are. An unusual document raises
-``Unfit``; the caller then decodes the documents one by one. A value is read only if decoding it
-would give the same result.
+The documents of a queue usually have the same fields, so numpy finds the next field of all
+documents at once. A field costs a few array operations, whatever the number of documents. An
+unusual document raises ``Unfit``; the caller then decodes the documents one by one. A value is read
+only if decoding it would give the same result.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Field(NamedTuple):
         return found
 
     def only(self, *types: int) -> Array:
-        """Return which documents have a value of these types. The rest must be null or missing.
+        """Return which documents have a value of these types. In the rest it must be null or
+        missing.
 
         Raises:
             Unfit: A value has a different type.

@@ -22,7 +22,7 @@ def with_defaults(given: dict[str, str], defaults: Mapping[str, str]) -> dict[st
 
 
 def session_defaults(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the default options that the settings of a session give.
+    """Return the defaults for options that the settings of a session give.
 
     Raises:
         ConfigurationError: A setting has no such option, or may show a password.

@@ -61,7 +61,7 @@ def matching(text: str) -> Condition:
 
 
 def condition(filter: datasource.Filter) -> Condition | None:
-    """Return a condition that holds wherever the filter does; None: there is none."""
+    """Return a condition that is true wherever the filter is true; None: there is none."""
     column = getattr(filter, "attribute", ())
     value = getattr(filter, "value", None)
     if column == ("id",):

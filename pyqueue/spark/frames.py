@@ -1,8 +1,8 @@
 """Convert stored messages to Spark rows with Arrow. See ``row_reader`` for the way back.
 
-A payload has one of three forms: a JSON string, a variant, or a struct or any other Spark type.
-The JSON is MongoDB's relaxed Extended JSON, so dates, ObjectIds, bytes and decimals come back as
-they were. A payload that does not fit its type is an ``InvalidMessage`` that names the message.
+A payload has one of three forms: a JSON string, a variant, or a struct or any other Spark type. The
+JSON is MongoDB's relaxed Extended JSON, so dates, ObjectIds, bytes and decimals come back
+unchanged. A payload that does not fit its type is an ``InvalidMessage`` that names the message.
 """
 
 from __future__ import annotations

@@ -24,11 +24,11 @@ class IdleWait:
     """Decides when an idle query checks its queue, and waits for a signal until then.
 
     Spark asks for new data a hundred times a second, and a wait delays all sources of the query. So
-    a wait ends ``max_wait_s`` after the previous answer. The time between two answers includes the
+    a wait ends ``max_wait_s`` after the last answer. The time between two answers includes the
     waits of the other sources.
 
     Args:
-        max_wait_s: How long to wait, in seconds. With 0, it does not listen for signals.
+        max_wait_s: How long to wait, in seconds. 0: it neither waits nor listens for signals.
         listen: Starts listening for signals of the queue. It is called before the first wait.
     """
 

@@ -1,7 +1,7 @@
-"""Acknowledge the last batch of a stream, and count the work of a session's streams.
+"""Acknowledge the last batch of a streaming query, and count the work of a session's queries.
 
 Spark tells a source that a batch is committed only when it asks for the next batch. After the last
-batch of a query there is no next one, so a listener has to acknowledge it.
+batch of a query it does not ask again, so a listener has to acknowledge that batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("pyqueue")
 
 #: How long the query may acknowledge a batch itself before the listener does it, in seconds.
 HEAD_START_S: Final = 0.2
-#: The most sources whose numbers are kept. The oldest source is dropped first.
+#: The maximum number of sources whose numbers are kept. The oldest source is dropped first.
 MAX_QUERIES: Final = 1000
 #: The name of the error in the text of an exception that ended a query.
 _FENCED: Final = f"{Fenced.__module__}.{Fenced.__qualname__}"
@@ -39,10 +39,11 @@ Source = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class SourceNumbers:
-    """The numbers of a query on one of its queues.
+    """The numbers of a query for one of its queues.
 
-    ``buried`` and ``lost`` count from the first run of the group. The other numbers begin with the
-    session. ``buried`` and ``lost`` stay 0 if the listener cannot learn the server's address.
+    ``buried`` and ``lost`` count from the first run of the group; the other numbers count from the
+    start of the session. ``buried`` and ``lost`` stay 0 if the listener does not know the server's
+    address.
     """
 
     #: The queue that the query reads.
@@ -53,14 +54,14 @@ class SourceNumbers:
     rows: int = 0
     #: The number of the last claim that Spark has committed.
     claim: int = 0
-    #: The messages that were ready after the last batch, counted up to 100 000. The stream waits 10
-    #: seconds or more between two counts. None: it has not counted yet.
+    #: The messages that were ready after the last batch, counted up to 100 000, at most once in 10
+    #: seconds. None: they have not been counted yet.
     ready: int | None = None
-    #: The age of the oldest of them, in seconds. None: no message is ready.
+    #: The age of the oldest ready message, in seconds. None: no message is ready.
     oldest_age: float | None = None
     #: The bad records that were buried.
     buried: int = 0
-    #: The messages that other consumers took, because a lease had run out, before the query
+    #: The messages whose lease ran out, and that other consumers claimed, before the query
     #: acknowledged them. They may have been processed twice.
     lost: int = 0
     #: How many times another runner took the group over from this query.
@@ -68,7 +69,7 @@ class SourceNumbers:
 
 
 class QueueProgressListener(StreamingQueryListener):
-    """Finish the messages of each batch of a stream from a queue once Spark has committed it.
+    """Finish the messages of each batch that a streaming query read, once Spark has committed it.
 
     ``register`` and ``spark_session`` add this listener, and ``register`` returns it. Without it,
     no message is lost or delivered twice, but the last batch of a stopped query stays reserved
@@ -203,7 +204,7 @@ class QueueProgressListener(StreamingQueryListener):
 
 
 def _document(text: str | None) -> dict[str, Any]:
-    """Return the offset that Spark shows; empty if it is missing, or of another data source."""
+    """Return the offset that Spark shows; empty if it is missing or of another data source."""
     try:
         found = json.loads(text or "null")
     except ValueError:  # Spark shows a missing offset as "None"

@@ -44,15 +44,15 @@ def struct_of(model: type[BaseModel]) -> StructType:
     """Return the Spark type of a pydantic model.
 
     Args:
-        model: The fields may be str, int, float, bool, bytes, Decimal, datetime, date, UUID,
-            ObjectId, Literal, Enum, lists, sets and tuples of one type, dicts with str keys, models
-            again, and ``| None`` of these.
+        model: Its fields may be str, int, float, bool, bytes, Decimal, datetime, date, UUID,
+            ObjectId, Literal, Enum, lists, sets and tuples of one type, dicts with str keys, and
+            further models, each also with ``| None``.
 
     Returns:
         A struct with the same fields, all nullable.
 
     Raises:
-        ConfigurationError: A field has a type that Spark lacks.
+        ConfigurationError: A field has a type that Spark does not have.
     """
     return StructType(
         [
@@ -130,7 +130,7 @@ def payload_type(model: object) -> DataType | None:
         model: A pydantic model, or None.
 
     Returns:
-        The type; None means JSON in a string.
+        The type; None for JSON in a string.
 
     Raises:
         ConfigurationError: The model is not a pydantic model, or Spark lacks the type of a field.

@@ -1,4 +1,4 @@
-"""The offset of a stream: the number of a claim, and how to find the claim.
+"""The offset of a streaming query: the number of a claim, and how to find the claim.
 
 Spark stores offsets in its checkpoint and shows them in progress reports, so they contain no
 credentials.
@@ -22,7 +22,7 @@ from pyqueue.spark.addresses import NamespaceAddress, client_of, plans_at
 
 @dataclass(frozen=True)
 class Offset:
-    """All claims of a group up to number ``n``, as the runner with this token made them."""
+    """All claims of a group up to number ``n``, made by the runner with this token."""
 
     n: int
     token: str
@@ -33,9 +33,9 @@ class Offset:
     member: int | None = None
     #: The batch that ends here contains the claims above this number.
     after: int = 0
-    #: The first token of the query's runner. A restart of the query, and only that, keeps it.
+    #: The first token of the query's runner. Only a restart of the query keeps it.
     lineage: str = ""
-    #: How many messages the batch that ends here held; None: an earlier release made the offset.
+    #: How many messages the batch that ends here has; None: an earlier release made the offset.
     count: int | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -89,7 +89,8 @@ class Offset:
         return NamedClaims(plans_at(self.address, queue, options, kind), self.group, self.member)
 
     def acknowledge(self) -> ClaimProgress:
-        """Finish the messages of these claims, unless that is done. Return the group's progress.
+        """Finish the messages of these claims, unless they are finished. Return the group's
+        progress.
 
         Raises:
             Fenced: Another runner took the group over.

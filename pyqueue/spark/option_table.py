@@ -41,7 +41,7 @@ class Way(Flag):
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """An option. A use that does not have it ignores it, unless ``REFUSED`` names it."""
+    """An option. A use without this option ignores it, unless ``REFUSED`` lists it."""
 
     name: str
     ways: Way
@@ -50,14 +50,14 @@ class Option:
     default: str | None = None
 
     def value(self, given: Mapping[str, str]) -> Any:
-        """Return the checked value. An empty text means the default."""
+        """Return the checked value. An empty text stands for the default."""
         found = given.get(self.name) or self.default
         return None if found is None else self.check(self.name, found)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The options that say where the messages are."""
+    """The options for the place of the messages."""
 
     uri: Annotated[str | None, Option("uri", Way.ALL)]
     url: Annotated[str | None, Option("url", Way.ALL)]
@@ -70,7 +70,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """The options of reads only."""
+    """The options for reads only."""
 
     payload_type: Annotated[str, Option("payloadType", Way.READS, value.payload_type, "json")]
     #: The import path of the model of the payloads.
@@ -104,7 +104,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
-    """The size of the batches of a stream."""
+    """The size of the batches of a streaming read."""
 
     max_messages: Annotated[
         int, Option("maxMessagesPerBatch", Way.STREAM_READS, value.count(MAX_CLAIM), "10000")
@@ -122,7 +122,7 @@ class BatchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """The options of writes only."""
+    """The options for writes only."""
 
     id_column: Annotated[str | None, Option("idColumn", Way.WRITES)]
     #: Goes before the values of ``id_column``.

@@ -61,7 +61,7 @@ def queue_names(name: str, given: str) -> tuple[str, ...]:
 
 
 def names(name: str, given: str) -> list[str]:
-    """Return the names, which commas separate."""
+    """Return the names in a list that commas separate."""
     return [each.strip() for each in given.split(",")]
 
 
@@ -117,7 +117,7 @@ def count(most: int, *, least: int = 1) -> Callable[[str, str], int]:
 
 
 def delay(name: str, given: str) -> float:
-    """Return the seconds of a time such as "30s", as Spark's Kafka source takes it."""
+    """Return the seconds of a time such as "30s", in the form of Spark's Kafka source."""
     found = _TIME.fullmatch(given)
     if found is None or not (length := float(found[1]) * _UNITS[found[2]]):
         raise ConfigurationError(
@@ -127,7 +127,7 @@ def delay(name: str, given: str) -> float:
 
 
 def seconds(name: str, given: str) -> float:
-    """Return a duration in seconds, which is positive."""
+    """Return a positive duration in seconds."""
     try:
         length: float | str = float(given)
     except ValueError:  # refused next

@@ -26,7 +26,7 @@ from pyqueue.runtime.server_errors import shown_cause, translated
 from pyqueue.spark.columns import label
 from pyqueue.spark.row_reader import Reader
 
-#: The function of a stage. Without a target it returns nothing, and may take the claim's number.
+#: The function of a stage. Without a target, it returns nothing and may take the claim's number.
 Transform = (
     Callable[[DataFrame], DataFrame]
     | Callable[[DataFrame], None]
@@ -46,10 +46,10 @@ class Report:
     written: int = 0
     #: With output "move", the messages whose ids the transform left out. They are finished.
     dropped: int = 0
-    #: The messages on which the transform failed, which were rolled back or buried. This includes
-    #: messages that were released untried, because the transform failed on too many.
+    #: The messages on which the transform failed, which were rolled back or buried. They include
+    #: messages that were released untried, because the transform had failed too often.
     failed: int = 0
-    #: The messages whose lease ran out and that have another holder now. They were left alone.
+    #: The messages whose lease ran out and that have another holder now. They were not changed.
     lost: int = 0
     seconds: float = 0.0
 
@@ -61,8 +61,8 @@ class Tally:
     written: int = 0
     dropped: int = 0
     lost: int = 0
-    #: The messages on which the transform failed, or that a target refused, for example because
-    #: their key is taken there.
+    #: The messages on which the transform failed, or which a target refused, for example because
+    #: their key is taken in it.
     failed: list[tuple[Id, Exception]] = field(default_factory=list)
 
 
@@ -200,7 +200,7 @@ class Output:
     def _changed(
         self, held: Reservation[Any], row: NewMessage, payloads: Mapping[Id, Any]
     ) -> NewMessage:
-        """Return the row with only the changes of the transform.
+        """Return the row with only the values that the transform changed.
 
         In a DataFrame all headers are strings. A header that was not changed keeps its stored type.
         """

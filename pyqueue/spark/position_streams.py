@@ -20,7 +20,7 @@ from pyqueue.spark.positions import PositionReader
 class PositionStreamReader(IdleReader):
     """Reads a stream by position.
 
-    The checkpoint alone says how far the query is, so there is nothing to do at a commit.
+    The checkpoint alone records how far the query has come, so there is nothing to do at a commit.
     """
 
     def __init__(self, options: Options, payload: DataType | None) -> None:

@@ -1,4 +1,4 @@
-"""The reader of streams: claimed messages. It needs Spark 4.2."""
+"""The reader of streaming queries on queues, which claims messages. It needs Spark 4.2."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from pyqueue.spark.runners import StreamRunner, members_of
 
 log = logging.getLogger("pyqueue")
 
-#: How often a stream counts the ready messages, in seconds, and up to how many.
+#: How often a streaming query counts the ready messages, in seconds, and the limit of the count.
 BACKLOG_INTERVAL_S: Final = 10.0
 MAX_BACKLOG: Final = 100_000
 
@@ -49,12 +49,13 @@ class StreamReader(IdleReader):
     """Claims batches for a group. The offset is the number of a claim.
 
     The process that plans the query runs the group and renews the outstanding claims. Executors
-    read ranges of the claims. While another process runs the group, the query stands by: it has no
+    read parts of the claims. While another process runs the group, the query stands by: it gets no
     new messages.
 
-    A restart continues the lineage of its checkpoint, and so its claims. If another query ran the
-    group in between, the claims of the checkpoint no longer belong to this query. Their outstanding
-    messages go into the next batch, and none of them counts as processed.
+    A restarted query continues the lineage of its checkpoint (see ``Offset``), and so its claims.
+    If another query ran the group in between, the claims in the checkpoint no longer belong to this
+    query. Their outstanding messages become part of the next batch; none of them counts as
+    processed.
     """
 
     def __init__(self, options: Options, payload: DataType | None) -> None:
@@ -72,7 +73,7 @@ class StreamReader(IdleReader):
         self._acknowledged = self._claimed = 0
         #: When it made the last claim, by the monotonic clock.
         self._claimed_at = -math.inf
-        #: The claims of the last batch, and how many messages each of their documents has.
+        #: The claims of the last batch, and how many messages each document of them has.
         self._batch: tuple[int, int, Mapping[Id, int]] = (0, 0, {})
         #: Whether the queue exists, and whether a warning has said that it does not.
         self._is_there = self._warned = False
@@ -82,7 +83,7 @@ class StreamReader(IdleReader):
         self._count_at: float | None = -math.inf
 
     def _take(self, offset: Mapping[str, Any]) -> tuple[StreamRunner, str | None]:
-        """Return the runner, and its token unless the query has to stand by.
+        """Return the runner and its token; None instead of the token: the query must stand by.
 
         Args:
             offset: The last offset in the checkpoint.
@@ -108,7 +109,8 @@ class StreamReader(IdleReader):
         """Return the first offset of a query that has committed no batch.
 
         Spark also calls this before it repeats the first batch after a crash. Only the offset of
-        that batch, which comes next, shows the lineage. So this does not take the group over.
+        that batch, which Spark passes later, shows the lineage. So this method does not take the
+        group over.
         """
         self._exists()  # a server that does not answer ends the query here
         return self._first.to_json()
@@ -139,7 +141,7 @@ class StreamReader(IdleReader):
             return start
 
     def _exists(self) -> bool:
-        """Return whether the queue exists. Until it does, its kind is unknown: no claim is made."""
+        """Return whether the queue exists. Until it exists its kind is unknown, so nothing is claimed."""
         if self._is_there:
             return True
         options = self._options
@@ -207,7 +209,7 @@ class StreamReader(IdleReader):
     def _held(self, runner: StreamRunner, token: str, after: int, upto: int) -> Mapping[Id, int]:
         """Return the documents of a batch, each with the number of its messages.
 
-        Spark asks for the end of a batch first, and then for its parts.
+        Spark asks first for the end of a batch, and then for its parts.
         """
         if self._batch[:2] != (after, upto):
             sizes = self._options.run(runner.claims.sizes(token, after, upto))
@@ -215,7 +217,7 @@ class StreamReader(IdleReader):
         return self._batch[2]
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Return the last claim, how many messages are ready, and the age of the oldest."""
+        """Return the last claim, the number of ready messages, and the age of the oldest one."""
         if self._count_at is not None and time.monotonic() >= self._count_at:
             options = self._options
             with suppress(Unavailable):  # a number that is missing must not end the query
@@ -230,7 +232,7 @@ class StreamReader(IdleReader):
         """Divide the claims of a batch among tasks.
 
         Raises:
-            Fenced: Another query took the group over since this one claimed the batch.
+            Fenced: Another query has taken the group over since this one claimed the batch.
         """
         runner, token = self._take(end)
         if lineage_of(end) != runner.lineage:
@@ -279,7 +281,7 @@ class StreamReader(IdleReader):
     ) -> int | None:
         """Finish the claims up to ``n``, and make the next claim at the same time.
 
-        The claim does not wait for the acknowledgement: if that fails, the next runner adopts
+        The claim does not wait for the acknowledgement: if that fails, the next runner takes over
         both.
 
         Returns:
@@ -297,7 +299,7 @@ class StreamReader(IdleReader):
     def stop(self) -> None:
         """Stop renewing leases and listening for signals.
 
-        The runner's lease lasts some seconds longer. In this time the listener acknowledges the
+        The runner's lease lasts some seconds longer, during which the listener acknowledges the
         last batch.
         """
         if self._runner is not None:

@@ -1,4 +1,4 @@
-"""Start a Spark session that knows queues, or make queues known to an existing one."""
+"""Start a Spark session that can use queues, or prepare an existing session for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from pyqueue.spark.option_table import MAX_PARTITIONS
 from pyqueue.spark.session import session
 from pyqueue.spark.source import QueueDataSource
 
-#: The settings that say how many tasks Spark divides a table into. The first that is set counts.
+#: The settings for the number of tasks into which Spark divides a table. The first that is set
+#: wins.
 _PARALLELISM: Final = ("spark.sql.leafNodeDefaultParallelism", "spark.default.parallelism")
 
 
@@ -35,9 +36,9 @@ def spark_session(
 
     Args:
         name: The name of the application.
-        master: For example "local[2]", or the URL of a cluster. None means the value of Spark's
-            own configuration, or "local[*]".
-        config: Further settings of Spark.
+        master: For example "local[2]", or the URL of a cluster. None: the value in Spark's own
+            configuration, or "local[*]".
+        config: Further settings for Spark.
 
     Returns:
         The session. Call its ``stop()`` at the end.
@@ -53,10 +54,11 @@ def spark_session(
 def register(spark: SparkSession) -> QueueProgressListener:
     """Register the data source "pyqueue" and its listener with a session, classic or Connect.
 
-    With an installed wheel Spark finds the data source by itself, but not the listener.
+    If pyqueue is installed from a wheel, Spark finds the data source by itself, but not the
+    listener.
 
-    If this process imports pyqueue from a wheel, as ``spark-submit --py-files WHEEL`` does, the
-    executors get it, too.
+    If this process imports pyqueue directly from a wheel file, as after
+    ``spark-submit --py-files WHEEL``, the wheel is also sent to the executors.
 
     Args:
         spark: The session. Repeated calls change nothing.
@@ -65,7 +67,8 @@ def register(spark: SparkSession) -> QueueProgressListener:
         The listener of the session, which has the numbers of its queries.
 
     Raises:
-        ConfigurationError: A setting ``spark.pyqueue.NAME`` names no option with a default.
+        ConfigurationError: A setting ``spark.pyqueue.NAME`` does not name an option that can have a
+            default.
     """
     listener: QueueProgressListener | None = getattr(spark, "_pyqueue", None)
     if listener is None:
@@ -88,7 +91,7 @@ def _source(tasks: int, options: Mapping[str, str]) -> type[QueueDataSource]:
     """Return the data source for a cluster that runs ``tasks`` tasks at once.
 
     Spark plans reads in another process. The class is sent there by value, and only its attributes
-    tell that process about the cluster.
+    carry the facts about the cluster.
 
     Args:
         tasks: How many tasks the cluster runs at once.
@@ -124,10 +127,11 @@ def _defaults(spark: SparkSession) -> Mapping[str, str]:
 
 
 def _ship(spark: SparkSession, module: Path) -> None:
-    """Send the archive that contains a module to all processes. Without an archive, do nothing.
+    """Send the archive that contains a module to all processes, if there is one.
 
-    Spark passes a wheel on, but puts only files that end in .zip on the path of an executor. It
-    puts nothing on the path of the process that plans a stream, which runs next to the driver.
+    Spark sends the wheel to the executors, but adds only files that end in .zip to their import
+    path. It adds nothing to the path of the process that plans a streaming query, next to the
+    driver.
     """
     archive = next((each for each in module.parents if each.is_file()), None)
     if archive is None:

@@ -104,13 +104,13 @@ def _values(documents: Documents, field: Field) -> list[Document | None]:
 def rows_of(
     options: Options, found: Sequence[bytes], payload: DataType | None, default: str
 ) -> tuple[pa.RecordBatch, dict[Id, str]]:
-    """Convert messages as ``onBadRecord`` says.
+    """Convert messages as ``onBadRecord`` demands.
 
     Args:
         options: The options of the read.
         found: The stored messages in BSON.
         payload: The type of the payloads. None means JSON, which every payload fits.
-        default: How to treat bad records if the options do not say it.
+        default: How to handle bad records if the options do not set it.
 
     Returns:
         The rows, and the reasons of the messages that are to be buried, by id.
@@ -129,7 +129,7 @@ def rows_of(
 def log_rows_of(
     options: Options, documents: Sequence[Document], payload: DataType | None
 ) -> pa.RecordBatch:
-    """Convert messages of a stream as ``onBadRecord`` says. No message is left out.
+    """Convert messages of a stream as ``onBadRecord`` demands. No message is left out.
 
     Args:
         options: The options of the read.

@@ -1,4 +1,4 @@
-"""Run a group of named claims in this process: take it over, hold it, give it up."""
+"""Run a claim group in this process: take it over, hold it, give it up."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def members_of(source: QueuePlans, group: str, members: int) -> list[NamedClaims
 
 
 class GroupRunner:
-    """Runs a group, or one member of it, from ``take`` on.
+    """Runs a claim group, or one member of it, from the call of ``take`` on.
 
     Until ``drop`` or ``release`` it renews the runner's lease, and the leases of all messages that
     the group has claimed.
@@ -79,7 +79,7 @@ class GroupRunner:
         self.token: str | None = None
 
     def take(self) -> str:
-        """Return the token. If this process does not run the group, take it over.
+        """Return the token of the runner. If this process does not run the group, take it over.
 
         Raises:
             Occupied: Another process runs the group.
@@ -88,7 +88,8 @@ class GroupRunner:
         return self.token or self._take(self._candidate(owner, owner))
 
     def _candidate(self, owner: str, known: str | None) -> Candidate:
-        """Return the candidate that continues the work of a known owner or runner without waiting.
+        """Return the candidate that may continue the work of a known owner or runner without
+        waiting.
 
         A runner that was fenced waits like any other. Otherwise two runners of one process would
         take the group from each other again and again.

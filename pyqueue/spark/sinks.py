@@ -1,8 +1,9 @@
 """A Spark stage without a target: a function writes the messages to a table, claim by claim.
 
 A claim keeps its number and its messages until the function has written all of them. So a function
-that overwrites the rows of that number writes each message once. Smaller claims find the messages
-that make it fail: a failed claim is released, and claimed again in parts with new numbers.
+that overwrites the rows of that number writes each message once. If the function fails, the claim
+is released, and its messages are claimed again in smaller claims with new numbers, until the
+messages that make the function fail are found.
 """
 
 from __future__ import annotations
@@ -24,21 +25,21 @@ from pyqueue.spark.outputs import Report
 
 log = logging.getLogger("pyqueue")
 
-#: How many processes may die on a claim before it is divided. Until then it keeps its messages.
+#: How many processes may die on a claim before it is divided.
 DEATHS: Final = 2
 #: Into how many parts it is divided.
 PARTS: Final = 8
 
 
 class TableSink:
-    """Has a function write the claims of a group.
+    """Lets a function write the claims of a group.
 
     Args:
         connection: The connection of a blocking client.
         source: The queue that is read, with the stage's options.
-        function: Takes a DataFrame, or a DataFrame and the number of its claim.
+        function: A function that takes a DataFrame, or a DataFrame and the number of its claim.
         output: The output of the stage.
-        limit: The largest size of a claim.
+        limit: The maximum number of messages in a claim.
 
     Raises:
         ConfigurationError: There is no function, it takes other arguments, or ``output`` is set.
@@ -74,10 +75,10 @@ class TableSink:
     def run_once(
         self, claims: NamedClaims, token: str, session: Callable[[], SparkSession]
     ) -> Report:
-        """Have the outstanding claim written, or, if there is none, claim and write ready messages.
+        """Write the outstanding claim; if there is none, claim ready messages and write them.
 
         Raises:
-            Exception: The function's error, if it fails on one message after another.
+            Exception: The function's own error, if it fails on one message after another.
         """
         run = self._connection.run
         while True:
@@ -111,9 +112,10 @@ class TableSink:
             return Report(count, done, lost=count - done)
 
     def _divided(self, claims: NamedClaims, claimed: Claimed) -> bool:
-        """End a claim on which processes have died. Return whether it ended.
+        """End a claim on which processes have died. Return whether it was ended.
 
-        It is claimed again in parts. A message that is alone is buried if it has no try left.
+        Its messages are claimed again in parts. A message that is alone is buried if it has no try
+        left.
         """
         run, held = self._connection.run, [*claimed.held.values()]
         if len(held) == 1:

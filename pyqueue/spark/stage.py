@@ -1,4 +1,4 @@
-"""SparkStage: transform the messages between queues, batch by batch."""
+"""SparkStage: transform messages between queues, batch by batch."""
 
 from __future__ import annotations
 
@@ -32,38 +32,39 @@ class SparkStage:
     """A transform between queues.
 
     The driver claims a batch, Spark transforms it, and the driver settles it. The queue is the
-    checkpoint. A stage pickles if its transform does, and connects when it is first used.
+    checkpoint. A stage can be pickled if its transform can, and connects when it is first used.
 
     Args:
         uri: The server's URI.
-        uri_env: In place of ``uri``, the name of an environment variable that holds the URI.
+        uri_env: Instead of ``uri``, the name of an environment variable that holds the URI.
         namespace: The collection that holds the queues.
         source: The queue that the stage reads.
         to: The queue that the stage writes. With a list of queues, the column ``queue`` of the
-            transform's result chooses one of them for each row. With None, the transform writes the
+            transform's result chooses one of them for each row. None: the transform writes the
             messages to a table itself.
         group: The durable name of this consumer. One process at a time runs a group; further
-            processes stand by, and one of them takes over within seconds if it dies.
-        members: How many processes share the work of the group. Each runs one member. The
-            messages of a member that has no process wait for the end of their lease.
-        transform: Takes a DataFrame with the columns of a read and returns a DataFrame. None
-            passes everything on unchanged. Without ``to`` it returns nothing, and may take the
-            number of its claim as a second argument. Claims with equal numbers have the same
-            messages: a function that overwrites or skips an existing number writes them once.
+            processes stand by, and one of them takes over within seconds when that process dies.
+        members: How many processes share the work of the group. Each of them runs one member. If a
+            member has no process, the messages that it has claimed wait for the end of their lease.
+        transform: A function that takes a DataFrame with the columns of a read and returns a
+            DataFrame. None passes all rows on unchanged. Without ``to``, the function returns
+            nothing, and may take the number of the claim as a second argument. Claims with the same
+            number have the same messages, so a function that overwrites or skips a number that
+            already exists writes them once.
         output: With "move", the transform returns the columns ``id`` and ``payload``, and
             optionally ``headers`` and ``key``, with at most one row for each id. One atomic update
-            moves each message; the messages whose ids are missing are finished. With
-            "transaction", it returns any rows with a ``payload``, each a new message; the whole
-            batch is one transaction, which needs a replica set. With either, a column ``when`` or
-            ``delay`` says when a message becomes ready, as in a write.
-        model: A pydantic model, whose fields make the payload a struct. With None the payload is a
-            JSON string.
-        max_messages: The largest size of a batch; up to 10 000 with "transaction". A batch also
-            ends at 64 MB of stored messages.
-        lease: How many seconds a batch stays held if this process dies. The lease is renewed while
-            the batch runs.
-        max_tries: How many times a message is tried if the transform fails on it, before it is
-            buried. None means without a limit.
+            moves each message; messages whose ids are missing are finished. With "transaction", it
+            returns any rows with a ``payload``, and each becomes a new message; the whole batch is
+            one transaction, which needs a replica set. With either output, a column ``when`` or
+            ``delay`` sets the time at which a message becomes ready, as in a write.
+        model: A pydantic model: the payload becomes a struct with its fields. None: the payload is
+            a JSON string.
+        max_messages: The maximum number of messages in a batch; up to 10 000 with "transaction". A
+            batch also ends at 64 MB of stored messages.
+        lease: How many seconds a batch stays reserved if this process dies. The lease is renewed
+            while the batch runs.
+        max_tries: How often a message on which the transform fails is tried before it is buried.
+            None: without a limit.
 
     Raises:
         ConfigurationError: An argument is invalid.
@@ -123,24 +124,24 @@ class SparkStage:
         return f"SparkStage({self._source!r}{to}, group={self._group!r})"
 
     def run_once(self, spark: Any) -> Report:
-        """Work on one batch: on messages that an earlier process left, or else on ready messages.
+        """Work on one batch: messages that an earlier process left or else ready messages.
 
         If the transform fails, the batch is halved until the messages that make it fail are found.
         These are rolled back with backoff, or buried after their last try; all other messages move
         on. If the transform fails on every message, all are rolled back, and its error is raised.
 
-        If a process that ran the group was killed, this waits for the end of its runner's lease, a
+        If the process that ran the group was killed, this waits for its runner's lease to end: a
         quarter of ``lease``, but no more than 5 s. A process with the same owner does not wait.
 
         Args:
-            spark: A session, classic or Connect.
+            spark: A Spark session, classic or Connect.
 
         Returns:
             The outcome of the batch. ``claimed`` is 0 if nothing was ready.
 
         Raises:
-            Fenced: Another process runs the group; nothing was claimed. Or it took the group over
-                and continues the batch, and this process settles no more of it.
+            Fenced: Another process runs the group, and nothing was claimed; or it has taken the
+                group over and continues the batch, so this process settles no more of it.
             ConfigurationError: The transform's result lacks a column, contains an id twice, or
                 contains an id that is not in the batch. Nothing was written, and the batch was
                 released.
@@ -156,18 +157,19 @@ class SparkStage:
             batches.release()
 
     def run(self, spark: Any, *, until_empty: bool = False) -> Iterator[Report]:
-        """Work on one batch after the other. While a full batch is worked on, claim the next one.
+        """Work on one batch after another. While Spark works on a full batch, claim the next one.
 
-        While another process runs the group, this one stands by. It takes over when that process
-        ends, or within seconds after it was killed.
+        While another process runs the group, this process stands by. It takes over when the other
+        process ends, or within seconds after it was killed.
 
         Args:
             spark: A session.
-            until_empty: Whether to end when nothing is ready. Otherwise the stage waits for more.
+            until_empty: Whether to end when no message is ready. Otherwise the stage waits for
+                more.
 
         Returns:
             An iterator of the reports of all batches that had messages. Close it, or let the loop
-            end, to give back the claim made ahead.
+            end, so that the batch that was claimed ahead is given back.
         """
         batches = self._connected()
         try:
@@ -190,14 +192,14 @@ class SparkStage:
             batches.release()
 
     def foreach_batch(self, df: DataFrame, batch_id: int) -> None:
-        """Transform and settle a batch of a stream, for ``writeStream.foreachBatch``.
+        """Transform and settle a batch of a streaming query, for ``writeStream.foreachBatch``.
 
-        The stream must read the stage's source with the data source "pyqueue", with the stage's
+        The query must read the stage's source with the data source "pyqueue", for the stage's
         group. This method settles the messages itself. So a batch that Spark repeats after a crash
         contains only the messages that were not settled.
 
         Args:
             df: The batch, with at least the column ``id``.
-            batch_id: Spark's number of the batch. It is not used.
+            batch_id: Spark's number for the batch. It is not used.
         """
         self._connected().foreach_batch(df)

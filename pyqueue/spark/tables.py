@@ -1,4 +1,4 @@
-"""The reader of tables: the messages that are ready. It consumes none."""
+"""The reader of tables: it returns the ready messages and consumes none."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class _Staged(WriterCommitMessage):
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Stages messages out of sight, and publishes all of them at the commit."""
+    """Stages messages where no consumer sees them, and publishes all of them at the commit."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
@@ -182,16 +182,16 @@ class _EpochWriter:
         return _Written(epochs, self._job, attempt, counts, known)
 
     def _named(self, kind: Kind, rows: Sequence[NewMessage]) -> Sequence[NewMessage]:
-        """Return rows with the ids that their messages get; without an id, that is a new one."""
+        """Return rows with the ids that their messages get. A row without an id gets a new id."""
         if self._options.of_write.id_column is not None:
             return rows
         # The ids were derived from the source. The record has a sample of them.
         return contents_of(kind).without_derived_ids(rows)
 
     def _join(self, epochs: EpochWrites, epoch: int) -> int | None:
-        """Take part in an epoch. Wait once for the end of another query of the same stage.
+        """Take part in an epoch. If another query writes the same stage, wait once for its end.
 
-        A replica takes over the stage of a query that has died. A query that lives writes again.
+        A replica takes over the stage of a query that has died. A query that is alive writes again.
         """
         until = None
         while True:
@@ -278,10 +278,10 @@ def _local(name: str) -> str:
 
 
 def _run() -> str:
-    """Return the id of the run of a streaming query; empty if Spark does not tell it.
+    """Return the id of the run of a streaming query; empty if Spark does not provide it.
 
-    Each start of a query is another run. Its id is the job group of its jobs, unless the user
-    has chosen a group, whose name may stay the same.
+    Each start of a query is another run. The id of the run is the job group of its jobs, unless the
+    user has set a job group, whose name may stay the same.
     """
     group = _local("spark.jobGroup.id") if _local(_QUERY) else ""
     return group if _RUN_ID.fullmatch(group) else ""
@@ -313,7 +313,7 @@ def _chunks(options: Options, reader: Reader, batches: Iterator[pa.RecordBatch])
 
 
 def _at_once(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
-    """Divide and join batches into rows that are written at once.
+    """Divide and join batches into groups of rows that are written together.
 
     A full list does not wait for the next batch, which Spark may still have to compute.
     """
