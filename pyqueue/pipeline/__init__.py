@@ -1,4 +1,4 @@
-"""Pipelines: stages chained by queues, through which messages pass by atomic moves.
+"""Pipelines: stages connected by queues, between which messages move atomically.
 
 A stage reads one queue, and its handler decides where each message goes. The step to the next queue
 is one update of one document: a message is never lost between two stages, and never in both.
@@ -108,7 +108,7 @@ class Runner:
         return self._add_or_decorate(handler, add)
 
     def _made(self, queue: QueueBase[Any, Any], to: Iterable[str], configured: bool) -> Queue[Any]:
-        """Return a queue or a consumer group that the caller has made."""
+        """Return a queue or a consumer group that the caller has created."""
         is_group = isinstance(queue, ConsumerBase)
         what, makers = (
             ("a consumer group", "Client.stream and Stream.consumer")
@@ -152,27 +152,29 @@ class Runner:
         allow_cycles: bool = False,
         handle_signals: bool = True,
     ) -> Any:
-        """Run until ``stop()``, SIGTERM or SIGINT. On an AsyncClient this is awaited.
+        """Run until ``stop()``, SIGTERM or SIGINT. With an AsyncClient this is awaited.
 
         A run that is stopped fetches no more messages and lets its handlers end. Handlers that have
-        not ended after ``grace`` seconds, or at a second signal, are cancelled: their messages are
-        rolled back and can be received at once. Messages whose handler had not started are
-        released.
+        not ended after ``grace`` seconds, or when a second signal arrives, are cancelled: their
+        messages are rolled back and can be received at once. Messages whose handler had not started
+        are released.
 
         Args:
-            until_empty: end when no stage has a message left, be it ready, reserved or scheduled.
-            concurrency: how many handlers run at once. None means the value of the constructor.
-            grace: seconds.
-            allow_cycles: let messages go in circles.
-            handle_signals: stop at SIGTERM and SIGINT. Only a run in the main thread can.
+            until_empty: whether to end when no stage has a ready, reserved or scheduled message
+                left.
+            concurrency: how many handlers run at once. None: the value given to the constructor.
+            grace: how many seconds handlers have to end after a stop.
+            allow_cycles: whether the queues may form a cycle.
+            handle_signals: whether to stop at SIGTERM and SIGINT. Only a run in the main thread
+                can.
 
         Returns:
-            A Report: the counters of each stage, and the seconds that the run took.
+            A Report with the counters of each stage, and the seconds that the run took.
 
         Raises:
-            ConfigurationError: The graph is wrong, so nothing has run. Or most of the first
-                messages of a stage do not fit its model, or most of its first answers are wrong;
-                see ``StageOptions.on_invalid``.
+            ConfigurationError: The graph is invalid, and nothing has run. Or most of the first
+                messages of a stage do not fit its model, or its handler returned invalid values for
+                most of them; see ``StageOptions.on_invalid``.
         """
 
         async def work() -> Report:
@@ -251,21 +253,21 @@ def client_of(runner: Runner) -> AnyClient:
 class Pipeline(Runner):
     """Stages chained by queues.
 
-    Each stage reads a queue. The handler of a ``link`` returns the next payload. The handler of a
+    Each stage reads one queue. The handler of a ``link`` returns the next payload. The handler of a
     ``choice`` returns ``To(queue, payload)``. A ``sink`` finishes the message. Any handler may
     return ``Drop()`` or ``Many([To(...), ...])``, and raise or return ``Reject`` or ``RetryLater``.
     After any other exception the message is tried again later.
 
-    Without a handler each method is a decorator. With one it returns the pipeline, so that calls
-    can be chained.
+    Without a handler, each of these methods is a decorator. With a handler, it returns the
+    pipeline, so that calls can be chained.
 
-    All take the options of ``Client.queue`` (lease, max_tries, backoff, history and so on), and
-    ``model``; ``concurrency``, how many messages of the stage may be in flight at once;
-    ``time_limit``, the seconds that a handler may take; ``batch``, how many messages the handler
-    takes at once, as a list, and ``window``, the seconds for which a batch waits to fill up; and
-    ``on_invalid``, whether the run stops when most of the first messages of the stage do not fit
-    its model ("stop" or "bury"). A handler of batches returns a list with an answer for each
-    message, or raises ``BatchFailed`` for some of them.
+    Each method takes ``model``, the options of ``Client.queue`` (lease, max_tries, backoff, history
+    and so on), and these options: ``concurrency``, how many messages of the stage may be in
+    progress at once; ``time_limit``, how many seconds a handler may take; ``batch``, the maximum
+    number of messages that the handler takes at once, as a list; ``window``, how many seconds a
+    batch waits for more messages; and ``on_invalid``, whether the run stops if most of the first
+    messages of the stage do not fit its model ("stop" or "bury"). A handler of batches returns a
+    list with one result for each message, or raises ``BatchFailed`` if some of them failed.
 
     Args:
         client: a Client or an AsyncClient.
@@ -326,7 +328,7 @@ class Pipeline(Runner):
         to: Iterable[str],
         **options: Unpack[StageOptions],
     ) -> Self | Callable[[H], H]:
-        """Add a stage whose handler returns where the message goes.
+        """Add a stage whose handler decides to which queue the message moves.
 
         The handler returns ``To("late", payload)``, or ``To("late")`` to keep the payload.
 
@@ -359,13 +361,13 @@ class Pipeline(Runner):
         to: Iterable[str] = (),
         **options: Unpack[StageOptions],
     ) -> Self | Callable[[H], H]:
-        """Add a stage that finishes the message when its handler ends.
+        """Add a stage that finishes the message when its handler returns.
 
         Args:
             queue: the queue that it reads.
-            handler: takes (payload) or (payload, delivery). It may return any answer, as for
-                ``link``; any other value is ignored.
-            to: queues to which the handler may nevertheless send messages, by To or Many.
+            handler: takes (payload) or (payload, delivery). It may return To, Many or Drop; any
+                other value is ignored.
+            to: queues to which the handler may send messages all the same, by To or Many.
             options: as for ``link``.
         """
         return self._add("sink", queue, handler, to, **options)
@@ -409,23 +411,23 @@ class Pipeline(Runner):
     ) -> Self | Callable[[H], H]:
         """Add a stage in which Spark transforms batches of messages, as a ``SparkStage`` does.
 
-        The stage uses the active Spark session, or starts one with its first batch. One process at
-        a time runs such a stage. Further processes stand by, and one of them takes over when it
-        ends or dies. A stage that is stopped finishes its current batch. It needs
+        The stage uses the active Spark session, or starts one for its first batch. One process at a
+        time runs such a stage. Further processes stand by, and one of them takes over when that
+        process ends or dies. A stage that is stopped finishes its current batch. Spark stages need
         ``pip install "pyqueue-mongo[spark]"``.
 
         Args:
             queue: the queue that it reads.
-            transform: takes a DataFrame with the columns id, queue, payload, headers, key, when,
-                pushed and tries, and returns one with id and payload. See ``SparkStage``.
+            transform: a function that takes a DataFrame with the columns of a read and returns one
+                with id and payload. See ``SparkStage``.
             to: the next queue. With a list of queues, the column ``queue`` of the result chooses
-                one of them for each row. With None, the transform writes the messages to a table
-                itself, and returns nothing.
-            group: the durable name of this consumer. None means "QUEUE>TO" with one target, and
-                "QUEUE" otherwise.
-            output: "move", or "transaction", whose rows are new messages.
-            max_messages: the most messages in one batch.
-            members: how many processes share the work. Each runs one member of the group.
+                one of them for each row. None: the transform writes the messages to a table itself,
+                and returns nothing.
+            group: the durable name of this consumer. By default it is "QUEUE>TO" with one target,
+                and "QUEUE" otherwise.
+            output: "move", or "transaction": then the rows become new messages.
+            max_messages: the maximum number of messages in a batch.
+            members: how many processes share the work. Each of them runs one member of the group.
             options: model, lease, max_tries, backoff and the other options of a queue.
         """
         source = self._client.queue(queue, **options)
@@ -452,7 +454,8 @@ class Pipeline(Runner):
             The pipeline.
 
         Raises:
-            ConfigurationError: The file, or something in it, is wrong. The text names the place.
+            ConfigurationError: The file cannot be read, or is not a valid recipe. The text names
+                the place of the mistake.
         """
         recipe = read(Path(path))
         pipeline = cls(client, recipe.name, concurrency=recipe.concurrency)

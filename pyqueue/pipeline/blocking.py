@@ -1,4 +1,4 @@
-"""One interface to a blocking client and to an async one.
+"""One interface to a blocking or an async client.
 
 The engine is async code, written once, on ``AsyncQueue``. A blocking client serves it through an
 adapter that runs each command in a thread.

@@ -1,9 +1,9 @@
 """Calls of a handler: the messages that share a call, and the answer for each of them.
 
-Without ``batch``, a call has one message. With it, a call takes the messages that are there, up to
-``batch``. Each time a message is delivered again, its call is smaller, because one message may fail
-a whole call or kill its process. In its last try a message is alone, so that it takes no other
-message to the dead-letter queue.
+Without ``batch``, a call has one message. With ``batch``, it has up to that number of messages.
+Each time a message is delivered again, its call is smaller, because one message may fail a whole
+call or kill its process. In its last try a message is alone, so that no other message is buried
+with it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyqueue.pipeline.graph import Stage
 
 
 class Call:
-    """One call of a handler, and the messages that it is about.
+    """One call of a handler, and its messages.
 
     Args:
         messages: the messages.
@@ -70,9 +70,9 @@ class Call:
 def grouped(
     stage: Stage, max_tries: int | None, messages: Sequence[Reservation[Any]]
 ) -> list[Sequence[Reservation[Any]]]:
-    """Return the calls for messages: the more often they were tried, the fewer share a call.
+    """Divide messages into calls: the more often messages were tried, the fewer share a call.
 
-    The calls are in the order of their first messages, and each has its messages in order.
+    The calls are in the order of their first messages; the messages of each call are in order.
     """
     if stage.batch is None:
         return [[each] for each in messages]
@@ -93,7 +93,7 @@ def grouped(
 def answers_of(
     stage: Stage, number: int, answer: object, failed: BatchFailed | None = None
 ) -> list[object]:
-    """Return the answer of a handler of batches for each message, or an exception.
+    """Return one answer, or exception, for each message of a handler of batches.
 
     Args:
         stage: the stage.

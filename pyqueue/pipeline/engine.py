@@ -1,4 +1,4 @@
-"""One run of a pipeline or a worker: fetch messages, have them handled, stop and drain.
+"""One run of a pipeline or a worker: fetch messages, call handlers, stop and drain.
 
 Each stage has one *fetcher*, which reserves messages and waits until a handler may start. Each call
 of a handler is a task, with one message or, in a stage with ``batch``, with many. Two limits bound
@@ -45,7 +45,7 @@ from pyqueue.runtime.thread_pool import DaemonThreadPool
 
 log = logging.getLogger("pyqueue")
 
-#: The most messages that one fetch reserves for a stage without ``batch``.
+#: The maximum number of messages that one fetch reserves for a stage without ``batch``.
 _MAX_FETCH: Final = 100
 #: The seconds for which the fetcher of a full stage waits, to fetch several messages at once.
 _GATHER_S: Final = 0.003
@@ -70,9 +70,9 @@ class Run:
         client: the client.
         graph: the stages.
         concurrency: how many handlers run at once.
-        until_empty: end when no stage has a message left.
+        until_empty: whether to end when no stage has a message left.
         grace: the seconds that handlers get to finish when the run is stopped.
-        handle_signals: stop at SIGTERM and SIGINT. Only a run in the main thread can.
+        handle_signals: whether to stop at SIGTERM and SIGINT. Only a run in the main thread can.
     """
 
     def __init__(
@@ -211,7 +211,7 @@ class Run:
                 self._stop()
 
     async def _stop_when_empty(self) -> None:
-        """Stop when a pass over all queues, in the order of the flow, finds every one empty.
+        """Stop when a pass over all queues, from the first to the last, finds all of them empty.
 
         A message that moves on during the pass is found in a later queue. In a graph with a cycle
         it may move to a queue that was checked already, so there it takes two passes.
@@ -246,7 +246,7 @@ class Run:
     # ---- fetching
 
     async def _fetch(self, running: RunningStage, handling: TaskGroup) -> None:
-        """Reserve messages of a stage and have them handled, until cancelled."""
+        """Reserve messages of a stage and start their handlers, until cancelled."""
         stage, delays = running.stage, RetryDelays(UNAVAILABLE)
         # In a run that ends, a batch waits only for messages that this run may send.
         expected = (lambda: bool(self._in_flight)) if self._until_empty else None
@@ -289,9 +289,9 @@ class Run:
     async def _start_handlers(
         self, running: RunningStage, fetched: list[Reservation[Any]], handling: TaskGroup
     ) -> None:
-        """Start handlers as slots come free, and take their messages out of the list.
+        """Start handlers as slots become free, and remove their messages from the list.
 
-        Messages that would start with too little of their lease left stay in it.
+        Messages that would start with too little of their lease left stay in the list.
         """
         calls = grouped(running.stage, running.verdicts.max_tries, fetched)
         fetched[:] = [message for messages in calls for message in messages]
@@ -302,7 +302,7 @@ class Run:
             del fetched[: len(messages)]
 
     async def _take_slots(self, running: RunningStage, limit_s: float) -> bool:
-        """Take a slot of a stage and one of the run. Return whether they came free in time."""
+        """Take a slot of the stage and one of the run. Return whether they became free in time."""
         if limit_s < 0:
             return False
         if running.slots.value and self._handler_slots.value:
@@ -335,7 +335,7 @@ class Run:
     # ---- handling
 
     async def _handle(self, running: RunningStage, messages: Sequence[Reservation[Any]]) -> None:
-        """Have messages handled in one call, and settle them. The caller took the slots for it."""
+        """Call the handler with messages, and settle them. The caller has taken the slots."""
         stage, renewer = running.stage, self._runner.renewer
         call = Call(messages, stage, running.notes, None if stage.awaited else self._loop)
         self._in_flight.add(call)

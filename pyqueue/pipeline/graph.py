@@ -24,17 +24,19 @@ OnInvalid = Literal["stop", "bury"]
 class HandlerOptions(TypedDict, total=False):
     """How a stage calls its handler."""
 
-    #: How many messages of the stage, or batches of them, may be in flight at once.
+    #: How many messages of the stage, or batches of them, may be in progress at once.
     concurrency: int | None
     #: The time that a handler may take.
     time_limit: Duration | None
-    #: The reaction if most of the first messages do not fit the model, or most of the first answers
-    #: are wrong. "stop", the default, ends the run with an error; "bury" continues it.
+    #: The reaction if most of the first messages do not fit the model, or if the handler returns
+    #: invalid values for most of them. "stop", the default, ends the run with an error; "bury"
+    #: buries these messages and continues.
     on_invalid: OnInvalid
-    #: The most messages that the handler takes at once. It takes a list of payloads then, and a
-    #: list of Deliveries if it has a second argument. A link and a choice return a list.
+    #: The maximum number of messages that the handler takes at once. It then takes a list of
+    #: payloads, and a list of Deliveries if it has a second argument. A link and a choice return a
+    #: list.
     batch: int | None
-    #: How long a batch waits to fill up, once it has a message: up to half of the lease.
+    #: How long a batch waits for more messages, once it has one: up to half of the lease.
     window: Duration | None
 
 
@@ -57,20 +59,20 @@ class Stage:
     #: The queue that the stage reads, with the stage's options.
     queue: Queue[Any] | AsyncQueue[Any]
     handler: Callable[..., Any]
-    #: The queues that its messages may go to.
+    #: The queues to which its messages may move.
     to: tuple[str, ...]
-    #: How many of its messages, or batches, may be in flight at once. None: the limit of the run.
+    #: How many of its messages, or batches, may be in progress at once. None: the limit of the run.
     concurrency: int | None
-    #: The seconds that a handler may take. None means no limit.
+    #: The seconds that a handler may take. None: no limit.
     time_limit: float | None
     #: Whether the handler takes a Delivery as well; for batches, a list of them.
     delivery: bool
     #: Whether the handler is an async function.
     awaited: bool
     on_invalid: OnInvalid = "stop"
-    #: The most messages that the handler takes at once, as a list. None: it takes one payload.
+    #: The maximum number of messages that the handler takes, as a list. None: it takes one payload.
     batch: int | None = None
-    #: The seconds for which a batch waits to fill up, once it has a message.
+    #: The seconds for which a batch waits for more messages, once it has one.
     window: float = 0.0
     #: Set for a Spark stage only.
     spark: SparkOptions | None = None
@@ -241,7 +243,7 @@ class Graph:
         return list(dict.fromkeys(name for name in targets if name not in self.stages))
 
     def cycle(self) -> list[str] | None:
-        """Return the queues of a cycle, or None. The first queue is also the last one."""
+        """Return the queues of a cycle, or None. The first queue is repeated at the end."""
         done: set[str] = set()
 
         def visit(name: str, path: list[str]) -> list[str] | None:

@@ -36,7 +36,7 @@ ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 
 
 class Part(BaseModel):
-    """A part of a recipe. It refuses unknown fields."""
+    """A part of a recipe. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -60,7 +60,7 @@ class LimitPart(Part):
     per: str | None = None
 
 
-#: The fields of a stage that are not passed on as options, or not in this form.
+#: The fields of a stage that are not options, or whose options have another form.
 _NOT_OPTIONS: Final = frozenset({"queue", "model", "backoff", "limit", "handler", "spark", "to"})
 
 

@@ -1,4 +1,4 @@
-"""A stage in a run: its slots and counters, and how it receives messages and gives them back."""
+"""A stage in a run: its slots and counters, and how it receives and returns messages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Notes:
     async def progress(
         self, message: Reservation[Any], fraction: float, note: str | None = None
     ) -> None:
-        """Store the progress of the work. Skip it if the message is part of a larger document."""
+        """Store the progress of the work, unless the message shares its document."""
         if not isinstance(message, (PackedReservation, StreamReservation)):
             await self._queue.progress(message, fraction, note)
             return
@@ -101,7 +101,7 @@ class RunningStage:
         self._misfits = Misfits(self._count_misfit, stop=stage.on_invalid == "stop")
 
     async def reserve(self, limit: int, timeout: float | None = None) -> list[Reservation[Any]]:
-        """Reserve up to ``limit`` messages; wait for the first one up to ``timeout``.
+        """Reserve up to ``limit`` messages; wait up to ``timeout`` seconds for the first one.
 
         Raises:
             ConfigurationError: Most of the first messages did not fit the model.
@@ -133,15 +133,15 @@ class RunningStage:
                     batch += await self.reserve(size - len(batch), 0)
                     return
                 left_s = min(left_s, _LOOK_S)
-            # Let messages gather, so that they do not cost a claim each.
+            # Wait for messages to gather, so that they share a claim.
             await anyio.sleep(min(left_s, window_s / 10, _GATHER_S))
             batch += await self.reserve(size - len(batch), left_s)
 
     def wait_left(self, message: Reservation[Any]) -> float:
         """Return the seconds until it is too late in a message's lease to start its handler.
 
-        That is after half of the lease. A batch takes up to half of it to fill, and may wait
-        another quarter.
+        It is too late after half of the lease. A batch takes up to half of the lease to fill, and
+        may wait another quarter.
         """
         least = message.lease / (2 if self.stage.batch is None else 4)
         return self._runner.seconds_left(message) - least

@@ -68,9 +68,9 @@ class Verdict:
 
     #: The counter that counts the message once it is settled.
     counter: str
-    #: Settles several messages, which have verdicts of equal groups.
+    #: Settles several messages whose verdicts have equal groups.
     settle: Callable[[Sequence[Decision]], Awaitable[object]]
-    #: Verdicts of equal groups are carried out together. None: this one alone.
+    #: Verdicts of equal groups are carried out together. None: this verdict is carried out alone.
     group: Hashable = None
     #: The payload with which the message moves on.
     payload: Any = UNCHANGED
@@ -103,11 +103,11 @@ class Verdicts:
         self._queues = queues
         self._runner = runner
         self._fail = fail
-        #: The answers so far. The last one that is checked may be in the middle of a batch.
+        #: The answers so far. The last answer that is checked may be in the middle of a batch.
         self._answers = Tally(max(CHECKED_FIRST, stage.batch or 0))
         #: Whether the stage has stopped because most of its answers are wrong.
         self._stopped = False
-        #: Until when errors of a class are not logged again, as the monotonic clock shows.
+        #: Until when errors of a class are not logged again, by the monotonic clock.
         self._silent_until: dict[type[Exception], float] = {}
         #: How many times a message is tried.
         self.max_tries: int | None = backend_of(stage.queue).options.max_tries
@@ -242,11 +242,11 @@ class Verdicts:
         error: BaseException | str | None,
         delay: Duration | None = None,
     ) -> Verdict:
-        """Return the verdict to have a message tried again. The last try buries it.
+        """Return the verdict that a message is tried again. After its last try it is buried.
 
         Args:
             message: the message.
-            error: why.
+            error: the reason.
             delay: seconds until the next try; None means the stage's backoff.
         """
         last = (
@@ -256,7 +256,7 @@ class Verdicts:
         return Verdict("dead" if last else "retried", partial(self._roll_back, error, delay), group)
 
     def bury(self, message: Reservation[Any], error: BaseException) -> Verdict:
-        """Return the verdict to send a message to the dead-letter queue.
+        """Return the verdict that a message moves to the dead-letter queue.
 
         A message that is already in a dead-letter queue is not buried again; it is retried.
         """
@@ -271,7 +271,7 @@ class Verdicts:
         return Verdict("dead", partial(self._bury, error), ("bury", _identity(error)))
 
     def release(self) -> Verdict:
-        """Return the verdict to give a message back to its place. The try is not counted."""
+        """Return the verdict that a message returns to its place. The try is not counted."""
         return Verdict("released", self._release, "release")
 
     def _target(self, answer: To[Any]) -> tuple[AsyncQueue[Any] | str, Any]:
@@ -297,7 +297,7 @@ class Verdicts:
 
         Args:
             decisions: the messages, and the verdicts on them.
-            hurried: whether to give up instead of waiting for the server.
+            hurried: returns whether to give up instead of waiting for the server.
 
         Returns:
             The messages, each with the counter that counts it.
@@ -378,7 +378,7 @@ class Verdicts:
         if verdict.counter != "out":
             return self.bury(message, error)
         self._answers.right -= 1
-        # The name of an internal error would tell the reader of the message nothing.
+        # The name of an internal error would mean nothing to the reader of the message.
         reason = Reject(str(error)) if isinstance(error, TargetRefused) else error
         return self._of_wrong_answer(message, reason)
 
@@ -426,7 +426,7 @@ class Verdicts:
     # ---- Many
 
     async def _fan_out(self, outputs: Sequence[_Output], group: Sequence[Decision]) -> None:
-        """Commit the message and make the outputs, all or none."""
+        """Commit the message and create its outputs, all or nothing."""
         [(message, _)] = group
         if not outputs:
             await self._queue.commit(message)
