@@ -91,10 +91,10 @@ def transaction_body(name: str, function: Any, *, awaited: bool) -> Callable[...
     """Wrap a function: raise if its result is awaitable but must not be, or the reverse.
 
     Args:
-        name: the name of the argument.
-        function: the function. If it is obviously of the wrong kind, this raises without calling
+        name: The name of the argument.
+        function: The function. If it is obviously of the wrong kind, this raises without calling
             it.
-        awaited: whether the caller awaits the result, as an AsyncClient does.
+        awaited: Whether the caller awaits the result, as an AsyncClient does.
     """
     fitting = (
         "an async function, which the AsyncClient awaits"
@@ -121,9 +121,9 @@ def takes_second(what: str, function: Callable[..., Any], names: tuple[str, str]
     """Return whether a function takes both arguments, and not only the first.
 
     Args:
-        what: the beginning of the error text.
-        function: the function.
-        names: the names of the arguments. An optional second parameter counts if it has this name.
+        what: The beginning of the error text.
+        function: The function.
+        names: The names of the arguments. An optional second parameter counts if it has this name.
     """
     first, second = names
     try:

@@ -35,14 +35,14 @@ class AsyncClient(Connected[AsyncConnection]):
             "embedded:PATH" (starts a private mongod with its data in PATH, and stops it on close),
             or a database of AsyncMongoClient or motor, which the client never closes. If a URL
             names no database, the database is "pyqueue".
-        namespace: the collection that holds the queues.
-        signals: the bus that wakes blocked consumers: a URL ("memory:", "capped:",
+        namespace: The collection that holds the queues.
+        signals: The bus that wakes blocked consumers: a URL ("memory:", "capped:",
             "redis://host:port/0", "none:") or a bus object.
         durability: "majority" (a write returns when it is in the journals of a majority of the
             members), or "acknowledged" (when the primary has confirmed it; this is faster, but a
             fail-over may lose writes or deliver a message again).
-        owner: a label, written into the messages that this client holds; "host:pid" by default.
-        command_timeout: seconds that a command may take, retries included, before ``Unavailable``
+        owner: A label, written into the messages that this client holds; "host:pid" by default.
+        command_timeout: Seconds that a command may take, retries included, before ``Unavailable``
             is raised.
     """
 
@@ -98,18 +98,18 @@ class AsyncClient(Connected[AsyncConnection]):
 
         Args:
             name: 1-110 of A-Z a-z 0-9 _ - . : > (a trailing ".dead" not counted).
-            model: the type of the payloads, for pydantic's TypeAdapter; None: any BSON value.
-            lease: seconds for which a reserved message is held.
-            max_tries: how many times a message is tried before it is buried. None: never buried.
-            dead_letter: the name of the queue for buried messages; default "<name>.dead".
-            history: seconds for which finished messages are kept. None: they are deleted.
-            backoff: how long a message waits after a rollback.
-            poll: seconds after which a waiting consumer checks the queue even without a signal.
+            model: The type of the payloads, for pydantic's TypeAdapter; None: any BSON value.
+            lease: Seconds for which a reserved message is held.
+            max_tries: How many times a message is tried before it is buried. None: never buried.
+            dead_letter: The name of the queue for buried messages; default "<name>.dead".
+            history: Seconds for which finished messages are kept. None: they are deleted.
+            backoff: How long a message waits after a rollback.
+            poll: Seconds after which a waiting consumer checks the queue even without a signal.
             kind: "standard", "priority", "ordered" or "bucket"; None: the kind that the queue has.
-            strict: for a queue with priorities: whether high priorities may starve low ones.
-            on_failure: for an ordered queue: a failed message blocks its group, or not ("skip").
-            pack: for a bucket: the maximum number of messages in one document, up to 1000.
-            limit: a cap on reserved messages, or on starts per period, across all processes.
+            strict: For a queue with priorities: whether high priorities may starve low ones.
+            on_failure: For an ordered queue: a failed message blocks its group, or not ("skip").
+            pack: For a bucket: the maximum number of messages in one document, up to 1000.
+            limit: A cap on reserved messages, or on starts per period, across all processes.
 
         Returns:
             The queue.
@@ -166,10 +166,10 @@ class AsyncClient(Connected[AsyncConnection]):
 
         Args:
             name: 1-110 of A-Z a-z 0-9 _ - . : >. No queue of the namespace may have it.
-            model: anything that pydantic's TypeAdapter accepts, as for ``queue``.
-            retention: seconds, at least 600, for which messages are kept. All users of the stream
+            model: Anything that pydantic's TypeAdapter accepts, as for ``queue``.
+            retention: Seconds, at least 600, for which messages are kept. All users of the stream
                 must agree. None: the stored value; 7 days for a new stream.
-            limit: a Limit with a rate: how many messages each consumer group starts per period.
+            limit: A Limit with a rate: how many messages each consumer group starts per period.
 
         Returns:
             The stream.
@@ -185,7 +185,7 @@ class AsyncClient(Connected[AsyncConnection]):
         """Return a pipeline of queues of this namespace. This does no I/O.
 
         Args:
-            name: a label for reports. It does not become part of queue names.
+            name: A label for reports. It does not become part of queue names.
 
         Returns:
             A pipeline without stages.
@@ -198,7 +198,7 @@ class AsyncClient(Connected[AsyncConnection]):
         The numbers of a queue may not describe the same instant; ``AsyncQueue.counts`` is exact.
 
         Args:
-            cap: stop counting a state at this number. Then ``cap`` means "``cap`` or more".
+            cap: Stop counting a state at this number. Then ``cap`` means "``cap`` or more".
             held: False counts reserved messages as scheduled. This is faster if there are many of
                 both, because distinguishing them requires reading each message.
 
@@ -215,8 +215,8 @@ class AsyncClient(Connected[AsyncConnection]):
         consumer within seconds, a producer within a minute.
 
         Args:
-            name: the name of the queue. Its dead-letter queue is a separate queue and stays.
-            force: also delete live messages. Their holders get ``LeaseLost``.
+            name: The name of the queue. Its dead-letter queue is a separate queue and stays.
+            force: Also delete live messages. Their holders get ``LeaseLost``.
 
         Returns:
             The number of deleted messages, history included.
@@ -243,12 +243,12 @@ class AsyncClient(Connected[AsyncConnection]):
         effect within a minute.
 
         Args:
-            name: the name of the queue, or of the stream.
-            strict: as in ``queue``; None leaves it unchanged.
-            on_failure: as in ``queue``; None leaves it unchanged.
-            retention: as in ``stream``; None leaves it unchanged.
-            pack: as in ``queue``; None leaves it unchanged. It applies to new messages only.
-            limit: as in ``queue``; None leaves it unchanged, False removes it. If you lower it,
+            name: The name of the queue, or of the stream.
+            strict: As in ``queue``; None leaves it unchanged.
+            on_failure: As in ``queue``; None leaves it unchanged.
+            retention: As in ``stream``; None leaves it unchanged.
+            pack: As in ``queue``; None leaves it unchanged. It applies to new messages only.
+            limit: As in ``queue``; None leaves it unchanged, False removes it. If you lower it,
                 messages that are already reserved stay reserved.
 
         Raises:
@@ -278,7 +278,7 @@ class AsyncClient(Connected[AsyncConnection]):
         """Await ``fn(session)`` in a transaction, then commit. Repeat if MongoDB asks for a retry.
 
         Args:
-            fn: a function that passes the session on as ``session=``; it may be called more than
+            fn: A function that passes the session on as ``session=``; it may be called more than
                 once.
 
         Returns:

@@ -39,8 +39,8 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
         """Append a message.
 
         Args:
-            payload: a BSON value, or a value of the model of the stream.
-            headers: small labels, {str: str | int | float | bool}.
+            payload: A BSON value, or a value of the model of the stream.
+            headers: Small labels, {str: str | int | float | bool}.
 
         Returns:
             The position of the message.
@@ -61,8 +61,8 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
         come between two packs.
 
         Args:
-            payloads: the payloads.
-            headers: the headers of every message.
+            payloads: The payloads.
+            headers: The headers of every message.
 
         Returns:
             The positions of the messages.
@@ -77,8 +77,8 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
         """Return messages by position. This needs no consumer group, and changes nothing.
 
         Args:
-            after: return the messages after this position; None: begin with the first message.
-            limit: the maximum number of messages. If messages are large, there may be fewer.
+            after: Return the messages after this position; None: begin with the first message.
+            limit: The maximum number of messages. If messages are large, there may be fewer.
 
         Returns:
             The messages in order; an empty list at the end of the stream. If messages after
@@ -94,7 +94,7 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
         deleted. The last pack stays, and so do packs that are younger than 10 minutes.
 
         Args:
-            before: a position or an instant. It deletes the packs that lie entirely before this
+            before: A position or an instant. It deletes the packs that lie entirely before this
                 position, or that were appended before this instant.
 
         Returns:
@@ -119,16 +119,16 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
         number of processes may receive for it; together they get every message.
 
         Args:
-            name: the durable name of the group: 1-110 of A-Z a-z 0-9 _ - . : >
-            start: where a new group begins: "first", "last" (messages appended from now on), an
+            name: The durable name of the group: 1-110 of A-Z a-z 0-9 _ - . : >
+            start: Where a new group begins: "first", "last" (messages appended from now on), an
                 instant, or a position. It has no effect if the group exists; use
                 ``AsyncConsumer.seek`` then.
-            lease: seconds for which a reserved message is held.
-            max_tries: how many times a message is tried before it is buried. None: never buried.
-            dead_letter: the name of the queue for buried messages; "<stream>.<group>.dead" by
+            lease: Seconds for which a reserved message is held.
+            max_tries: How many times a message is tried before it is buried. None: never buried.
+            dead_letter: The name of the queue for buried messages; "<stream>.<group>.dead" by
                 default.
-            backoff: how long a message waits after a rollback.
-            poll: seconds after which a waiting consumer checks the stream even without a signal.
+            backoff: How long a message waits after a rollback.
+            poll: Seconds after which a waiting consumer checks the stream even without a signal.
 
         Returns:
             The consumer group.
@@ -153,7 +153,7 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
         A process that still receives for the group creates it again, at its ``start``.
 
         Args:
-            name: the name of the group.
+            name: The name of the group.
 
         Returns:
             False if there was no such group.
@@ -174,8 +174,8 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         """Receive a message under a lease.
 
         Args:
-            timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
-            lease: seconds for which no other consumer of the group receives it; None: the lease of
+            timeout: Seconds to wait for a message. None waits without limit, 0 does not wait.
+            lease: Seconds for which no other consumer of the group receives it; None: the lease of
                 the group.
 
         Returns:
@@ -197,11 +197,11 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         Wait for the first message only, then take the messages that are ready.
 
         Args:
-            limit: the maximum number of messages.
-            timeout: seconds to wait for the first message. None waits without limit, 0 does not
+            limit: The maximum number of messages.
+            timeout: Seconds to wait for the first message. None waits without limit, 0 does not
                 wait.
-            lease: seconds; None: the lease of the group.
-            max_bytes: the maximum size of all messages together, in bytes as stored. The first
+            lease: Seconds; None: the lease of the group.
+            max_bytes: The maximum size of all messages together, in bytes as stored. The first
                 message is returned even if it is larger.
 
         Returns:
@@ -225,9 +225,9 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         rolled back if the block raises an exception.
 
         Args:
-            timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
-            lease: seconds; None: the lease of the group.
-            on_lost: called with the reservation as soon as a renewal finds that the lease was lost.
+            timeout: Seconds to wait for a message. None waits without limit, 0 does not wait.
+            lease: Seconds; None: the lease of the group.
+            on_lost: Called with the reservation as soon as a renewal finds that the lease was lost.
 
         Returns:
             An async context manager that gives the reservation, or None after the timeout.
@@ -247,7 +247,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         """Finish messages for this group. The stream and other groups keep them.
 
         Args:
-            reservations: reservations of this group.
+            reservations: Reservations of this group.
 
         Raises:
             LeaseLost: Some were no longer held (``lost``). The rest were finished.
@@ -265,9 +265,9 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         """Give messages back for another try. A message without tries left is buried.
 
         Args:
-            reservations: reservations of this group.
-            delay: seconds until the next try. None: the backoff of the group; 0: at once.
-            error: the reason, kept in ``Message.error``.
+            reservations: Reservations of this group.
+            delay: Seconds until the next try. None: the backoff of the group; 0: at once.
+            error: The reason, kept in ``Message.error``.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were rolled back.
@@ -284,8 +284,8 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         them.
 
         Args:
-            reservations: reservations of this group.
-            lease: seconds; None: the lease with which each message was reserved.
+            reservations: Reservations of this group.
+            lease: Seconds; None: the lease with which each message was reserved.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were extended.
@@ -296,7 +296,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         """Give messages back unprocessed. The try is not counted.
 
         Args:
-            reservations: reservations of this group.
+            reservations: Reservations of this group.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were released.
@@ -311,8 +311,8 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         """Send messages to the dead-letter queue of this group now. Other groups keep them.
 
         Args:
-            reservations: reservations of this group.
-            error: the reason, kept in ``Message.dead`` and ``Message.error``.
+            reservations: Reservations of this group.
+            error: The reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were buried.

@@ -34,7 +34,7 @@ class ClaimSize(NamedTuple):
         """Refuse sizes that are not allowed.
 
         Raises:
-            ConfigurationError: a size is not allowed.
+            ConfigurationError: A size is not allowed.
         """
         if arguments.count("limit", self.limit) > MAX_CLAIM:
             raise ConfigurationError(
@@ -141,7 +141,7 @@ class Claim(ClaimBase[PlanRunner]):
         struct if the queue has a pydantic model, else a JSON string.
 
         Args:
-            spark: a Spark session, classic or Connect.
+            spark: A Spark session, classic or Connect.
 
         Returns:
             The DataFrame. It contains the rows themselves, so it stays valid after the claim is
@@ -168,7 +168,7 @@ class Claim(ClaimBase[PlanRunner]):
         """Give the messages back for another try, as ``Queue.rollback`` does.
 
         Args:
-            error: the reason, which ``Message.error`` then shows.
+            error: The reason, which ``Message.error`` then shows.
 
         Raises:
             Fenced: Another runner of the group took over. Nothing is changed.

@@ -21,11 +21,11 @@ class To(Generic[Q]):
     before anything runs.
 
     Args:
-        queue: the name of the queue.
-        payload: the new payload; by default the message keeps its payload.
-        priority: its priority in that queue, if it has priorities. By default the message keeps its
+        queue: The name of the queue.
+        payload: The new payload; by default the message keeps its payload.
+        priority: Its priority in that queue, if it has priorities. By default the message keeps its
             priority, and each output of ``Many`` gets the priority of the message.
-        group: its group in that queue, if it is ordered. By default the message keeps its group.
+        group: Its group in that queue, if it is ordered. By default the message keeps its group.
 
     Raises:
         ConfigurationError: The priority or the group is not allowed.
@@ -67,7 +67,7 @@ class Many:
     Either all of this happens or none of it. No transaction is needed.
 
     Args:
-        outputs: a ``To`` for each output. A ``To`` without a payload keeps the payload of the
+        outputs: A ``To`` for each output. A ``To`` without a payload keeps the payload of the
             message.
 
     Raises:
@@ -98,8 +98,8 @@ class RetryLater(Exception):
     """Raise or return it to have the message tried again after some time. This try counts.
 
     Args:
-        delay: seconds or a timedelta.
-        reason: the reason, which ``Message.error`` then shows.
+        delay: Seconds or a timedelta.
+        reason: The reason, which ``Message.error`` then shows.
     """
 
     def __init__(self, delay: Duration, reason: str | None = None) -> None:
@@ -114,8 +114,8 @@ class BatchFailed(Exception):
     Each exception applies only to its message, as if a handler of that message had raised it.
 
     Args:
-        errors: the exceptions, by the index of the message in the batch.
-        results: the results of the batch, as the handler would have returned them. The handler of a
+        errors: The exceptions, by the index of the message in the batch.
+        results: The results of the batch, as the handler would have returned them. The handler of a
             link or a choice must give them. The results of failed messages are ignored.
 
     Raises:
@@ -182,8 +182,8 @@ class Delivery(Generic[T]):
         a warning.
 
         Args:
-            fraction: from 0 to 1.
-            note: a few words.
+            fraction: From 0 to 1.
+            note: A few words.
         """
         return self._run(self._notes.progress, fraction, note)
 
@@ -191,7 +191,7 @@ class Delivery(Generic[T]):
         """Store the state of the work. The next try finds it in ``message.checkpoint``.
 
         Args:
-            state: any BSON value.
+            state: Any BSON value.
         """
         return self._run(self._notes.checkpoint, state)
 

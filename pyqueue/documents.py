@@ -154,10 +154,10 @@ def message_of(
     """Return the message of a stored document.
 
     Args:
-        document: the document, without its invalid fields.
-        payload: the payload, as the model loaded it.
-        now: the current instant.
-        lease: the length of the lease in seconds, for a ``Reservation``.
+        document: The document, without its invalid fields.
+        payload: The payload, as the model loaded it.
+        now: The current instant.
+        lease: The length of the lease in seconds, for a ``Reservation``.
 
     Returns:
         A ``Reservation`` if ``lease`` is given, else a ``Finished`` or a ``Message``. A missing

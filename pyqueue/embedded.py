@@ -141,8 +141,8 @@ class EmbeddedServer:
     child can use ``url`` as any other process can, but the server belongs to the parent.
 
     Args:
-        path: the directory; it is created if it is missing. Only one server at a time can use it.
-        parameters: additional ``--setParameter`` values for mongod.
+        path: The directory; it is created if it is missing. Only one server at a time can use it.
+        parameters: Additional ``--setParameter`` values for mongod.
 
     Raises:
         ConfigurationError: No mongod was found (see ``find_mongod``), the directory cannot be used

@@ -42,10 +42,10 @@ class Limit:
     starts when it is claimed, and a retry counts as another start.
 
     Args:
-        concurrency: the maximum number of messages that are reserved at a time.
-        rate: the maximum number of messages that start per period, on average.
-        period: the length of a period, in seconds.
-        burst: how many messages may start at once after a pause; 1 by default.
+        concurrency: The maximum number of messages that are reserved at a time.
+        rate: The maximum number of messages that start per period, on average.
+        period: The length of a period, in seconds.
+        burst: How many messages may start at once after a pause; 1 by default.
         per: "headers.NAME": each value of this header has a separate limit. All messages without
             the header share one limit.
 
@@ -158,11 +158,11 @@ def drain_of(before: object, drain: Drain | None, after: object, now: datetime) 
     """Return the drain of a changed limit; None: the limit was not lowered.
 
     Args:
-        before: the limit as the record stores it.
-        drain: the drain in the record.
-        after: the limit to be stored. A limit without concurrency counts as lowered, too: the next
+        before: The limit as the record stores it.
+        drain: The drain in the record.
+        after: The limit to be stored. A limit without concurrency counts as lowered, too: the next
             change may bring a lower one.
-        now: the current instant.
+        now: The current instant.
     """
     former, lower = (
         each.get("concurrency", 0) if isinstance(each, Mapping) else 0 for each in (before, after)
@@ -236,7 +236,7 @@ def check_limit(value: Any) -> Limit:
     """Return a limit that a caller gave.
 
     Raises:
-        ConfigurationError: it is not a Limit.
+        ConfigurationError: It is not a Limit.
     """
     if not isinstance(value, Limit):
         raise ConfigurationError(f"limit: give a Limit, not {type(value).__name__}")
@@ -270,7 +270,7 @@ def stored_limit(value: object) -> Limit:
     """Return the limit that a record stores. A newer release, or a person, may have written it.
 
     Raises:
-        ConfigurationError: this release cannot read it.
+        ConfigurationError: This release cannot read it.
     """
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"it is {shown(value)}, which is not a document")
@@ -283,7 +283,7 @@ def limit_or_none(queue: str, shape: object) -> Limit | None:
     """Return the limit in the shared options of a record; None: the queue has none.
 
     Raises:
-        ConfigurationError: this release cannot read it.
+        ConfigurationError: This release cannot read it.
     """
     value = shape.get("limit") if isinstance(shape, Mapping) else None
     if value is None:
@@ -326,7 +326,7 @@ class FollowedLimit:
         """Learn the limit in the record of the queue.
 
         Raises:
-            ConfigurationError: the limit cannot be read, and no limit was read before. Later, this
+            ConfigurationError: The limit cannot be read, and no limit was read before. Later, this
                 is logged once, and nothing is claimed until the limit can be read.
         """
         try:

@@ -1,8 +1,9 @@
 """Payloads: from Python values to BSON and back, through the model of the queue if it has one.
 
-A model dumps a value in Python mode. A type that BSON lacks takes its pydantic JSON form; a Decimal
-becomes a Decimal128. Loading through the model reverses this. This module does no I/O.
-pydantic is imported for the first model: Spark's executors have no model and may lack pydantic.
+A model dumps a value in Python mode. A value of a type that BSON does not have is stored in its
+pydantic JSON form; a Decimal becomes a Decimal128. Loading through the model reverses this. This
+module does no I/O. pydantic is imported for the first model: Spark's executors have no model and
+may lack pydantic.
 
 A payload may hold secrets, and the texts of errors are stored, logged and shown. So no
 text of an error of this module, or of its cause, contains a value of a payload.
@@ -59,7 +60,7 @@ _PLAIN: Final = (str, int, float, bytes, type(None), dt.datetime, UUID, re.Patte
 
 
 def encode(document: Mapping[str, Any]) -> RawBSONDocument:
-    """Return the document in BSON. The bytes that are checked here are the bytes that are sent.
+    """Return the document in BSON. Exactly the bytes that are checked here are sent.
 
     Raises:
         InvalidMessage: BSON cannot represent a value, or the document is larger than LIMIT.
@@ -83,7 +84,7 @@ def each_of(function: Callable[[T], V], values: Sequence[T]) -> list[V]:
     """Apply a function of one payload to several payloads, and return the results.
 
     Raises:
-        InvalidMessage: the function raises it. If there are several payloads, the text names the
+        InvalidMessage: The function raises it. If there are several payloads, the text names the
             index.
     """
     if len(values) == 1:
@@ -199,7 +200,7 @@ def error_text(error: BaseException) -> str:
 
 
 def _mistakes(error: ValidationError) -> str:
-    """Return the mistakes for the text after a colon: one on its line, several on a line each."""
+    """Return the mistakes as the text after a colon; several mistakes are on separate lines."""
     text = error_text(error)
     return f"\n{text}" if "\n" in text else f" {text}"
 
@@ -280,11 +281,10 @@ class Codec(Generic[T]):
     """Converts the payloads of a queue to BSON values and back.
 
     Args:
-        model: anything that pydantic's TypeAdapter accepts. None means that payloads are BSON
-            values.
+        model: The type of the payloads, for pydantic's TypeAdapter. None: payloads are BSON values.
 
     Raises:
-        ConfigurationError: pydantic cannot make a schema of the model.
+        ConfigurationError: Pydantic cannot make a schema of the model.
     """
 
     __slots__ = ("_adapter", "model")

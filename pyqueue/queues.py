@@ -57,21 +57,21 @@ class Queue(QueueBase[T, PlanRunner]):
         """Push a message.
 
         Args:
-            payload: a BSON value, or a value of the model of the queue.
-            delay: seconds until the message can be received; not with ``at``.
-            at: the instant from which the message can be received. A past instant means now.
-            key: a message key, 1-512 characters, unique among the live messages of the queue.
-            on_duplicate: the action if the key is taken. "ignore" writes nothing. "replace"
+            payload: A BSON value, or a value of the model of the queue.
+            delay: Seconds until the message can be received; not with ``at``.
+            at: The instant from which the message can be received. A past instant means now.
+            key: A message key, 1-512 characters, unique among the live messages of the queue.
+            on_duplicate: The action if the key is taken. "ignore" writes nothing. "replace"
                 overwrites the payload, headers, time and priority of the live message; its tries
                 start again, and its holder loses the lease. "error" raises ``DuplicateKey``.
-            headers: small labels, {str: str | int | float | bool}.
-            id: an ObjectId, or a str of 1-512 characters not starting with "~". A second push with
+            headers: Small labels, {str: str | int | float | bool}.
+            id: An ObjectId, or a str of 1-512 characters not starting with "~". A second push with
                 the same id does not store a second message.
-            priority: from 0 to 9, highest first; None means 4. Only with ``kind="priority"``.
-            group: the name of a group, 1-512 characters. Messages of one group are received one at
+            priority: From 0 to 9, highest first; None means 4. Only with ``kind="priority"``.
+            group: The name of a group, 1-512 characters. Messages of one group are received one at
                 a time and in order; messages without a group have no order. Only with
                 ``kind="ordered"``.
-            session: the session of a transaction. The push happens when the transaction commits.
+            session: The session of a transaction. The push happens when the transaction commits.
 
         Returns:
             The id of the message, or None if the key was taken and ``on_duplicate`` is "ignore".
@@ -103,17 +103,17 @@ class Queue(QueueBase[T, PlanRunner]):
         """Push many messages at once. If one is invalid, none is written.
 
         Args:
-            payloads: the payloads.
-            delay: seconds until the messages can be received; not with ``at``.
-            at: the instant from which the messages can be received.
-            headers: the headers of every message.
-            keys: one key for each payload, None for a message without a key.
-            on_duplicate: as in ``push``. "error" writes all other messages, then raises
+            payloads: The payloads.
+            delay: Seconds until the messages can be received; not with ``at``.
+            at: The instant from which the messages can be received.
+            headers: The headers of every message.
+            keys: One key for each payload, None for a message without a key.
+            on_duplicate: As in ``push``. "error" writes all other messages, then raises
                 ``DuplicateKey`` with the taken ``keys``.
-            ids: one id for each payload, None for a new id.
-            priorities: one priority for each payload, None for 4; see ``push``.
-            groups: one group for each payload, None for a message without a group; see ``push``.
-            session: the session of a transaction.
+            ids: One id for each payload, None for a new id.
+            priorities: One priority for each payload, None for 4; see ``push``.
+            groups: One group for each payload, None for a message without a group; see ``push``.
+            session: The session of a transaction.
 
         Returns:
             The ids, as in ``push``. It raises the same errors as ``push``.
@@ -139,7 +139,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Delivery is at most once: the message is lost if this process dies before its work is done.
 
         Args:
-            timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
+            timeout: Seconds to wait for a message. None waits without limit, 0 does not wait.
 
         Returns:
             The message, or None after the timeout.
@@ -159,9 +159,9 @@ class Queue(QueueBase[T, PlanRunner]):
         Wait for the first message only, then take the messages that are ready.
 
         Args:
-            limit: the maximum number of messages.
-            timeout: seconds to wait for the first message. None waits without limit, 0 not at all.
-            max_bytes: the maximum size of all messages together, in bytes as stored. The first
+            limit: The maximum number of messages.
+            timeout: Seconds to wait for the first message. None waits without limit, 0 not at all.
+            max_bytes: The maximum size of all messages together, in bytes as stored. The first
                 message is returned even if it is larger. If messages become larger from one call to
                 the next, a call may claim more than it returns; it gives the rest back before it
                 returns.
@@ -179,8 +179,8 @@ class Queue(QueueBase[T, PlanRunner]):
         Delivery is at least once: the message comes back if it is not settled in time.
 
         Args:
-            timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
-            lease: seconds for which no other consumer receives it; None: the lease of the queue.
+            timeout: Seconds to wait for a message. None waits without limit, 0 does not wait.
+            lease: Seconds for which no other consumer receives it; None: the lease of the queue.
 
         Returns:
             The reservation, or None after the timeout. Settle it by commit, rollback, move, bury or
@@ -202,10 +202,10 @@ class Queue(QueueBase[T, PlanRunner]):
         Wait for the first message only, then take the messages that are ready.
 
         Args:
-            limit: the maximum number of messages.
-            timeout: as in ``pop_many``.
-            lease: seconds; None: the lease of the queue.
-            max_bytes: as in ``pop_many``. The try of a message that is given back is not counted.
+            limit: The maximum number of messages.
+            timeout: As in ``pop_many``.
+            lease: Seconds; None: the lease of the queue.
+            max_bytes: As in ``pop_many``. The try of a message that is given back is not counted.
 
         Returns:
             The reservations in order, or an empty list after the timeout.
@@ -227,9 +227,9 @@ class Queue(QueueBase[T, PlanRunner]):
         the block settles the reservation itself, nothing more is done.
 
         Args:
-            timeout: seconds to wait for a message. None waits without limit, 0 does not wait.
-            lease: seconds; None: the lease of the queue.
-            on_lost: called with the reservation as soon as a renewal finds that the lease was lost,
+            timeout: Seconds to wait for a message. None waits without limit, 0 does not wait.
+            lease: Seconds; None: the lease of the queue.
+            on_lost: Called with the reservation as soon as a renewal finds that the lease was lost,
                 or that the client was closed. It is called in a thread of the client's renewer, and
                 should return at once: set an event, or cancel a task. Its exceptions are logged and
                 ignored.
@@ -255,10 +255,10 @@ class Queue(QueueBase[T, PlanRunner]):
         """Finish messages: they move to the history if the queue has one; else they are deleted.
 
         Args:
-            reservations: reservations of this queue.
-            payload: the payload that the history keeps, instead of the payload of the message.
+            reservations: Reservations of this queue.
+            payload: The payload that the history keeps, instead of the payload of the message.
                 Packed messages of a bucket have no history and refuse it.
-            session: the session of a transaction.
+            session: The session of a transaction.
 
         Raises:
             LeaseLost: Some were no longer held (``lost``, ``unknown``). The rest were finished.
@@ -283,10 +283,10 @@ class Queue(QueueBase[T, PlanRunner]):
         """Give messages back for another try. A message without tries left is buried.
 
         Args:
-            reservations: reservations of this queue.
-            delay: seconds until the next try. None: the backoff of the queue; 0: at once.
-            error: the reason, kept in ``Message.error``.
-            session: the session of a transaction.
+            reservations: Reservations of this queue.
+            delay: Seconds until the next try. None: the backoff of the queue; 0: at once.
+            error: The reason, kept in ``Message.error``.
+            session: The session of a transaction.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were rolled back.
@@ -303,8 +303,8 @@ class Queue(QueueBase[T, PlanRunner]):
         """Hold messages for another lease, counted from now. This updates ``until``.
 
         Args:
-            reservations: reservations of this queue.
-            lease: seconds; None: the lease with which each message was reserved.
+            reservations: Reservations of this queue.
+            lease: Seconds; None: the lease with which each message was reserved.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were extended.
@@ -315,7 +315,7 @@ class Queue(QueueBase[T, PlanRunner]):
         """Give messages back unprocessed. They return to their old places; the try is not counted.
 
         Args:
-            reservations: reservations of this queue.
+            reservations: Reservations of this queue.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were released.
@@ -340,18 +340,18 @@ class Queue(QueueBase[T, PlanRunner]):
         """Move messages to another queue, each in one atomic update: never lost, never in both.
 
         Args:
-            reservations: reservations of this queue.
-            to: a queue's name, or the ``Queue`` itself, of the same namespace.
-            payload: the new payload of each message, a value of the model of the target.
-            update: instead of a payload, an update of the payload with the operators $set $unset
+            reservations: Reservations of this queue.
+            to: A queue's name, or the ``Queue`` itself, of the same namespace.
+            payload: The new payload of each message, a value of the model of the target.
+            update: Instead of a payload, an update of the payload with the operators $set $unset
                 $inc $mul $min $max $rename $push $pull $addToSet of MongoDB.
-            headers: merged into the headers.
-            delay: seconds until the message can be received in that queue.
-            key: the message key in that queue; for one reservation only.
-            priority: the priority in that queue, if it has priorities; None keeps the message's
+            headers: Merged into the headers.
+            delay: Seconds until the message can be received in that queue.
+            key: The message key in that queue; for one reservation only.
+            priority: The priority in that queue, if it has priorities; None keeps the message's
                 priority.
-            group: the group in that queue, if it is ordered; None keeps the message's group.
-            session: the session of a transaction.
+            group: The group in that queue, if it is ordered; None keeps the message's group.
+            session: The session of a transaction.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were moved.
@@ -379,15 +379,15 @@ class Queue(QueueBase[T, PlanRunner]):
         """Move messages to another queue, each with its own payload.
 
         Args:
-            pairs: pairs of a reservation and its new payload (or UNCHANGED).
-            to: as in ``move``.
-            update: as in ``move``.
-            headers: as in ``move``.
-            delay: as in ``move``.
-            key: as in ``move``.
-            priority: as in ``move``.
-            group: as in ``move``.
-            session: as in ``move``.
+            pairs: Pairs of a reservation and its new payload (or UNCHANGED).
+            to: As in ``move``.
+            update: As in ``move``.
+            headers: As in ``move``.
+            delay: As in ``move``.
+            key: As in ``move``.
+            priority: As in ``move``.
+            group: As in ``move``.
+            session: As in ``move``.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were moved.
@@ -401,8 +401,8 @@ class Queue(QueueBase[T, PlanRunner]):
         """Send messages to the dead-letter queue now.
 
         Args:
-            reservations: reservations of this queue.
-            error: the reason, kept in ``Message.dead`` and ``Message.error``.
+            reservations: Reservations of this queue.
+            error: The reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were buried.
@@ -418,9 +418,9 @@ class Queue(QueueBase[T, PlanRunner]):
         """Store how far the work has come. Any process can read it in ``Message.progress``.
 
         Args:
-            reservation: a reservation of this queue.
-            fraction: from 0 to 1.
-            note: a few words.
+            reservation: A reservation of this queue.
+            fraction: From 0 to 1.
+            note: A few words.
 
         Raises:
             LeaseLost: The message is no longer held.
@@ -431,8 +431,8 @@ class Queue(QueueBase[T, PlanRunner]):
         """Store the state of the work. The next try finds it in ``Message.checkpoint``.
 
         Args:
-            reservation: a reservation of this queue.
-            state: any BSON value.
+            reservation: A reservation of this queue.
+            state: Any BSON value.
 
         Raises:
             LeaseLost: The message is no longer held.
@@ -455,13 +455,13 @@ class Queue(QueueBase[T, PlanRunner]):
         block raises an exception, or ends without ``commit()``, the claim is rolled back.
 
         Args:
-            group: the durable name of this consumer: 1-110 of A-Z a-z 0-9 _ - . : >. One process at
+            group: The durable name of this consumer: 1-110 of A-Z a-z 0-9 _ - . : >. One process at
                 a time may use it.
-            limit: the maximum number of messages, up to 100 000. A bucket may exceed it by part of
+            limit: The maximum number of messages, up to 100 000. A bucket may exceed it by part of
                 a pack, because its packs (documents with many messages) are claimed whole.
-            lease: seconds for which the messages stay held if this process dies; None: the lease of
+            lease: Seconds for which the messages stay held if this process dies; None: the lease of
                 the queue.
-            max_bytes: the maximum size of all messages together, in bytes as stored. At least one
+            max_bytes: The maximum size of all messages together, in bytes as stored. At least one
                 message is claimed, whatever its size.
 
         Returns:
@@ -480,7 +480,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Their tries start again, and a message gets its key back if the key is free in that queue.
 
         Args:
-            limit: the maximum number of messages; None: all.
+            limit: The maximum number of messages; None: all.
 
         Returns:
             The number of messages that were sent back; 0 for a queue without buried messages.
@@ -494,7 +494,7 @@ class Queue(QueueBase[T, PlanRunner]):
         """Remove a message from the queue.
 
         Args:
-            id: the id of the message; the text of an ObjectId will do.
+            id: The id of the message; the text of an ObjectId will do.
 
         Returns:
             False if the id is unknown, or the message is finished or held under a live lease.
@@ -505,8 +505,8 @@ class Queue(QueueBase[T, PlanRunner]):
         """Change the priority of a message. For a held message, it counts from the next try on.
 
         Args:
-            id: as in ``remove``.
-            priority: as in ``push``.
+            id: As in ``remove``.
+            priority: As in ``push``.
 
         Returns:
             False if the id is unknown, or the message is finished.
@@ -517,7 +517,7 @@ class Queue(QueueBase[T, PlanRunner]):
         """Return a message in any state.
 
         Args:
-            id: the id of the message; the text of an ObjectId will do.
+            id: The id of the message; the text of an ObjectId will do.
 
         Returns:
             The message, or None if the id is unknown in this queue. A message that does not fit the
@@ -529,7 +529,7 @@ class Queue(QueueBase[T, PlanRunner]):
         """Return the next messages without taking them. An invalid message has an ``error``.
 
         Args:
-            limit: the maximum number of messages.
+            limit: The maximum number of messages.
         """
         return self._runner.run(self._backend.peek(limit))
 
@@ -541,7 +541,7 @@ class Queue(QueueBase[T, PlanRunner]):
         all.
 
         Args:
-            cap: stop counting a state at this number. A result equal to ``cap`` means "``cap`` or
+            cap: Stop counting a state at this number. A result equal to ``cap`` means "``cap`` or
                 more".
         """
         return self._runner.run(self._backend.counts(cap))
@@ -588,8 +588,8 @@ class Queue(QueueBase[T, PlanRunner]):
         """Return finished messages, newest first, with ``outcome`` and ``processed``.
 
         Args:
-            limit: the maximum number of messages.
-            since: return only messages that were finished at or after this instant.
+            limit: The maximum number of messages.
+            since: Return only messages that were finished at or after this instant.
         """
         return self._runner.run(self._backend.history(limit, since=since))
 
@@ -599,7 +599,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Their tries start again, and a message gets its key back if the key is free.
 
         Args:
-            ids: the ids of messages in the history, as in ``get``.
+            ids: The ids of messages in the history, as in ``get``.
 
         Returns:
             The number of ids that were found.

@@ -73,15 +73,15 @@ class Command(Request[Answer]):
     """One database command.
 
     Args:
-        session: the session of the caller's transaction, or None.
-        w1: whether the primary alone acknowledges the write. Other writes follow the client's
+        session: The session of the caller's transaction, or None.
+        w1: Whether the primary alone acknowledges the write. Other writes follow the client's
             durability.
-        majority: whether it reads and writes with a majority of the members, whatever the client's
+        majority: Whether it reads and writes with a majority of the members, whatever the client's
             durability.
-        max_time_s: its time limit in seconds, if that is less than the client's time limit.
-        half_time: whether it may take only half of the client's time limit, which leaves time for
+        max_time_s: Its time limit in seconds, if that is less than the client's time limit.
+        half_time: Whether it may take only half of the client's time limit, which leaves time for
             another try.
-        server_limit_s: how many seconds the server may work on it, if that is less. The driver does
+        server_limit_s: How many seconds the server may work on it, if that is less. The driver does
             not repeat such a command. Only for updates at ``w1`` without a session.
     """
 

@@ -56,7 +56,7 @@ def check_on_lost(on_lost: object) -> None:
     """Refuse a value that a renewer cannot call.
 
     Raises:
-        ConfigurationError: it is not a plain function.
+        ConfigurationError: It is not a plain function.
     """
     if on_lost is not None and (not callable(on_lost) or iscoroutinefunction(on_lost)):
         raise ConfigurationError(

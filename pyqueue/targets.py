@@ -15,7 +15,7 @@ def check_url(url: str) -> None:
     """Refuse a URL that no client can use, without I/O.
 
     Raises:
-        ConfigurationError: it has no known form, or its password is not quoted.
+        ConfigurationError: It has no known form, or its password is not quoted.
     """
     known = url == "memory:" or url.startswith(("mongodb://", "mongodb+srv://"))
     if not known and not (url.startswith("embedded:") and url != "embedded:"):
@@ -31,7 +31,7 @@ def check_url(url: str) -> None:
     refused = [char for char in database if char in _NOT_IN_A_DATABASE]
     if url.startswith("mongodb") and refused:
         raise ConfigurationError(
-            f"target: {database!r} is not the name of a database: leave out {refused[0]!r}"
+            f"target: {database!r} is not a valid database name: remove {refused[0]!r}"
         )
 
 

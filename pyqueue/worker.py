@@ -24,9 +24,9 @@ class Worker(Runner):
     ``BatchFailed`` if some of them failed.
 
     Args:
-        client: a Client or an AsyncClient. With either, handlers may be ``def`` or ``async def``.
-        concurrency: how many handlers run at once, for all queues together.
-        name: a label for reports.
+        client: A Client or an AsyncClient. With either, handlers may be ``def`` or ``async def``.
+        concurrency: How many handlers run at once, for all queues together.
+        name: A label for reports.
     """
 
     def __init__(self, client: AnyClient, *, concurrency: int = 16, name: str = "worker") -> None:
@@ -60,12 +60,12 @@ class Worker(Runner):
         """Have a function consume a queue. Without a handler this is a decorator.
 
         Args:
-            queue: the name of a queue; or a queue of this client or a consumer group of a stream,
+            queue: The name of a queue; or a queue of this client or a consumer group of a stream,
                 which already have their model and options.
-            handler: takes (payload) or (payload, delivery); with ``batch``, a list of payloads, or
+            handler: Takes (payload) or (payload, delivery); with ``batch``, a list of payloads, or
                 this list and a list of deliveries.
-            to: queues to which the handler may send messages, by To or Many.
-            options: model, concurrency (for this queue), time_limit (for the handler, in seconds),
+            to: Queues to which the handler may send messages, by To or Many.
+            options: Model, concurrency (for this queue), time_limit (for the handler, in seconds),
                 batch (the maximum number of messages that the handler takes at once), window (how
                 many seconds a batch waits for more messages), on_invalid ("stop" or "bury": the
                 action if most of the first messages do not fit the model), lease, max_tries,

@@ -1,4 +1,4 @@
-"""Signal buses: wake the waiting consumers of any process when there may be something to do.
+"""Signal buses: wake the waiting consumers of any process when a message may be ready.
 
     import signals
     from datetime import UTC, datetime
@@ -9,9 +9,9 @@
         assert listener.wait(timeout=5)
     bus.close()
 
-A signal says that a consumer should look; it carries no message. A lost signal only delays a
-consumer until its next poll. Therefore no bus may fail, slow down or block the code that emits.
-This package imports nothing from pyqueue.
+A signal tells a consumer to check its queue; it carries no message. A lost signal only delays a
+consumer until its next poll. So no bus may fail, slow down or block the code that emits. This
+package imports nothing from pyqueue.
 """
 
 from signals.api import STATS, AsyncBus, AsyncListener, Bus, BusError, Listener
@@ -48,8 +48,8 @@ def open(url: str, database: object = None, *, prefix: str = "pyqueue") -> Bus:
     Args:
         url: "memory:", "redis://...", "rediss://...", "unix://...", "capped:" or "none:".
         database: The PyMongo database, for "capped:" only.
-        prefix: Goes before every topic, or names the capped collection ("<prefix>.signals").
-            Buses with another prefix are not heard.
+        prefix: Goes before every topic, or is part of the name of the capped collection
+            ("<prefix>.signals"). Buses with a different prefix do not hear each other.
 
     Raises:
         BusError: The URL is invalid or names no known bus, or the database is missing.

@@ -11,7 +11,7 @@ from typing import Protocol, Self
 
 
 class BusError(Exception):
-    """A bus cannot be used: invalid argument, wrong password, no permission, or unreachable."""
+    """A bus cannot be used: an invalid argument, a wrong password, no permission, or no server."""
 
 
 class Listener(Protocol):
@@ -19,7 +19,7 @@ class Listener(Protocol):
 
     @property
     def when(self) -> datetime | None:
-        """The earliest instant that the last successful ``wait`` heard; None: read the record."""
+        """The earliest ``when`` that the last successful ``wait`` heard; None: read the record."""
 
     @property
     def closed(self) -> bool:
@@ -29,11 +29,11 @@ class Listener(Protocol):
         """Wait for an event, up to ``timeout`` seconds (None: without limit).
 
         Returns:
-            True if an event was heard since ``wait`` last returned True.
+            True if an event has arrived since ``wait`` last returned True.
         """
 
     def close(self) -> None:
-        """Stop hearing and wake the waiter. Any thread may call this."""
+        """Stop listening and wake the waiting caller. Any thread may call this."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
@@ -50,7 +50,7 @@ class AsyncListener(Protocol):
 
     @property
     def when(self) -> datetime | None:
-        """The earliest instant that the last successful ``wait`` heard; None: read the record."""
+        """The earliest ``when`` that the last successful ``wait`` heard; None: read the record."""
 
     @property
     def closed(self) -> bool:
@@ -60,11 +60,11 @@ class AsyncListener(Protocol):
         """Wait for an event, up to ``timeout`` seconds (None: without limit).
 
         Returns:
-            True if an event was heard since ``wait`` last returned True.
+            True if an event has arrived since ``wait`` last returned True.
         """
 
     def close(self) -> None:
-        """Stop hearing and wake the waiter. Any task or thread may call this."""
+        """Stop listening and wake the waiting caller. Any task or thread may call this."""
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
@@ -84,13 +84,13 @@ class Bus(Protocol):
     """
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Announce that a topic has something from ``when`` on, or a changed record (None).
+        """Announce that the topic has a message from ``when`` on; None: that its record changed.
 
         This returns at once and does not raise if the server is down.
         """
 
     def listen(self, topic: str) -> Listener:
-        """Return a listener for ``with``. It hears events once entered: look first, then wait."""
+        """Return a listener for ``with``. Enter it, check the queue, and only then wait."""
 
     def close(self) -> None:
         """Send the events that are held back, within a second, and wake every listener."""
@@ -100,13 +100,13 @@ class AsyncBus(Protocol):
     """``Bus`` for asyncio: ``emit`` stays a plain call, ``close`` is awaited."""
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Announce that a topic has something from ``when`` on, or a changed record (None).
+        """Announce that the topic has a message from ``when`` on; None: that its record changed.
 
         This returns at once and does not raise if the server is down.
         """
 
     def listen(self, topic: str) -> AsyncListener:
-        """Return a listener for ``async with``. It hears once entered: look first, then wait."""
+        """Return a listener for ``async with``. Enter it, check the queue, and only then wait."""
 
     async def close(self) -> None:
         """Send the events that are held back, within a second, and wake every listener."""

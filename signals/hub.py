@@ -27,7 +27,7 @@ LONGEST_WAIT_S = 3600.0
 
 
 def check_event(topic: str, when: datetime | None) -> None:
-    """Raise BusError for a topic or an instant that no bus can carry.
+    """Raise BusError for a topic or a time that no bus can carry.
 
     A runner would retry such an event for ever, and delay all events behind it.
     """
@@ -45,7 +45,7 @@ def check_event(topic: str, when: datetime | None) -> None:
     try:
         when.astimezone(UTC)
     except OverflowError:
-        raise BusError("invalid `when`: give an instant of the years 1 to 9999 in UTC") from None
+        raise BusError("invalid `when`: give a time between the years 1 and 9999 in UTC") from None
 
 
 class Subscription:
@@ -82,8 +82,8 @@ class Subscription:
     def confirm(self) -> None:
         """Note that the server confirmed the topic.
 
-        The first confirmation ends entering. A later one means that the bus came back after a
-        break, so events may be lost.
+        The first confirmation completes entering. A later confirmation means that the bus came back
+        after a break, so events may have been lost.
         """
         assert self.ready is not None
         if self.ready.is_set():
@@ -109,7 +109,7 @@ class Subscription:
         self.closed = True
 
     def close(self) -> None:
-        """Stop hearing and wake the waiter."""
+        """Stop listening and wake the waiting caller."""
         self._leave(self)
         with self._lock:
             self.closed = True
@@ -132,7 +132,7 @@ class ThreadListener(Subscription):
         """Wait for an event, up to ``timeout`` seconds (None: without limit).
 
         Returns:
-            True if an event was heard since ``wait`` last returned True.
+            True if an event has arrived since ``wait`` last returned True.
         """
         if self._flag is None:
             raise BusError("enter the listener first: `with bus.listen(topic) as listener:`")
@@ -165,7 +165,7 @@ class TaskListener(Subscription):
         """Wait for an event, up to ``timeout`` seconds (None: without limit).
 
         Returns:
-            True if an event was heard since ``wait`` last returned True.
+            True if an event has arrived since ``wait`` last returned True.
         """
         if self._flag is None:
             raise BusError("enter the listener first: `async with bus.listen(topic) as listener:`")
@@ -214,7 +214,7 @@ class Hub:
         self._all = local  # every topic is heard without subscribing
 
     def add(self, subscription: Subscription) -> None:
-        """Deliver the events of its topic to ``subscription`` from now on."""
+        """From now on, deliver the events of its topic to ``subscription``."""
         topic = subscription.topic
         with self._lock:
             self._subscriptions.setdefault(topic, set()).add(subscription)

@@ -38,7 +38,7 @@ def decode(data: object) -> tuple[datetime | None, str]:
 
     Raises:
         ValueError: ``encode`` did not write the data.
-        OverflowError: The number is not an instant of the years 1 to 9999.
+        OverflowError: The number is not a time between the years 1 and 9999.
     """
     text = data.decode() if isinstance(data, bytes) else str(data)
     return None if text == "-" else _EPOCH + int(text[:20]) * _MILLISECOND, text[20:]
@@ -138,7 +138,7 @@ class RedisTransport:
         now = monotonic()
         if message is None:
             if now - self._last > 2 * SILENCE_S:
-                raise ConnectionError("the server is silent")
+                raise ConnectionError("the server does not respond")
             if now - self._last > SILENCE_S and not self._pinged:
                 self._pinged = True
                 yield self._pubsub.ping()

@@ -1,8 +1,8 @@
 """The runners, with and without a server, and the blocking and asyncio facades of every bus.
 
 Every runner delivers an event to the listeners of its process at once, and unmerged. A runner with
-a server has two procedures, which reach further processes. One publishes the events that the window
-lets out, and keeps the events that a broken server refused. The other subscribes, reads, and starts
+a server has two procedures, which reach other processes. One publishes the events that the window
+releases, and keeps the events that a broken server refused. The other subscribes, reads, and starts
 again after a break, which wakes every listener once because signals may have been lost. Both retry
 with growing delays, and neither raises an error into the code of a user.
 """
@@ -38,7 +38,7 @@ STABLE_S = 5.0
 
 
 _dice = random.SystemRandom()
-"""A separate generator: buses draw at any time, and must not disturb a seed of the user's code."""
+"""A separate generator, because buses must not disturb a random seed of the user's code."""
 
 
 class RetryDelays:
@@ -91,7 +91,7 @@ class LocalRunner:
         self._reset()
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Deliver an event. Never wait, and raise BusError for an invalid argument only."""
+        """Deliver an event. Never wait, and raise BusError only for an invalid argument."""
         check_event(topic, when)
         with self._lock:
             self.stats["emitted"] += 1

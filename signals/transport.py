@@ -18,7 +18,7 @@ from signals.api import BusError
 T = TypeVar("T")
 
 Procedure = Generator[Any, Any, T]
-"""Code written once for threads and for tasks. It says ``reply = yield call()``.
+"""Code that is written once for threads and for tasks. It contains ``reply = yield call()``.
 
 With a blocking client ``call()`` has already done its work and returned the reply. With an asyncio
 client ``call()`` returns an awaitable, which ``run_async`` awaits.
@@ -69,7 +69,7 @@ class Transport(Protocol):
 
     @property
     def place(self) -> Hashable:
-        """Equal for two transports of one process only if each hears the other's events."""
+        """A value that is equal for two transports of a process only if they hear each other."""
 
     def publish(self, events: dict[str, datetime | None], origin: str) -> Procedure[None]:
         """Send these events. The ``read`` of every process gets ``origin`` with each event."""

@@ -1,4 +1,4 @@
-"""Decides which events are sent now and which are merged and sent when a short window closes.
+"""Decides which events are sent now, and which are merged and sent when a short window closes.
 
 A flood of pushes must not become a flood of wake-ups, and merging must not lose a wake-up.
 
@@ -6,11 +6,11 @@ A flood of pushes must not become a flood of wake-ups, and merging must not lose
 - A few more events may follow at once in that window. They are the topic's burst.
 - Events beyond the burst are merged until the window closes.
 - Then the merged event is sent (the trailing edge) and opens the next window, without a burst.
-- The burst comes back after a whole window in which nothing was merged. A burst that came back
-  steadily would let a flood send many times the number of events.
+- The burst is available again after a whole window in which nothing was merged. If it were refilled
+  steadily, a flood would send many times the number of events.
 
 An event is never dropped, even if it equals an earlier one: the consumer that the earlier event
-woke may have looked before the second message was stored.
+woke may have checked its queue before the second message was stored.
 
 This module reads no clock and does no I/O.
 """
@@ -20,7 +20,7 @@ from datetime import datetime
 
 
 def earliest(one: datetime | None, other: datetime | None) -> datetime | None:
-    """Merge the instants of two events: None ("read the record") wins; otherwise the earlier."""
+    """Merge the instants of two events: None ("read the record") wins, else the earlier one."""
     return None if one is None or other is None else min(one, other)
 
 
@@ -29,7 +29,8 @@ class Window:
 
     Args:
         seconds: The length of the window. Every ``now`` is in seconds of one monotonic clock.
-        burst: How many events of a quiet topic are sent at once before merging begins.
+        burst: How many events of a topic are sent at once, after a quiet window, before merging
+            begins.
     """
 
     def __init__(self, seconds: float = 0.05, burst: int = 8) -> None:

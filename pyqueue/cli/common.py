@@ -1,7 +1,7 @@
-"""Code that the commands share: exit statuses, the connection to the server, and output.
+"""Code that the commands share: exit statuses, the connection to the server, output.
 
-Programs read ``--json``: one value per line, with BSON as MongoDB's relaxed extended JSON. A person
-at a terminal gets a table. A pipe gets the same rows as tab-separated lines.
+With ``--json``, programs read one value per line: BSON as MongoDB's relaxed extended JSON. At a
+terminal, people get a table. In a pipe, the same rows are tab-separated lines.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Commands(TyperGroup):
 
 
 def _forget_interrupt() -> None:
-    """Make Python exit with our status, wherever it was when Ctrl-C arrived.
+    """Make Python exit with our status, wherever Ctrl-C interrupted it.
 
     If a KeyboardInterrupt leaves ``exec`` of a text, CPython takes it for unhandled, even if a
     caller handles it: when the process ends, it kills itself with SIGINT. Dataclasses and named
@@ -147,7 +147,7 @@ def checked_url(url: str | None) -> str:
 
 @contextmanager
 def unconnected(url: str | None, namespace: str, signals: str | None = None) -> Iterator[Client]:
-    """Make a client that has not connected to the server yet, and close it afterwards."""
+    """Create a client that has not connected to the server yet, and close it afterwards."""
     client = Client(checked_url(url), namespace=namespace, signals=signals, owner=None)
     try:
         yield client
@@ -157,7 +157,7 @@ def unconnected(url: str | None, namespace: str, signals: str | None = None) -> 
 
 @contextmanager
 def connect(url: str | None, namespace: str, signals: str | None = None) -> Iterator[Client]:
-    """Make a client that is connected to the server, and close it afterwards."""
+    """Create a client that is connected to the server, and close it afterwards."""
     with unconnected(url, namespace, signals) as client:
         # The preparation has its own time limit, because the limit below cannot shorten it.
         runner_of(client).open().prepare(CONNECT_TIMEOUT_S)
@@ -167,7 +167,7 @@ def connect(url: str | None, namespace: str, signals: str | None = None) -> Iter
 
 
 def queue_with_stored_options(client: Client, name: str) -> Queue[Any]:
-    """Return a queue with the options that its programs used last.
+    """Return a queue with the options that its programs last set.
 
     A command must not change how the programs of a queue use it.
 

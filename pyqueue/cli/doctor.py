@@ -1,4 +1,4 @@
-"""``pyqueue doctor``: check that server, indexes, clocks and bus are as the queues need them.
+"""``pyqueue doctor``: check that the server, the indexes, the clocks and the bus suit the queues.
 
 Each line says OK or names a remedy. The doctor creates no index and pushes no message, and it tries
 the bus on a separate topic. It finishes handovers that a crash left half done, as consumers do. It
@@ -48,7 +48,7 @@ from pyqueue.runtime.server_errors import translated
 
 app = typer.Typer(cls=Commands)
 
-#: "advice": it works, but could be better, or could not be checked. Only "wrong" makes the exit
+#: "advice": it works but could be better, or it could not be checked. Only "wrong" makes the exit
 #: status 1.
 Level = Literal["ok", "advice", "wrong"]
 Document = Mapping[str, Any]
@@ -80,21 +80,21 @@ class Finding:
 @app.command()
 def doctor(
     quiet: bool = typer.Option(
-        False, "--quiet", "-q", help="Print nothing; only the exit status tells the result."
+        False, "--quiet", "-q", help="Print nothing; the exit status gives the result."
     ),
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Delete hidden rows of Spark writes that died a day ago."),
+        typer.Option("--repair", help="Delete hidden rows of Spark writes, a day after they died."),
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Check the server, the indexes, the clocks and the bus.
 
     Without --repair it changes nothing, except that it publishes the outputs of workers that died
-    while they pushed them. Exit status 1 if something is wrong.
+    while they pushed them. The exit status is 1 if something is wrong.
     """
     wrong = False
     try:

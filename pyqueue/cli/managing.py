@@ -74,20 +74,20 @@ def reshape(
         bool | None,
         typer.Option(
             "--strict/--no-strict",
-            help="Of a queue with priorities: whether high levels may starve the lower ones.",
+            help="For a queue with priorities: whether high priorities may starve low ones.",
         ),
     ] = None,
     on_failure: Annotated[
         Literal["block", "skip"] | None,
-        typer.Option(help="Of an ordered queue: whether a group waits for a message that failed."),
+        typer.Option(help="For an ordered queue: whether a group waits for a failed message."),
     ] = None,
     retention: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Of a stream: how long messages are kept."),
+        typer.Option(metavar="SECONDS", help="For a stream: how long messages are kept."),
     ] = None,
     pack: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Of a bucket: the most messages in one document."),
+        typer.Option(metavar="N", help="For a bucket: how many messages share a document."),
     ] = None,
     limit: Annotated[
         str | None,
@@ -102,7 +102,7 @@ def reshape(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Change the options that all programs of a queue share. Programs follow within 5 s."""
+    """Change the options that all programs of a queue share. They adopt them within 5 s."""
     new = None if limit is None else limit_of(limit)
     with connect(url, namespace, signals) as client:
         refuse_unknown(client, name)
@@ -130,7 +130,7 @@ def reshape(
 def rm(
     name: Name,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete its messages too, even those that are held.")
+        bool, typer.Option("--force", help="Also delete its messages, reserved messages included.")
     ] = False,
     url: Url = None,
     namespace: Namespace = "pyqueue",

@@ -32,7 +32,7 @@ from pyqueue.cli.common import (
 from pyqueue.cli.limits import limit_text
 from pyqueue.queue_base import backend_of
 
-#: How many messages one call takes out or moves.
+#: How many messages one call pops or moves.
 BATCH_SIZE = 100
 #: How many lines one call pushes.
 PUSH_BATCH_SIZE = 1000
@@ -99,7 +99,7 @@ Header = Annotated[
     list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header. Can be repeated.")
 ]
 Delay = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="The time until it can be received.")
+    float | None, typer.Option(metavar="SECONDS", help="Seconds until it can be received.")
 ]
 At = Annotated[
     str | None,
@@ -116,7 +116,7 @@ MessageId = Annotated[
 
 GroupOption = Annotated[
     str | None,
-    typer.Option("--group", help="Of an ordered queue: the group, received one at a time."),
+    typer.Option("--group", help="For an ordered queue: the group of the message."),
 ]
 PriorityOption = Annotated[
     int | None,
@@ -147,7 +147,7 @@ def push(
     at: At = None,
     key: Key = None,
     on_duplicate: Annotated[
-        Literal["ignore", "replace", "error"], typer.Option(help="What to do if the key is taken.")
+        Literal["ignore", "replace", "error"], typer.Option(help="The action if the key is taken.")
     ] = "ignore",
     header: Header = None,
     id: MessageId = None,
@@ -158,7 +158,7 @@ def push(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Push a message, or with --ndjson one for each line. Print the id, or the number."""
+    """Push a message, or with --ndjson one for each line. Print its id, or how many."""
     headers = _headers(header or [])
     how = Entry(delay, _start(at, delay), headers, priority, group)
     if ndjson:
@@ -309,7 +309,7 @@ def pop(
 ) -> None:
     """Remove messages and print their payloads as JSON, one per line; with --json whole messages.
 
-    A popped message is gone, even if the output is lost. Exit status 1 if there was none.
+    A popped message is gone, even if the output is lost. The exit status is 1 if there was none.
     """
     with connect(url, namespace, signals) as client:
         if not timeout:  # a command that waits may wait for the first use
@@ -339,7 +339,7 @@ def peek(
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """Show the messages that would be received next, and leave them in the queue."""
+    """Show the next messages, and leave them in the queue."""
     with connect(url, namespace) as client:
         refuse_unknown(client, name)
         messages = queue_with_stored_options(client, name).peek(limit)
@@ -367,9 +367,9 @@ def _note_if_paused(source: Queue[Any]) -> None:
 @app.command()
 def move(
     source: Annotated[
-        str, typer.Argument(metavar="FROM", help="The queue that the messages are in.")
+        str, typer.Argument(metavar="FROM", help="The queue that has the messages.")
     ],
-    to: Annotated[str, typer.Argument(metavar="TO", help="The queue that they move to.")],
+    to: Annotated[str, typer.Argument(metavar="TO", help="The queue to which they move.")],
     limit: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="How many messages. Default: all that are ready."),
@@ -420,7 +420,7 @@ def redrive(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Send dead messages back to the queues they came from. Print how many."""
+    """Send dead messages back to the queues that they came from. Print how many."""
     with connect(url, namespace, signals) as client:
         refuse_unknown(client, name)
         source = queue_with_stored_options(client, name)

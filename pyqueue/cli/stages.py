@@ -1,4 +1,4 @@
-"""The commands on stages: ls and forget."""
+"""The commands for the stages of Spark queries that write into queues: ls and forget."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from pyqueue.cli.common import Commands, Json, Namespace, Url, connect, emit, ta
 from pyqueue.runtime.connecting import runner_of
 
 app = typer.Typer(
-    cls=Commands, help="Stages that Spark writes to queues: ls and forget.", no_args_is_help=True
+    cls=Commands, help="Spark queries that write into queues: ls, forget.", no_args_is_help=True
 )
 
 
 @app.command()
 def ls(
     queue: Annotated[
-        str | None, typer.Argument(metavar="[QUEUE]", help="The first queue that they write to.")
+        str | None, typer.Argument(metavar="[QUEUE]", help="The first queue that they write into.")
     ] = None,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """List the queries that write by batch, and the last batch that each has written."""
+    """List the Spark queries that write by batch, and the last batch of each."""
     with connect(url, namespace) as client:
         found = [each._asdict() for each in runner_of(client).run(stages.stages(queue))]
     if as_json:
@@ -38,7 +38,7 @@ def ls(
 @app.command()
 def forget(
     queue: Annotated[
-        str, typer.Argument(metavar="QUEUE", help="The first queue that the stage writes to.")
+        str, typer.Argument(metavar="QUEUE", help="The first queue that the stage writes into.")
     ],
     stage: Annotated[
         str,
@@ -50,7 +50,7 @@ def forget(
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """Let a stage begin again with any batch number. Stop its query first.
+    """Let the query of a stage begin again with any batch number. Stop the query first.
 
     Rows are then left out only if the queue or its history still has their ids.
     """

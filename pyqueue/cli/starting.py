@@ -23,15 +23,15 @@ from pyqueue.runtime.connecting import AsyncConnection
 from pyqueue.runtime.retrying import RetryDelays
 from pyqueue.runtime.thread_pool import DaemonThreadPool
 
-#: After this many seconds without an answer, a worker says that it waits.
+#: After this time without an answer, in seconds, a worker prints that it is waiting.
 _SAY_AFTER_S: Final = 2.0
 _RETRIES: Final = Backoff(base=0.5, maximum=5, jitter=0)
-#: The most frames of the user's code that are shown.
+#: The maximum number of frames of the user's code that are shown.
 _MAX_FRAMES: Final = 5
 
 
 def start_line(runner: Runner, client: Client | AsyncClient, concurrency: int | None) -> str:
-    """Return the line that a worker prints when it starts. It has no credentials."""
+    """Return the line that a worker prints when it starts. It contains no credentials."""
     queues = ", ".join(runner.graph.stages)
     handlers = concurrency_of(runner) if concurrency is None else concurrency
     return (

@@ -40,7 +40,7 @@ def read(
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """Show messages by position. This takes nothing from any consumer group."""
+    """Show messages by position. Consumer groups are not affected."""
     with connect(url, namespace) as client:
         messages = _stream(client, name).read(after=after, limit=limit)
     columns = ("position", "pushed", "payload")
@@ -65,7 +65,7 @@ def consumers(
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """List the consumer groups of a stream, with their positions and the messages ahead of them."""
+    """List the consumer groups of a stream: their positions, and the messages ahead of them."""
     numbers = ("ready", "scheduled", "reserved", "skipped")
     with connect(url, namespace) as client:
         rows: list[dict[str, Any]] = [

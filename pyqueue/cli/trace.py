@@ -36,7 +36,7 @@ def trace(
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """Find a message in any queue, and show its history. Exit status 1 if there is none.
+    """Find a message in any queue, and show its history. The exit status is 1 if there is none.
 
     A finished message is found as long as the history of its queue keeps it.
     """

@@ -54,7 +54,7 @@ Concurrency = Annotated[
 ]
 Grace = Annotated[
     float,
-    typer.Option(min=0, metavar="SECONDS", help="How long handlers may take to end after a stop."),
+    typer.Option(min=0, metavar="SECONDS", help="How long handlers have to end after a stop."),
 ]
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML or YAML file.")]
 
@@ -80,10 +80,10 @@ def worker(
 ) -> None:
     """Run a worker until SIGTERM or Ctrl-C. A second signal ends it at once.
 
-    While the server cannot be reached, the worker says so and waits for it.
+    While the server cannot be reached, the worker prints a note and waits for it.
 
-    With --processes, each worker runs in a separate process, and one that dies is started again.
-    Exit status 0 if the worker was stopped by a signal.
+    With --processes, each worker runs in a separate process, and a process that dies is started
+    again. The exit status is 0 if the worker was stopped by a signal.
     """
     if processes > 1:
         options = [
@@ -358,7 +358,7 @@ def run_(
 ) -> None:
     """Run a pipeline until SIGTERM or Ctrl-C, or until it is empty. Print the counts of each stage.
 
-    The handlers find the server in the environment: PYQUEUE_URL and PYQUEUE_NAMESPACE.
+    The handlers find the server in the environment variables PYQUEUE_URL and PYQUEUE_NAMESPACE.
     """
     os.environ["PYQUEUE_URL"], os.environ["PYQUEUE_NAMESPACE"] = checked_url(url), namespace
     if until_empty:  # A run that has an end does not wait for its server.

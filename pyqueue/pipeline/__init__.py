@@ -72,9 +72,9 @@ class Runner:
     """The base of pipelines and workers: stages, and how they run.
 
     Args:
-        client: a Client or an AsyncClient. With either, handlers may be ``def`` or ``async def``.
-        name: a label for reports.
-        concurrency: how many handlers run at once, over all stages.
+        client: A Client or an AsyncClient. With either, handlers may be ``def`` or ``async def``.
+        name: A label for reports.
+        concurrency: How many handlers run at once, over all stages.
     """
 
     def __init__(self, client: AnyClient, name: str, *, concurrency: int = 16) -> None:
@@ -160,12 +160,12 @@ class Runner:
         are released.
 
         Args:
-            until_empty: whether to end when no stage has a ready, reserved or scheduled message
+            until_empty: Whether to end when no stage has a ready, reserved or scheduled message
                 left.
-            concurrency: how many handlers run at once. None: the value given to the constructor.
-            grace: how many seconds handlers have to end after a stop.
-            allow_cycles: whether the queues may form a cycle.
-            handle_signals: whether to stop at SIGTERM and SIGINT. Only a run in the main thread
+            concurrency: How many handlers run at once. None: the value given to the constructor.
+            grace: How many seconds handlers have to end after a stop.
+            allow_cycles: Whether the queues may form a cycle.
+            handle_signals: Whether to stop at SIGTERM and SIGINT. Only a run in the main thread
                 can.
 
         Returns:
@@ -229,7 +229,7 @@ class Runner:
 
         Args:
             format: "text", "mermaid" or "svg".
-            counts: the Counts of queues by name, which are drawn with them.
+            counts: The Counts of queues by name, which are drawn with them.
 
         Returns:
             The drawing.
@@ -270,9 +270,9 @@ class Pipeline(Runner):
     list with one result for each message, or raises ``BatchFailed`` if some of them failed.
 
     Args:
-        client: a Client or an AsyncClient.
-        name: a label for reports.
-        concurrency: how many handlers run at once, over all stages.
+        client: A Client or an AsyncClient.
+        name: A label for reports.
+        concurrency: How many handlers run at once, over all stages.
     """
 
     def __init__(self, client: AnyClient, name: str = "pipeline", *, concurrency: int = 16) -> None:
@@ -295,10 +295,10 @@ class Pipeline(Runner):
         """Add a stage whose handler returns the payload with which the message moves on.
 
         Args:
-            queue: the queue that it reads.
-            handler: takes (payload) or (payload, delivery), or lists of them with ``batch``.
-            to: the next queue.
-            options: model, concurrency, time_limit, batch, window, on_invalid, lease, max_tries,
+            queue: The queue that it reads.
+            handler: Takes (payload) or (payload, delivery), or lists of them with ``batch``.
+            to: The next queue.
+            options: Model, concurrency, time_limit, batch, window, on_invalid, lease, max_tries,
                 backoff, history and the other options of a queue.
         """
         if not isinstance(to, str):
@@ -333,10 +333,10 @@ class Pipeline(Runner):
         The handler returns ``To("late", payload)``, or ``To("late")`` to keep the payload.
 
         Args:
-            queue: the queue that it reads.
-            handler: takes (payload) or (payload, delivery), or lists of them with ``batch``.
-            to: the queues to choose from.
-            options: as for ``link``.
+            queue: The queue that it reads.
+            handler: Takes (payload) or (payload, delivery), or lists of them with ``batch``.
+            to: The queues to choose from.
+            options: As for ``link``.
         """
         return self._add("choice", queue, handler, to, **options)
 
@@ -364,11 +364,11 @@ class Pipeline(Runner):
         """Add a stage that finishes the message when its handler returns.
 
         Args:
-            queue: the queue that it reads.
-            handler: takes (payload) or (payload, delivery). It may return To, Many or Drop; any
+            queue: The queue that it reads.
+            handler: Takes (payload) or (payload, delivery). It may return To, Many or Drop; any
                 other value is ignored.
-            to: queues to which the handler may send messages all the same, by To or Many.
-            options: as for ``link``.
+            to: Queues to which the handler may send messages all the same, by To or Many.
+            options: As for ``link``.
         """
         return self._add("sink", queue, handler, to, **options)
 
@@ -417,18 +417,18 @@ class Pipeline(Runner):
         ``pip install "pyqueue-mongo[spark]"``.
 
         Args:
-            queue: the queue that it reads.
-            transform: a function that takes a DataFrame with the columns of a read and returns one
+            queue: The queue that it reads.
+            transform: A function that takes a DataFrame with the columns of a read and returns one
                 with id and payload. See ``SparkStage``.
-            to: the next queue. With a list of queues, the column ``queue`` of the result chooses
+            to: The next queue. With a list of queues, the column ``queue`` of the result chooses
                 one of them for each row. None: the transform writes the messages to a table itself,
                 and returns nothing.
-            group: the durable name of this consumer. By default it is "QUEUE>TO" with one target,
+            group: The durable name of this consumer. By default it is "QUEUE>TO" with one target,
                 and "QUEUE" otherwise.
             output: "move", or "transaction": then the rows become new messages.
-            max_messages: the maximum number of messages in a batch.
-            members: how many processes share the work. Each of them runs one member of the group.
-            options: model, lease, max_tries, backoff and the other options of a queue.
+            max_messages: The maximum number of messages in a batch.
+            members: How many processes share the work. Each of them runs one member of the group.
+            options: Model, lease, max_tries, backoff and the other options of a queue.
         """
         source = self._client.queue(queue, **options)
         batches: BatchOptions = {
@@ -447,8 +447,8 @@ class Pipeline(Runner):
         """Return the pipeline that a TOML or YAML file describes.
 
         Args:
-            client: a Client or an AsyncClient.
-            path: the file.
+            client: A Client or an AsyncClient.
+            path: The file.
 
         Returns:
             The pipeline.

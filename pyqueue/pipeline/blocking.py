@@ -60,7 +60,7 @@ def require_no_loop() -> None:
     """Refuse to block a thread in which an event loop runs.
 
     Raises:
-        ConfigurationError: an event loop runs in this thread.
+        ConfigurationError: An event loop runs in this thread.
     """
     try:
         asyncio.get_running_loop()
@@ -76,10 +76,10 @@ class ClientRunner:
     """The plan runner of a pipeline, on either kind of client.
 
     Args:
-        client: the client.
-        connection: the connection of the client.
-        driver: the driver of the connection, adapted if it blocks.
-        threads: the threads for blocking calls.
+        client: The client.
+        connection: The connection of the client.
+        driver: The driver of the connection, adapted if it blocks.
+        threads: The threads for blocking calls.
     """
 
     def __init__(

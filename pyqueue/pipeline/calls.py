@@ -23,10 +23,10 @@ class Call:
     """One call of a handler, and its messages.
 
     Args:
-        messages: the messages.
-        stage: the stage whose handler is called.
-        notes: stores the handler's notes on the messages.
-        loop: the event loop, for a handler that runs in a thread.
+        messages: The messages.
+        stage: The stage whose handler is called.
+        notes: Stores the handler's notes on the messages.
+        loop: The event loop, for a handler that runs in a thread.
     """
 
     __slots__ = ("_held", "arguments", "cancelled", "deliveries", "messages", "scope")
@@ -96,10 +96,10 @@ def answers_of(
     """Return one answer, or exception, for each message of a handler of batches.
 
     Args:
-        stage: the stage.
-        number: how many messages the handler had.
-        answer: its return value.
-        failed: the ``BatchFailed`` that it raised or returned instead.
+        stage: The stage.
+        number: How many messages the handler had.
+        answer: Its return value.
+        failed: The ``BatchFailed`` that it raised or returned instead.
 
     Raises:
         ValueError: The handler did not give exactly one answer for each message.

@@ -67,12 +67,12 @@ class Run:
     """One run, from the first message fetched to the last one settled.
 
     Args:
-        client: the client.
-        graph: the stages.
-        concurrency: how many handlers run at once.
-        until_empty: whether to end when no stage has a message left.
-        grace: the seconds that handlers get to finish when the run is stopped.
-        handle_signals: whether to stop at SIGTERM and SIGINT. Only a run in the main thread can.
+        client: The client.
+        graph: The stages.
+        concurrency: How many handlers run at once.
+        until_empty: Whether to end when no stage has a message left.
+        grace: The seconds that handlers get to finish when the run is stopped.
+        handle_signals: Whether to stop at SIGTERM and SIGINT. Only a run in the main thread can.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ def source_name(queue: object) -> str:
     """Return the name of the queue of a stage.
 
     Raises:
-        ConfigurationError: it is not a str.
+        ConfigurationError: It is not a str.
     """
     if isinstance(queue, str):
         return queue

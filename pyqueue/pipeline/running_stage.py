@@ -35,7 +35,7 @@ class Notes:
     """The notes of a stage's handlers on their messages: progress and checkpoints.
 
     Args:
-        queue: the queue of the stage.
+        queue: The queue of the stage.
     """
 
     def __init__(self, queue: AsyncQueue[Any]) -> None:
@@ -67,11 +67,11 @@ class RunningStage:
     """A stage in a run.
 
     Args:
-        stage: the stage.
-        queues: the queues of all stages of the run, by name, in the async form.
-        runner: runs the plans.
-        concurrency: how many handlers the run has at once.
-        fail: stops the run with an error.
+        stage: The stage.
+        queues: The queues of all stages of the run, by name, in the async form.
+        runner: Runs the plans.
+        concurrency: How many handlers the run has at once.
+        fail: Stops the run with an error.
     """
 
     def __init__(
@@ -118,8 +118,8 @@ class RunningStage:
         A message never waits here longer than half of its lease.
 
         Args:
-            batch: the messages so far.
-            expected: whether more messages are expected. None: always.
+            batch: The messages so far.
+            expected: Whether more messages are expected. None: always.
         """
         size, window_s = self.stage.batch, self.stage.window
         if size is None or not window_s or not batch:

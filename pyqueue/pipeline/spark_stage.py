@@ -43,10 +43,10 @@ async def run_batches(
     the group, this stage stands by.
 
     Args:
-        stage: a Spark stage.
-        batches: the result of ``batches_of`` for it.
-        threads: the threads that run the batches.
-        count: takes the name of a counter, and the number to add to it.
+        stage: A Spark stage.
+        batches: The result of ``batches_of`` for it.
+        threads: The threads that run the batches.
+        count: Takes the name of a counter, and the number to add to it.
 
     Raises:
         ConfigurationError: The transform returned something unusable.
@@ -82,10 +82,10 @@ def batches_of(
     """Return the object that works on the batches of a Spark stage.
 
     Args:
-        stage: a Spark stage.
-        source: the queue that it reads.
-        targets: the queues that follow.
-        connection: runs the plans.
+        stage: A Spark stage.
+        source: The queue that it reads.
+        targets: The queues that follow.
+        connection: Runs the plans.
 
     Raises:
         ConfigurationError: The stage cannot run.

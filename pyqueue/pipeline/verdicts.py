@@ -84,11 +84,11 @@ class Verdicts:
     """Decide how the messages of one stage are settled, and settle them.
 
     Args:
-        stage: the stage.
-        queues: the queues that the stages read, by name. A target among them has a model and
+        stage: The stage.
+        queues: The queues that the stages read, by name. A target among them has a model and
             options. Any other target is an output.
-        runner: runs the plans.
-        fail: stops the run with an error.
+        runner: Runs the plans.
+        fail: Stops the run with an error.
     """
 
     def __init__(
@@ -124,10 +124,10 @@ class Verdicts:
         """Return the decisions after a call of the handler.
 
         Args:
-            held: the messages that this process still holds, by their places in the call.
-            number: how many messages the call had.
-            answer: the return value of the handler.
-            failure: the exception that it raised or returned instead.
+            held: The messages that this process still holds, by their places in the call.
+            number: How many messages the call had.
+            answer: The return value of the handler.
+            failure: The exception that it raised or returned instead.
         """
         answers = [answer]
         if self._stage.batch is not None:
@@ -245,9 +245,9 @@ class Verdicts:
         """Return the verdict that a message is tried again. After its last try it is buried.
 
         Args:
-            message: the message.
-            error: the reason.
-            delay: seconds until the next try; None means the stage's backoff.
+            message: The message.
+            error: The reason.
+            delay: Seconds until the next try; None means the stage's backoff.
         """
         last = (
             message.dead is None and self.max_tries is not None and message.tries >= self.max_tries
@@ -296,8 +296,8 @@ class Verdicts:
         While the server does not answer, they are tried again as long as the leases last.
 
         Args:
-            decisions: the messages, and the verdicts on them.
-            hurried: returns whether to give up instead of waiting for the server.
+            decisions: The messages, and the verdicts on them.
+            hurried: Returns whether to give up instead of waiting for the server.
 
         Returns:
             The messages, each with the counter that counts it.

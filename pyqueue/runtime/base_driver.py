@@ -1,6 +1,6 @@
 """The rules that both drivers share.
 
-They say which collection a command goes to, how errors are translated, when the primary is asked
+They decide which collection a command goes to, how errors are translated, when the primary is asked
 for its time, and which events are counted. This module sends nothing; ``runtime/drivers.py`` does.
 """
 
@@ -70,14 +70,14 @@ class ListensAsync(Protocol):
 
 L = TypeVar("L", Listener, ListensAsync)
 
-#: How many times in a row the primary is asked for its time. The quickest answer counts.
+#: How many times in a row the primary is asked for its time. The quickest answer is used.
 _CLOCK_SAMPLES: Final = 5
 
 #: How long a client remembers a queue that it does not use, and the time between two such cleanups.
 _IDLE_S: Final = 600.0
 _DROP_INTERVAL_S: Final = 60.0
 
-#: How long a waiting consumer tries to refresh the clock, and how long it rests if that fails. It
+#: How long a waiting consumer tries to refresh the clock, and how long it pauses if that fails. It
 #: hears no signal in the meantime.
 REFRESH_TIMEOUT_S: Final = 5.0
 _REFRESH_REST_S: Final = (2.0, 3.0)
@@ -95,7 +95,7 @@ READ_ONLY: Final[Mapping[str, Any]] = {
     "read_preference": ReadPreference.PRIMARY,
 }
 
-#: How many forks lie between the first process and this one.
+#: How many forks there were from the first process to this one.
 _forks = 0
 
 
@@ -115,8 +115,8 @@ def seconds_left(request: Wait, clock: Clock | None) -> float | None:
     """Return the longest time that a consumer may wait.
 
     Args:
-        request: the wait of the consumer.
-        clock: the clock, if this consumer watches the time for all consumers of its queue.
+        request: The wait of the consumer.
+        clock: The clock, if this consumer watches the time for all consumers of its queue.
     """
     limits = []
     if clock is not None:
@@ -130,13 +130,13 @@ class BaseDriver(Generic[L]):
     """The part of a driver that is the same for blocking and for async code.
 
     Args:
-        database: the database object.
-        name: the name of the collection.
-        bus: the bus that wakes consumers.
+        database: The database object.
+        name: The name of the collection.
+        bus: The bus that wakes consumers.
         durability: "majority" or "acknowledged".
-        timeout: seconds that a command may take, including its retries.
-        topic: the prefix of the topics on the bus.
-        owner: returns the label of this process, which records show.
+        timeout: Seconds that a command may take, including its retries.
+        topic: The prefix of the topics on the bus.
+        owner: Returns the label of this process, which records show.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class BaseDriver(Generic[L]):
         return found
 
     def _drop_idle(self) -> None:
-        """Forget queues that have not been used for long. Each costs one scan when used again.
+        """Forget queues that have not been used for a while. Using one again costs one rescan.
 
         A queue with a listener is kept, because consumers have waited for its events.
         """
@@ -252,7 +252,7 @@ class BaseDriver(Generic[L]):
         return pymongo.timeout(_limit_s(request, self._timeout))
 
     def _preparation(self) -> Plan[None]:
-        """Set the clock by the primary. If the primary has changed, create missing indexes, too."""
+        """Set the clock from the primary's. If the primary changed, create missing indexes, too."""
         if not self.clock.stale:
             return
         if self._prepared:
@@ -271,7 +271,7 @@ class BaseDriver(Generic[L]):
             raise
 
     def _sample(self) -> Plan[tuple[object, ...]]:
-        """Ask the primary for its time: once if that agrees with the clock. Return its identity."""
+        """Ask the primary for its time; once is enough if it agrees. Return its identity."""
         if self.memory:
             self.clock.touch()
             return ()
@@ -301,7 +301,7 @@ class BaseDriver(Generic[L]):
         return request.send(self._w1 if request.w1 else self._durable)
 
     def _failed(self, request: Command[Any], error: Exception) -> Any:
-        """Return the answer that an error stands for, or raise the error for the caller."""
+        """Return the answer that an error means, or raise the error for the caller."""
         if lacks_sessions(error) and id(request.session) in self.sessions:
             # Another connection has sessions, so the transaction is repeated.
             raise transient(error) from error
@@ -335,7 +335,7 @@ class BaseDriver(Generic[L]):
     def _expect_changes(self) -> None:
         """Ask for the time again, and rescan, because another member may be primary now.
 
-        Claims may have been undone, and delayed pushes may arrive where scans have been.
+        Claims may have been undone, and delayed pushes may arrive below the lower bounds of scans.
         """
         self.clock.expire()
         for table in self._all_waiters:
@@ -345,8 +345,8 @@ class BaseDriver(Generic[L]):
     def _watch(self, request: Wait, listener: L) -> Generator[float | None, bool, bool]:
         """Wait as the leader. Yield the seconds to listen for, or None to refresh the clock.
 
-        A clock that runs behind hides ready messages. While all consumers of this client wait,
-        nothing else may happen to ask for the time.
+        A clock that is behind hides ready messages. While all consumers of this client wait,
+        nothing else may ask for the time.
         """
         clock, changes, rest = self.clock, self.clock.changes, 0.0
         while True:

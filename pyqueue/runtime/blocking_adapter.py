@@ -28,8 +28,8 @@ class BlockingAdapter(AsyncDriver):
     ``AsyncDriver``; its command continues in its thread.
 
     Args:
-        driver: the blocking driver.
-        threads: the threads for its calls.
+        driver: The blocking driver.
+        threads: The threads for its calls.
     """
 
     def __init__(self, driver: Driver, threads: DaemonThreadPool) -> None:
@@ -51,7 +51,7 @@ class BlockingAdapter(AsyncDriver):
         super().check_usable()
 
     async def prepare(self, limit_s: float = math.inf) -> None:
-        """Have the blocking driver prepare itself."""
+        """Let the blocking driver prepare itself."""
         await self._threads.run(self._driver.prepare, limit_s)
         self.replicated = self._driver.replicated
 

@@ -1,8 +1,8 @@
 """Coalescing: concurrent calls of one event loop, or of the threads of a client, share batches.
 
-There is no timer. While a batch runs, the next calls gather; they run as one batch when it is done.
-So a single caller never waits, and many callers share their round trips. This module knows nothing
-of queues: the plan of a batch defines its meaning.
+There is no timer. While a batch runs, further calls gather, and they run as one batch when it is
+done. So a single caller never waits, and many callers share their round trips. This module knows
+nothing about queues: the plan of a batch defines its meaning.
 """
 
 from __future__ import annotations
@@ -99,12 +99,12 @@ def _deadline() -> float:
 class Coalescer:
     """Runs concurrent calls in shared batches.
 
-    Each batch runs in its own task, so a cancelled caller cannot stop it halfway. No deadline of a
-    caller limits it; the caller leaves at its deadline, as if it were cancelled.
+    Each batch runs in its own task, so a cancelled caller cannot stop it halfway. The deadline of a
+    caller does not limit the batch; the caller leaves at its deadline, as if it were cancelled.
 
     Args:
-        drive: runs the plan of a batch.
-        stats: counts the results that were given back.
+        drive: Runs the plan of a batch.
+        stats: Counts the results that were given back.
     """
 
     def __init__(self, drive: Drive, stats: Counter[str]) -> None:
@@ -115,9 +115,9 @@ class Coalescer:
         #: The running batches, and the plans that give results back. They outlive their callers.
         self.tasks: set[asyncio.Task[Any]] = set()
         self._stats = stats
-        #: Whether the last batch had several calls. If so, a call waits for the end of the current
-        #: turn of the event loop, because more calls come in the same turn: callers that got their
-        #: results together also make their next calls together.
+        #: Whether the last batch had several calls. If so, a call waits until the event loop has
+        #: finished its current turn, because callers that got their results together also make
+        #: their next calls together.
         self._crowded = False
         #: How many batches are running, across all keys.
         self._running = 0
@@ -151,7 +151,7 @@ class Coalescer:
     async def _run_alone(
         self, request: Coalesce[Any, R], calls: PendingCalls[asyncio.Future[Any]]
     ) -> R:
-        """Run one call without a task: no other call waits, and there is nothing to give back."""
+        """Run one call without a task: no other call is waiting, and nothing must be given back."""
         self._begin(calls)
         try:
             return (await self._drive(request.batch([request.item])))[0]
@@ -241,7 +241,7 @@ class _Turn:
     __slots__ = ("batch", "error", "result", "woken")
 
     def __init__(self) -> None:
-        #: Released once, when there is something for this thread.
+        #: Released once, when this thread has a result or a batch to run.
         self.woken = threading.Lock()
         self.woken.acquire()
         #: The batch that this thread is to run. Its own call is the first.
@@ -255,14 +255,14 @@ class _Turn:
 
 
 class ThreadCoalescer:
-    """Runs concurrent calls of threads in shared batches, where that pays (``Coalesce.threads``).
+    """Runs concurrent calls of threads in shared batches, if ``Coalesce.threads`` allows it.
 
-    The thread of the first call of a batch runs it, and gives the next batch to another thread when
-    it is done. The main thread shares nothing, because Ctrl-C may interrupt it at any time. A
-    thread with a ``pymongo.timeout`` shares nothing either, because that limits the whole thread.
+    The thread of the first call of a batch runs the batch, and then gives the next batch to another
+    thread. The main thread shares no batch, because Ctrl-C may interrupt it at any time. Nor does a
+    thread with a ``pymongo.timeout``, because that limits the whole thread.
 
     Args:
-        drive: runs the plan of a batch.
+        drive: Runs the plan of a batch.
     """
 
     def __init__(self, drive: Callable[[Plan[Any]], Any]) -> None:

@@ -1,4 +1,4 @@
-"""Connections turn a target into a database, a bus, a driver and, if wanted, an embedded server.
+"""Connections: from a target to a database, a bus, a driver and, if named, an embedded server.
 
 A connection is the plan runner of its client. Creating one does no I/O: the driver is opened by the
 first plan, or when the client is entered. A database or a bus that the user passed in is never
@@ -56,7 +56,7 @@ class ConnectionOptions(TypedDict, total=False):
 
 
 def process_label() -> str:
-    """Return "host:pid" of this process, which may be a fork of the one that made the client."""
+    """Return "host:pid" of this process, which may be a fork of the process with the client."""
     return _label(os.getpid())
 
 
@@ -70,12 +70,12 @@ class BaseConnection(Generic[D]):
     """The part of a connection that is the same for blocking and for async code.
 
     Args:
-        target: as for ``Client``.
-        namespace: the name of the collection.
-        signals: as for ``Client``.
+        target: As for ``Client``.
+        namespace: The name of the collection.
+        signals: As for ``Client``.
         durability: "majority" or "acknowledged".
-        owner: the label written into claims; None means "host:pid".
-        command_timeout: seconds that a command may take.
+        owner: The label that is written into claimed messages; None: "host:pid".
+        command_timeout: Seconds that a command may take.
 
     Raises:
         ConfigurationError: An argument is not allowed.
@@ -175,7 +175,7 @@ class BaseConnection(Generic[D]):
             return self._driver
 
     def _opened(self) -> Opened:
-        """Return everything opened here, for closing."""
+        """Return everything that this connection opened, so that it can be closed."""
         driver = self._driver
         bus = driver.bus if driver is not None and self._bus_is_ours() else None
         return Opened(driver, self.renewer, bus, self._mongo, self._server)
@@ -293,7 +293,7 @@ class Connection(BaseConnection[Driver]):
         return self.open().run(plan)
 
     def enter(self) -> None:
-        """Reach the server and check the bus. If that fails, close.
+        """Connect to the server and check the bus. If that fails, close.
 
         Raises:
             ConfigurationError: The target or the bus cannot be used.
@@ -372,7 +372,7 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
         return await (await self.opened()).run(plan)
 
     async def enter(self) -> None:
-        """Reach the server and check the bus. See ``Connection.enter``."""
+        """Connect to the server and check the bus. See ``Connection.enter``."""
         try:
             driver = await self.opened()
             await driver.run(namespaces.ping())

@@ -67,13 +67,14 @@ class Driver(BaseDriver[Listener]):
         return self._drive(plan)
 
     def prepare(self, limit_s: float = math.inf) -> None:
-        """Set the clock by the primary. If the primary has changed, create missing indexes, too.
+        """Set the clock from the primary's. If the primary has changed, create missing indexes,
+        too.
 
         One thread does this for all concurrent callers. Once the client is prepared, the other
         callers use the current estimate.
 
         Args:
-            limit_s: seconds that it may take, if that is less than the time limit of a command.
+            limit_s: Seconds that it may take, if that is less than the time limit of a command.
         """
 
         def work() -> None:
@@ -238,7 +239,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
             self.loop = loop
 
     async def prepare(self, limit_s: float = math.inf) -> None:
-        """Set the clock by the primary. See ``Driver.prepare``."""
+        """Set the clock from the primary's. See ``Driver.prepare``."""
 
         async def work() -> None:
             with pymongo.timeout(min(self._timeout, limit_s)):

@@ -1,8 +1,7 @@
 """The memory of a client: the records of its queues and the indexes of its namespace.
 
-Thanks to it, an operation need not read the record of its queue first. A record is read again
-after a while, because the queue may have been deleted. This module does no I/O; the drivers run
-its plans.
+So an operation need not read the record of its queue first. A record is read again after some time,
+because the queue may have been deleted. This module does no I/O; the drivers run its plans.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from pyqueue.requests import Coalesce, EnsureQueue, Plan
 
 #: How long a client relies on the record of a queue, in seconds.
 _LIFETIME_S: Final = 30.0
-#: The same if the record has options that ``reshape`` changes, which all users then follow, or if
-#: no program has named its kind.
+#: The same for a record with options that ``reshape`` may change, or whose kind no program has
+#: named.
 _SHAPED_LIFETIME_S: Final = 5.0
 
 
@@ -26,8 +25,8 @@ class KnownQueues:
     """The records and the indexes that one client knows.
 
     Args:
-        collection: the name of the collection.
-        owner: returns the label of this process, which records show.
+        collection: The name of the collection.
+        owner: Returns the label of this process, which records show.
     """
 
     def __init__(self, collection: str, owner: Callable[[], str] = str) -> None:
@@ -38,8 +37,8 @@ class KnownQueues:
         #: The options that this client stored in a record, for each of its Queue objects. A record
         #: that differs later was changed by another program, and is left alone.
         self._options: dict[str, list[Mapping[str, Any]]] = {}
-        #: The shapes that its Queue objects gave and that agreed with the record. If the
-        #: record changes later, these objects follow it.
+        #: The shared options that its Queue objects gave and that agreed with the record. If the
+        #: record changes later, these objects adopt the change.
         self._agreed: dict[str, list[Mapping[str, object]]] = {}
         #: The indexes that this client needs.
         self._indexes: dict[str, IndexTerms] = dict(indexes.INDEXES)
@@ -62,7 +61,7 @@ class KnownQueues:
         return record.kind if record.levels.issuperset(request.levels) else None
 
     def shape_of(self, queue: str) -> Mapping[str, object]:
-        """Return the options on which all users of a queue agree, as far as they are known."""
+        """Return the options that all users of a queue share, as far as they are known."""
         record, _ = self._records.get(queue, (None, 0.0))
         return {} if record is None else record.shape
 

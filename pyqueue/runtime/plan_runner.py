@@ -1,8 +1,8 @@
 """The protocols of plan runners.
 
 A queue needs little of its client: something that runs its plans, renews its leases and knows which
-consumers wait. These protocols say exactly that. So queues, claims and pipelines do not depend on
-the client, which depends on them.
+consumers wait. These protocols define that. So queues, claims and pipelines do not depend on the
+client, which depends on them.
 """
 
 from __future__ import annotations

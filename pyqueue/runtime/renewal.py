@@ -26,7 +26,7 @@ log = logging.getLogger("pyqueue")
 
 #: How many renewals run at once. A renewal that waits for a lock does not delay other renewals.
 MAX_IN_FLIGHT: Final = 8
-#: At most one failure is logged per this many seconds. An outage fails every renewal.
+#: One failure is logged in this number of seconds, because an outage fails every renewal.
 LOG_INTERVAL_S: Final = 10.0
 
 
@@ -53,7 +53,7 @@ class NamedLease:
 
 
 L = TypeVar("L", bound=Leased)
-#: One entry for each lease: None, or its error. None for all: all were extended.
+#: For each lease, None or its error. None instead of the list: all leases were extended.
 Results = Sequence[QueueError | None] | None
 #: The function that extends the leases of a group: a function for threads, or a coroutine function.
 Extend = TypeVar("Extend", bound=Callable[..., object])
@@ -77,11 +77,11 @@ class LeaseRenewer(Protocol):
         """Renew a reservation until it is discarded or lost.
 
         Args:
-            reservation: the reservation.
-            extend: extends the leases of a group.
-            lost: called when the lease is lost.
-            group: reservations with equal groups are extended together; None: separately.
-            age_s: how many seconds the lease has run.
+            reservation: The reservation.
+            extend: Extends the leases of a group.
+            lost: Called when the lease is lost.
+            group: Reservations with equal groups are extended together; None: separately.
+            age_s: How many seconds the lease has run.
         """
 
     def state(self, reservation: Leased) -> State | None:
@@ -108,7 +108,7 @@ class Entry(Generic[Extend]):
     extend: Extend
     #: Called once when the lease is lost.
     lost: Callable[[], object]
-    #: Entries with equal groups are extended together, by the ``extend`` of any; None: separately.
+    #: Entries with equal groups are extended together, by the ``extend`` of one; None: separately.
     group: Hashable = None
     due: float = 0.0
     #: When the last renewal began.
@@ -116,7 +116,7 @@ class Entry(Generic[Extend]):
     state: State = "renewed"
     #: How many settlements of it are in progress.
     settling: int = 0
-    #: The interval under which the schedule keeps the entry.
+    #: The interval by which the schedule files the entry.
     after: float = 0.0
 
 
@@ -172,7 +172,7 @@ class Schedule(Generic[Extend]):
     def settling(self, reservation: Leased, begins: bool) -> None:
         """Note that a settlement of a reservation begins, or that it failed.
 
-        In between, a renewal may find the message gone because of the settlement.
+        In between, a renewal may find that the message is gone because it was settled.
         """
         entry = self.entries.get(id(reservation))
         if entry is not None:
@@ -187,10 +187,10 @@ class Schedule(Generic[Extend]):
         return entry.state
 
     def take(self) -> list[Entry[Extend]]:
-        """Remove and return the entries to renew next, together; none if no entry is due.
+        """Remove and return the entries that are renewed together next; none if no entry is due.
 
-        Entries of the same group that would be due soon are taken along, so that leases that began
-        one after the other share a command.
+        Entries of the same group that are due soon are included, so that leases that began one
+        after another share a command.
         """
         line = min(self._lines.values(), key=_due, default=None)
         now = time.monotonic()
@@ -219,7 +219,7 @@ class Schedule(Generic[Extend]):
         """Note the outcome of a renewal, and plan the next one unless the lease is lost.
 
         Returns:
-            Whether this ends the renewal: the caller then calls ``entry.lost``.
+            Whether the renewal has ended. The caller then calls ``entry.lost``.
         """
         if self.entries.get(id(entry.reservation)) is not entry or entry.state != "renewed":
             return False  # it was settled in the meantime, or is being settled
@@ -255,9 +255,9 @@ class BaseRenewer(Generic[Extend]):
         """Note the outcome of a batch. Return the entries whose loss is to be reported.
 
         Args:
-            batch: the entries.
-            results: the result of ``extend``.
-            failure: the exception that it raised.
+            batch: The entries.
+            results: The result of ``extend``.
+            failure: The exception that it raised.
         """
         if failure is not None:
             error = failure if isinstance(failure, QueueError) else Unavailable(str(failure))

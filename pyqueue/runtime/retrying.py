@@ -16,7 +16,7 @@ class RetryDelays(Iterator[float]):
     """The seconds to wait before each further try, from a ``Backoff``. The iterator never ends.
 
     Args:
-        backoff: the first delay, the factor by which delays grow, and the longest delay.
+        backoff: The first delay, the factor by which delays grow, and the longest delay.
     """
 
     def __init__(self, backoff: Backoff) -> None:

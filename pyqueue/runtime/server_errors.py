@@ -148,7 +148,8 @@ def _failure(place: int, code: int | None, details: Mapping[str, Any]) -> WriteF
 def _refusal(error: errors.OperationFailure) -> QueueError:
     """Return the error for the refusal of one operation.
 
-    The code decides. The text may quote a payload, so it counts only for codes that say little.
+    The code decides. The text may quote a payload, so it is used only for codes that are too
+    general.
     """
     text, code = _brief(error), error.code
     vague = code in _VAGUE
@@ -190,7 +191,7 @@ def _refusal(error: errors.OperationFailure) -> QueueError:
 
 
 def _brief(error: Exception) -> str:
-    """Return the text of an error without the settings and topology that the driver adds."""
+    """Return the text of an error without the settings and the topology that the driver adds."""
     text = str(error)
     for addition in (", Timeout:", ", full error:", " (configured timeouts:"):
         text = text.split(addition)[0]

@@ -1,4 +1,4 @@
-"""One call at a time, whose result is shared by all concurrent callers.
+"""One call at a time: all concurrent callers share its result.
 
 A caller that is cancelled or interrupted withdraws only its own call.
 """
@@ -17,7 +17,7 @@ from pyqueue.runtime.coalescing import copy_of
 
 
 class SingleFlight:
-    """For threads. The first caller does the work; if it is interrupted, the next takes over."""
+    """For threads. The first caller does the work; if it is interrupted, another takes over."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,9 +27,9 @@ class SingleFlight:
         """Do the work, or share the result of the thread that does it.
 
         Args:
-            work: the call.
-            joins: whether to wait if another thread is already doing the work.
-            timeout_s: how long to wait for another thread, in seconds.
+            work: The call.
+            joins: Whether to wait if another thread is already doing the work.
+            timeout_s: How long to wait for another thread, in seconds.
         """
         mine: Future[None] = Future()
         while True:
@@ -74,8 +74,8 @@ class AsyncSingleFlight:
         """Do the work, or share its result if it is already being done.
 
         Args:
-            work: the call.
-            joins: whether to wait if the work is already being done.
+            work: The call.
+            joins: Whether to wait if the work is already being done.
         """
         task = self._task
         if task is None:

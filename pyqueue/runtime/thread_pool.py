@@ -1,7 +1,7 @@
 """Threads for blocking calls of one event loop.
 
-Unlike the threads of anyio and concurrent.futures, these are daemons: a call that never returns
-must not keep the process from ending.
+Unlike the threads of anyio and concurrent.futures, these threads are daemons: a call that never
+returns must not prevent the process from ending.
 """
 
 from __future__ import annotations

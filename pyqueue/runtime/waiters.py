@@ -20,17 +20,17 @@ from pyqueue.backends.recovering import Recovery, Sweep, recover_next
 from pyqueue.backends.scan import ScanState
 from pyqueue.requests import Plan
 
-#: The most consumers that one find wakes.
+#: The maximum number of consumers that are woken when one consumer finds a message.
 _MAX_BURST: Final = 64
 
 
 class Waiters:
-    """The waiting consumers of one queue in one client, and the client's state of the queue.
+    """The waiting consumers of one queue in one client, and the client's knowledge of the queue.
 
     Args:
-        topic: the topic of the queue on the bus.
-        count_misfit: called for each message that was claimed and could not be delivered.
-        sweep: the upkeep that all queues of the client share; None if there is none.
+        topic: The topic of the queue on the bus.
+        count_misfit: A function that is called for each claimed message that cannot be delivered.
+        sweep: The upkeep that all queues of the client share; None if there is none.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Waiters:
         self.misfits = Misfits(count_misfit)
         #: Where the next scan of the queue starts.
         self.scan = ScanState()
-        #: What the last call that received prepared.
+        #: The values that the last receive prepared, for the next one.
         self.prepared: Prepared | None = None
         self._recovery = Recovery(sweep or Sweep())
-        #: When this object was last asked for, by the monotonic clock.
+        #: When this object was last used, by the monotonic clock.
         self.used = 0.0
         self._lock = Lock()
         self._has_leader = False
@@ -60,7 +60,7 @@ class Waiters:
 
     @property
     def has_leader(self) -> bool:
-        """Whether a consumer leads."""
+        """Whether there is a leader."""
         return self._has_leader
 
     @property
@@ -86,7 +86,7 @@ class Waiters:
             return True
 
     def guard(self, until: datetime) -> bool:
-        """Return whether this follower must watch a time that is earlier than all watched times."""
+        """Return whether this follower must watch a time before all other watched times."""
         with self._lock:
             if any(kept is not None and kept <= until for kept in (self._until, self._guarded)):
                 return False
@@ -106,8 +106,8 @@ class Waiters:
     def wake_next(self, found: bool) -> None:
         """Wake followers, unless there is a leader.
 
-        One follower is woken. Each find doubles the number, so that many messages soon have many
-        consumers.
+        One follower is woken at first. Each find doubles the number, so that many messages soon
+        have many consumers.
         """
         number = self._burst if found else 1
         self._burst = min(number * 2, _MAX_BURST) if found else 1

@@ -201,13 +201,13 @@ class Batches:
         if self._sink is not None:
             raise ConfigurationError(
                 "to: a stage without a target makes its own claims, and cannot settle the batch of "
-                "a stream: give a target, or write the table in your own foreachBatch function"
+                "a streaming query: give a target, or write the table in your own foreachBatch"
             )
         if self.claims.member is not None:
             raise ConfigurationError(
-                "members: a stage with members cannot settle a stream, which chooses its member "
-                "itself: give neither the stage nor the stream members, and use another group "
-                "for each query"
+                "members: a stage with members cannot settle the batches of a streaming query, "
+                "which chooses its member itself: leave members out of both, and use a different "
+                "group for each query"
             )
         progress = self.run(self.claims.progress())
         token, upto = progress.token, progress.claimed

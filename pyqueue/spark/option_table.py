@@ -171,16 +171,16 @@ REFUSED: Final = (
     (
         "match, pushFilters",
         Way.READ_STREAM,
-        "these options are for batch reads: a stream claims every message, so filter its "
-        "DataFrame; the messages left out are finished, too",
+        "these options are for batch reads: a streaming read claims every message, so filter "
+        "its DataFrame; the messages that you filter out are finished, too",
     ),
     (
         "epoch, query, staged",
         Way.WRITE_STREAM,
-        "these options are for batch writes; a stream numbers its batches itself, and takes "
-        "delivery instead of staged",
+        "these options are for batch writes; a streaming write numbers its batches itself, and "
+        "takes delivery instead of staged",
     ),
-    ("delivery", Way.WRITE, "this option is for streams; leave it out"),
+    ("delivery", Way.WRITE, "this option is for streaming writes; leave it out"),
 )
 
 

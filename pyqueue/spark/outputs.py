@@ -142,7 +142,7 @@ class Output:
             if row.id in seen:
                 raise ConfigurationError(
                     f"transform: it returned the id {row.id!r} twice; "
-                    'to make several messages of one, use output="transaction"'
+                    'to make several messages from one, use output="transaction"'
                 )
             seen.add(row.id)
 

@@ -87,7 +87,7 @@ def _to_bson(type: DataType, name: str) -> Convert | None:
         )
     if isinstance(type, (TimestampNTZType, DateType)):
         raise ConfigurationError(
-            f"payload: {name} is a {type.simpleString()}, which does not name an instant: "
+            f"payload: {name} is a {type.simpleString()}, which has no time zone: "
             "cast it to timestamp, or to string"
         )
     if isinstance(type, ArrayType):

@@ -175,7 +175,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
     ),
     "name of a database": (
         lambda client: Client("mongodb://127.0.0.1:1/a b").queue("a").push(1),
-        ("target: 'a b' is not the name of a database: leave out ' '",),
+        ("target: 'a b' is not a valid database name: remove ' '",),
     ),
     "kind of a stream": (
         lambda client: client.queue("a", kind="stream"),
