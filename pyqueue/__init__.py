@@ -1,6 +1,6 @@
 """Queues on MongoDB: fenced leases, delays, dead letters, history and atomic moves between queues.
 
-``Client`` is for blocking code, ``AsyncClient`` for async code. The documentation begins with
+``Client`` is for blocking code, ``AsyncClient`` for async code. The documentation starts at
 docs/quickstart.md.
 """
 

@@ -59,7 +59,7 @@ def dead_letter(queue: str, value: Any) -> str:
 
 
 def targets(queue: str, value: Any, *, least: int = 1) -> tuple[str, ...]:
-    """Return the target queues of a stage, each named once."""
+    """Return the target queues of a stage. Each may be listed only once."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ConfigurationError(f"to: give a list of queue names for the stage of queue {queue!r}")
     names = tuple(map(queue_name, value))
@@ -217,7 +217,7 @@ def instant(name: str, value: Any) -> datetime:
         moment = BAND if value.year > 1 else datetime.min.replace(tzinfo=UTC)
     if moment >= BAND:
         raise ConfigurationError(
-            f"{name}: {value!r} is too far away: give an instant before the year 8000"
+            f"{name}: {value!r} is too far in the future: give an instant before the year 8000"
         )
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
@@ -277,7 +277,7 @@ def identity(value: Any) -> Id:
 
 
 def spellings(value: Any) -> list[Id]:
-    """Return the ids that a lookup tries: a valid id, then the ObjectId that a str may spell."""
+    """Return the ids that a lookup tries: the id, then the ObjectId that a str may represent."""
     id = identity(value)
     if isinstance(id, str) and len(id) == 24 and ObjectId.is_valid(id):
         return [id, ObjectId(id)]

@@ -499,7 +499,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         """Remove a message from the queue.
 
         Args:
-            id: The id of the message; the text of an ObjectId will do.
+            id: The id of the message; the text of an ObjectId is accepted.
 
         Returns:
             False if the id is unknown, or the message is finished or held under a live lease.
@@ -522,7 +522,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         """Return a message in any state.
 
         Args:
-            id: The id of the message; the text of an ObjectId will do.
+            id: The id of the message; the text of an ObjectId is accepted.
 
         Returns:
             The message, or None if the id is unknown in this queue. A message that does not fit the

@@ -164,8 +164,8 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
 class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
     """A consumer group of a stream, for async code. ``AsyncStream.consumer`` makes it, without I/O.
 
-    Its ``name`` is the name of the stream, "~" and the name of the group. Each thousand messages
-    that one call reserves share a lease.
+    Its ``name`` is the name of the stream, "~" and the name of the group. The messages of one call
+    share leases, one for each range of up to 1000 messages.
     """
 
     async def reserve(
@@ -345,7 +345,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         return await self._runner.run(self._plans.paused())
 
     async def seek(self, position: Start) -> int:
-        """Continue at another position of the stream. Every lease of the group ends.
+        """Make the group continue at another position. This ends every lease of the group.
 
         Args:
             position: "first", "last", an instant, or the position of the next message.

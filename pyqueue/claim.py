@@ -105,7 +105,7 @@ class ClaimBase(Generic[Runs]):
         if self._settled:
             raise ConfigurationError(
                 f"claim: the claim of group {self.group!r} was already committed or rolled back: "
-                "settle a claim once"
+                "a claim can be settled only once"
             )
         self._settled = True
         self._runner.renewer.discard(self)

@@ -196,8 +196,8 @@ class Client(Connected[Connection]):
 
         Args:
             cap: Stop counting a state at this number. Then ``cap`` means "``cap`` or more".
-            held: False counts reserved messages as scheduled. This is faster if there are many of
-                both, because distinguishing them requires reading each message.
+            held: False counts reserved messages as scheduled. This is faster if many messages are
+                reserved or scheduled, because to tell them apart each message must be read.
 
         Returns:
             One QueueInfo for each queue, sorted by name.

@@ -23,7 +23,7 @@ def shape_of(
     pack: int | None = None,
     limit: Limit | Literal[False] | None = None,
 ) -> dict[str, object]:
-    """Return the given options, of those that all users of a queue must agree on.
+    """Return the given options on which all users of a queue must agree.
 
     Raises:
         ConfigurationError: A value is not allowed.

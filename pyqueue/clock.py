@@ -72,7 +72,7 @@ class Clock:
 
     @property
     def fresh_s(self) -> float:
-        """How many more seconds the estimate may be used for, unless the wall clock is set."""
+        """For how many more seconds the estimate may be used, unless the wall clock is set."""
         return max(0.0, self._taken + self._interval - time.monotonic())
 
     def expire(self) -> None:
@@ -114,7 +114,7 @@ _numbers = _from_now()
 
 
 def next_number() -> int:
-    """Return a number larger than any earlier one, of this process and of processes it replaces."""
+    """Return a number larger than all earlier numbers of this process and its predecessors."""
     return next(_numbers)  # one call of C, so threads need no lock
 
 

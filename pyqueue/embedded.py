@@ -237,7 +237,7 @@ class EmbeddedServer:
         except OSError as error:
             raise ConfigurationError(
                 f"path={self.path} cannot hold the data of a server: {error}; "
-                "name a directory that this process may write"
+                "name a directory that this process can write to"
             ) from error
 
     @staticmethod

@@ -131,7 +131,7 @@ class NotPermitted(ConfigurationError):
 
 
 class TargetRefused(ConfigurationError):
-    """The target refuses a message or an option of its move. Internal: a stage then buries it."""
+    """The target refuses a message or an option of its move. Internal: the message is buried."""
 
 
 class OtherKind(ConfigurationError):

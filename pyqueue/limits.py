@@ -160,8 +160,8 @@ def drain_of(before: object, drain: Drain | None, after: object, now: datetime) 
     Args:
         before: The limit as the record stores it.
         drain: The drain in the record.
-        after: The limit to be stored. A limit without concurrency counts as lowered, too: the next
-            change may bring a lower one.
+        after: The limit to be stored. A limit without concurrency also counts as lowered, because
+            the next change may set a lower concurrency.
         now: The current instant.
     """
     former, lower = (

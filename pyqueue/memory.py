@@ -151,7 +151,7 @@ class MemoryCollection:
     def _update_by_pipeline(
         self, filter: Any, pipeline: list[Any], *, upsert: bool = False, **options: Any
     ) -> Any:
-        """Update one document by a pipeline, which mongomock knows for aggregates only."""
+        """Update one document with a pipeline, which mongomock supports only in aggregates."""
         id = filter["_id"]
         with self._lock:
             found = self._collection.find_one(_given(filter))

@@ -93,7 +93,7 @@ class QueueBase(Generic[T, Runs]):
         """Run a plan that settles reservations, and stop renewing them.
 
         In a transaction, renewing stops before the plan runs: a renewal between the first command
-        of the transaction and the settle would abort the transaction with a write conflict.
+        of the transaction and the settlement would abort the transaction with a write conflict.
         """
         arguments.session(session)
         renewer = self._runner.renewer

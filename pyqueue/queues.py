@@ -494,7 +494,7 @@ class Queue(QueueBase[T, PlanRunner]):
         """Remove a message from the queue.
 
         Args:
-            id: The id of the message; the text of an ObjectId will do.
+            id: The id of the message; the text of an ObjectId is accepted.
 
         Returns:
             False if the id is unknown, or the message is finished or held under a live lease.
@@ -517,7 +517,7 @@ class Queue(QueueBase[T, PlanRunner]):
         """Return a message in any state.
 
         Args:
-            id: The id of the message; the text of an ObjectId will do.
+            id: The id of the message; the text of an ObjectId is accepted.
 
         Returns:
             The message, or None if the id is unknown in this queue. A message that does not fit the

@@ -154,4 +154,4 @@ def _described(reservation: Reservation[Any]) -> str:
 
 def log_failed_rollback(what: str, error: BaseException) -> None:
     """Log that a block ended with an exception, and that its reservations were not rolled back."""
-    log.warning("%s was not rolled back and is left to its lease: %s", what, error)
+    log.warning("%s was not rolled back; it comes back when its lease ends: %s", what, error)

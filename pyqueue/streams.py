@@ -161,8 +161,8 @@ class Stream(StreamBase[T, PlanRunner]):
 class Consumer(ConsumerBase[T, PlanRunner]):
     """A consumer group of a stream, for blocking code. ``Stream.consumer`` makes it, without I/O.
 
-    Its ``name`` is the name of the stream, "~" and the name of the group. Each thousand messages
-    that one call reserves share a lease.
+    Its ``name`` is the name of the stream, "~" and the name of the group. The messages of one call
+    share leases, one for each range of up to 1000 messages.
     """
 
     def reserve(
@@ -336,7 +336,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         return self._runner.run(self._plans.paused())
 
     def seek(self, position: Start) -> int:
-        """Continue at another position of the stream. Every lease of the group ends.
+        """Make the group continue at another position. This ends every lease of the group.
 
         Args:
             position: "first", "last", an instant, or the position of the next message.

@@ -3,8 +3,8 @@
     import signals
     from datetime import UTC, datetime
 
-    bus = signals.open("memory:")                # or "redis://host/0", or "capped:" with database=
-    with bus.listen("orders") as listener:       # hears from here on: look first, then wait
+    bus = signals.open("memory:") # or "redis://host/0", or "capped:" with database= with
+    bus.listen("orders") as listener: # hears from here on: check, then wait
         bus.emit("orders", datetime.now(UTC))
         assert listener.wait(timeout=5)
     bus.close()
@@ -49,7 +49,7 @@ def open(url: str, database: object = None, *, prefix: str = "pyqueue") -> Bus:
         url: "memory:", "redis://...", "rediss://...", "unix://...", "capped:" or "none:".
         database: The PyMongo database, for "capped:" only.
         prefix: Goes before every topic, or is part of the name of the capped collection
-            ("<prefix>.signals"). Buses with a different prefix do not hear each other.
+            ("<prefix>.signals"). Buses with different prefixes do not hear each other.
 
     Raises:
         BusError: The URL is invalid or names no known bus, or the database is missing.

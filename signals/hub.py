@@ -66,7 +66,7 @@ class Subscription:
     def open(self, make_flag: Callable[[], Flag]) -> None:
         """Make the flags. This happens on entering because asyncio flags need a running loop."""
         if self._flag is not None or self.closed:
-            raise BusError("a listener can be entered once: ask an open bus for another listener")
+            raise BusError("a listener can be entered only once: get another one from an open bus")
         self._flag, self.ready = make_flag(), make_flag()
 
     def deliver(self, when: datetime | None) -> None:
@@ -119,10 +119,10 @@ class Subscription:
 
 
 Enter = Callable[[Subscription], Procedure[None]]
-"""Lets a listener hear. Its runner provides this."""
+"""Starts to deliver events to a listener. Its runner provides this."""
 
 Leave = Callable[[Subscription], None]
-"""Delivers nothing more to a listener. Its runner provides this."""
+"""Stops delivering events to a listener. Its runner provides this."""
 
 
 class ThreadListener(Subscription):
@@ -246,9 +246,9 @@ class Hub:
                 subscription.deliver(when)
 
     def confirm(self, topic: str | None = None) -> None:
-        """Note that the server sends ``topic`` from now on (None: every topic).
+        """Note that the server now sends the events of ``topic`` (None: of every topic).
 
-        Listeners that had entered earlier are woken because they may have missed an event.
+        Listeners that were entered earlier are woken because they may have missed an event.
         """
         with self._lock:
             if topic is None:
@@ -292,12 +292,12 @@ class Hub:
 
 
 class Place:
-    """Where the buses of this process that reach the same listeners meet.
+    """Connects the buses of this process that reach the same listeners.
 
     A bus delivers its events to every hub of its place itself. The server sends them back to this
     process, too: ``origin`` goes with every event, and an event of the same origin was delivered
-    already. Two buses at one server may count as two places, as when its address is written
-    differently; then they hear each other through the server.
+    already. Two buses that use one server may have different places, for example if its address is
+    written differently; then they hear each other through the server.
     """
 
     def __init__(self) -> None:
@@ -306,7 +306,7 @@ class Place:
         self._hubs: tuple[weakref.ref[Hub], ...] = ()  # weak: not every bus is closed
 
     def join(self, hub: Hub) -> None:
-        """Deliver the events of this place to ``hub`` from now on."""
+        """Deliver the following events of this place to ``hub``."""
         with self._lock:
             kept = (reference for reference in self._hubs if reference() is not None)
             self._hubs = (*kept, weakref.ref(hub))

@@ -1,6 +1,6 @@
 """The buses that need no server: ``MemoryBus`` within one process, and ``NullBus``.
 
-All memory buses of a process with one prefix hear each other, blocking and asyncio alike.
+All memory buses of a process that have the same prefix hear each other, blocking and asyncio alike.
 ``emit`` itself delivers an event.
 """
 
@@ -9,10 +9,10 @@ from signals.runner import AsyncFacade, BlockingFacade, LocalRunner
 
 
 class MemoryBus(BlockingFacade):
-    """Wakes listeners of this process at once, without a server. It hears asyncio buses too.
+    """Wakes listeners of this process at once, without a server. It also hears asyncio buses.
 
     Args:
-        prefix: Buses with another prefix are not heard.
+        prefix: The bus hears only buses with the same prefix.
     """
 
     def __init__(self, prefix: str = "pyqueue") -> None:

@@ -27,7 +27,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 def encode(when: datetime | None, origin: str) -> str:
     """Return the payload of an event: milliseconds since 1970 in 20 digits, then the origin.
 
-    The milliseconds are rounded down so that no consumer looks too late. For None the
+    The milliseconds are rounded down so that no consumer checks its queue too late. For None the
     payload is "-" alone. Releases that know no origin can read both forms.
     """
     return "-" if when is None else f"{(when - _EPOCH) // _MILLISECOND:020d}{origin}"
@@ -166,7 +166,7 @@ class RedisTransport:
             yield pubsub.aclose() if self._asynchronous else pubsub.close()
 
     def check(self) -> Procedure[None]:
-        """Publish and hear one event, on the channel of this bus."""
+        """Publish one event on the channel of this bus, and receive it."""
         pubsub = self._client.pubsub()
         try:
             yield pubsub.subscribe(self._own)

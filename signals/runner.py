@@ -100,7 +100,7 @@ class LocalRunner:
                 self._place.deliver(topic, when)
 
     def enter(self, subscription: Subscription) -> Procedure[None]:
-        """Let a listener hear."""
+        """Start to deliver events to a listener."""
         with self._lock:
             if not self._closed:
                 self._entered.add(subscription)
@@ -194,7 +194,7 @@ class Runner(LocalRunner):
         self._to_publish.set()
 
     def enter(self, subscription: Subscription) -> Procedure[None]:
-        """Let a listener hear. Wait until it does, up to ENTER_TIMEOUT_S."""
+        """Start to deliver events to a listener. Wait until this works, up to ENTER_TIMEOUT_S."""
         ready = subscription.ready
         assert ready is not None
         self._runtime.bind(here=True)
@@ -390,7 +390,7 @@ class Facade:
         return MappingProxyType(self._runner.stats)
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Announce that a topic has something from ``when`` on, or a changed record (None).
+        """Announce that the topic has a message from ``when`` on; None: that its record changed.
 
         This returns at once, even if the server is down.
 
@@ -408,7 +408,7 @@ class BlockingFacade(Facade):
     """The methods of a bus for blocking code."""
 
     def listen(self, topic: str) -> ThreadListener:
-        """Return a listener for ``with``. It hears events once entered: look first, then wait."""
+        """Return a listener for ``with``. Enter it, check the queue, and only then wait."""
         return ThreadListener(topic, self._runner.enter, self._runner.leave)
 
     def check(self) -> None:
@@ -437,7 +437,7 @@ class AsyncFacade(Facade):
     """The methods of a bus for asyncio."""
 
     def listen(self, topic: str) -> TaskListener:
-        """Return a listener for ``async with``. It hears once entered: look first, then wait."""
+        """Return a listener for ``async with``. Enter it, check the queue, and only then wait."""
         return TaskListener(topic, self._runner.enter, self._runner.leave)
 
     async def check(self) -> None:

@@ -75,7 +75,7 @@ class Transport(Protocol):
         """Send these events. The ``read`` of every process gets ``origin`` with each event."""
 
     def start(self) -> Procedure[bool]:
-        """Start listening. Return True if every topic is heard from now on, without subscribing."""
+        """Start listening. Return True if this covers every topic, without subscriptions."""
 
     def subscribe(self, add: list[str], drop: list[str]) -> Procedure[None]:
         """Subscribe and unsubscribe. ``read`` reports which topics the server confirms."""

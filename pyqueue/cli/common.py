@@ -100,10 +100,10 @@ class Commands(TyperGroup):
 def _forget_interrupt() -> None:
     """Make Python exit with our status, wherever Ctrl-C interrupted it.
 
-    If a KeyboardInterrupt leaves ``exec`` of a text, CPython takes it for unhandled, even if a
-    caller handles it: when the process ends, it kills itself with SIGINT. Dataclasses and named
-    tuples use ``exec``, so this happens while modules are imported. The next ``exec`` clears the
-    flag.
+    If a KeyboardInterrupt is raised out of ``exec`` of a text, CPython treats it as unhandled, even
+    if a caller handles it: when the process ends, it kills itself with SIGINT. Dataclasses and
+    named tuples use ``exec``, so this happens while modules are imported. The next ``exec`` clears
+    the flag.
     """
     exec("")
 

@@ -87,7 +87,7 @@ def doctor(
     signals: Signals = None,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Delete hidden rows of Spark writes, a day after they died."),
+        typer.Option("--repair", help="Delete hidden rows of Spark writes, if older than a day."),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -173,7 +173,7 @@ def _refused(name: str, error: OperationFailure) -> Finding:
     if name in ("permission", "write concern"):
         text = "this user may not do that; see docs/how-to/least-privileges.md"
         return Finding(name, "wrong", text)
-    return Finding(name, "advice", "this user may not ask; ignore this if the queues work")
+    return Finding(name, "advice", "this user may not check it; ignore this if the queues work")
 
 
 # ---- the server
@@ -215,7 +215,7 @@ def check_topology(hello: Document) -> Finding:
 
 
 def _check_write_concern(client: Client) -> Finding:
-    """Delete nothing. The server waits for the majority all the same."""
+    """Send a delete that matches nothing. The server still waits for the majority."""
     majority = WriteConcern("majority", wtimeout=int(CONNECT_TIMEOUT_S * 1000), j=True)
     collection = client.database[client.namespace].with_options(write_concern=majority)
     begun = time.monotonic()
@@ -312,7 +312,7 @@ def check_handovers(client: Client) -> Finding:
     try:
         number = runner_of(client).run(recover_all())
     except NotPermitted:
-        return Finding(name, "advice", "this user may not ask; ignore this if the queues work")
+        return Finding(name, "advice", "this user may not check it; ignore this if the queues work")
     except QueueError as error:
         return Finding(name, "wrong", str(error))
     if number:
@@ -322,7 +322,7 @@ def check_handovers(client: Client) -> Finding:
 
 
 def check_spark(client: Client, *, repair: bool) -> Finding:
-    """Describe the groups and the stages of Spark, and look for rows that no write publishes."""
+    """Describe the groups and the stages of Spark, and look for rows that nothing will publish."""
     found = client.database[client.namespace].index_information()
     if not INDEXES.keys() <= found.keys():
         return Finding("spark", "ok", "not checked without the indexes")
@@ -334,8 +334,8 @@ def check_spark(client: Client, *, repair: bool) -> Finding:
     elif left := run(stages.abandoned(MAX_ROWS)):
         most = " or more" if left == MAX_ROWS else ""
         text += (
-            f"; {left}{most} hidden rows are older than a day, of writes that died: once no batch "
-            "write runs for longer than a day, remove them with `pyqueue doctor --repair`"
+            f"; {left}{most} hidden rows are older than a day, left by interrupted writes: once no "
+            "batch write runs for longer than a day, remove them with `pyqueue doctor --repair`"
         )
         return Finding("spark", "advice", text)
     return Finding("spark", "ok", text)

@@ -87,7 +87,7 @@ def reshape(
     ] = None,
     pack: Annotated[
         int | None,
-        typer.Option(metavar="N", help="For a bucket: how many messages share a document."),
+        typer.Option(metavar="N", help="For a bucket: the maximum number of messages in a pack."),
     ] = None,
     limit: Annotated[
         str | None,

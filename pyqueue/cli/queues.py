@@ -228,7 +228,7 @@ def _headers(given: list[str]) -> dict[str, str]:
 def _open_input(file: Path | None) -> BufferedIOBase:
     if file is None:
         if sys.stdin.isatty():
-            raise ConfigurationError("PAYLOAD: give one, or --file, or pipe it in")
+            raise ConfigurationError("PAYLOAD: give one or --file, or pipe the payload in")
         return cast(BufferedIOBase, sys.stdin.buffer)  # the stubs promise less than there is
     try:
         return file.open("rb")
@@ -367,7 +367,7 @@ def _note_if_paused(source: Queue[Any]) -> None:
 @app.command()
 def move(
     source: Annotated[
-        str, typer.Argument(metavar="FROM", help="The queue that has the messages.")
+        str, typer.Argument(metavar="FROM", help="The queue that contains the messages.")
     ],
     to: Annotated[str, typer.Argument(metavar="TO", help="The queue to which they move.")],
     limit: Annotated[

@@ -14,7 +14,7 @@ MAX_SHOWN: Final = 5
 
 
 def described(groups: Sequence[GroupInfo], stages: Sequence[StageInfo], now: datetime) -> str:
-    """Return a text of the groups and the stages of a namespace."""
+    """Describe the groups and the stages of a namespace."""
     parts = [
         _listed("groups", [_group(each, now) for each in groups]),
         _listed("stages", [_stage(each, now) for each in stages]),

@@ -132,7 +132,7 @@ def _find(name: str) -> Runner:
         if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
             raise import_failed(f"APP: the module {module!r}", error) from error
         raise ConfigurationError(
-            f"APP: no module {module!r}, neither in the working directory nor installed"
+            f"APP: no module {module!r} is in the working directory or installed"
         ) from error
     except QueueError:
         raise

@@ -19,7 +19,7 @@ BACK = "flights held by the killed consumer, and stored again after it"
 
 
 def expected(lines: Iterable[Line], held: int) -> Figures:
-    """Count the figures from the file, without using the code of the pipeline.
+    """Compute the figures from the file, without using the code of the pipeline.
 
     Args:
         lines: The lines of the file.

@@ -117,7 +117,7 @@ class Runner:
         )
         if not runs_on(queue, connection_of(self._client)):
             raise ConfigurationError(
-                f"queue: {queue.name!r} is {what} of another client: make it with this client"
+                f"queue: {queue.name!r} is {what} of another client: create it with this client"
             )
         if configured:
             raise ConfigurationError(
@@ -181,7 +181,7 @@ class Runner:
             self.graph.check(allow_cycles=allow_cycles)
             if self._run is not None:
                 raise ConfigurationError(
-                    f"{self.name!r} is running already; wait for its end, or stop it"
+                    f"{self.name!r} is running already; wait until it ends, or stop it"
                 )
             self._run = Run(
                 self._client,
@@ -206,7 +206,7 @@ class Runner:
     def stop(self) -> None:
         """Stop the current run, if there is one. Any thread may call it.
 
-        The second call does not wait for the handlers.
+        A second call ends the run without waiting for the handlers.
         """
         run = self._run
         if run is not None:
@@ -251,7 +251,7 @@ def client_of(runner: Runner) -> AnyClient:
 
 
 class Pipeline(Runner):
-    """Stages chained by queues.
+    """Stages that are connected by queues.
 
     Each stage reads one queue. The handler of a ``link`` returns the next payload. The handler of a
     ``choice`` returns ``To(queue, payload)``. A ``sink`` finishes the message. Any handler may
@@ -298,12 +298,12 @@ class Pipeline(Runner):
             queue: The queue that it reads.
             handler: Takes (payload) or (payload, delivery), or lists of them with ``batch``.
             to: The next queue.
-            options: Model, concurrency, time_limit, batch, window, on_invalid, lease, max_tries,
-                backoff, history and the other options of a queue.
+            options: Of the stage: model, concurrency, time_limit, batch, window, on_invalid. Of the
+                queue: lease, max_tries, backoff, history and the others.
         """
         if not isinstance(to, str):
             raise ConfigurationError(
-                f"to: the link of queue {queue!r} leads to one queue; for several use choice()"
+                f"to: the link of queue {queue!r} leads to one queue; for several, use choice()"
             )
         return self._add("link", queue, handler, (to,), **options)
 

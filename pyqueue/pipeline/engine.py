@@ -110,7 +110,7 @@ class Run:
     def stop(self) -> None:
         """Fetch no more, and end when the handlers have ended. Any thread may call it.
 
-        The second call does not wait for the handlers.
+        A second call ends the run without waiting for the handlers.
         """
         with suppress(RuntimeError):  # the run has ended, and its event loop is closed
             self._loop.call_soon_threadsafe(self._stop)

@@ -25,7 +25,7 @@ _TITLE: Final = 24
 
 
 def draw(graph: Graph, name: str, format: str, counts: Mapping[str, Counts]) -> str:
-    """Return the drawing of a graph, with the counts of the queues that have an entry."""
+    """Return the drawing of a graph, with the counts of the queues that ``counts`` lists."""
     arguments.one_of("format", format, ("text", "mermaid", "svg"))
     return {"text": _text, "mermaid": _mermaid, "svg": _svg}[format](graph, name, counts)
 

@@ -348,7 +348,7 @@ class Verdicts:
                 left_s = max(self._runner.seconds_left(each) for each, _ in group)
                 if hurried() or left_s < delay:
                     lost = [each for each, _ in group]
-                    log.warning("%s to the lease: %s", self._described(lost), error)
+                    log.warning("%s: %s", self._described(lost), error)
                     break
                 await anyio.sleep(delay)
             except Exception as error:
@@ -360,7 +360,7 @@ class Verdicts:
                 self._log_unexpected(error, group[0][0])
                 if group[0][1].counter == "released" or (replaced and setup is None):
                     lost = [each for each, _ in group]
-                    log_failure(error, "%s to the lease", self._described(lost))
+                    log_failure(error, "%s", self._described(lost))
                     break
                 replaced = True
                 group = [
@@ -393,8 +393,8 @@ class Verdicts:
 
     def _described(self, left: Sequence[Reservation[Any]]) -> str:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-        verb = "are" if more else "is"
-        return f"message {left[0].id}{more} of queue {self._stage.name!r} {verb} left"
+        stays = "stay held until their leases end" if more else "stays held until its lease ends"
+        return f"message {left[0].id}{more} of queue {self._stage.name!r} {stays}"
 
     async def _commit(self, group: Sequence[Decision]) -> None:
         await self._queue.commit(*(each for each, _ in group))

@@ -301,7 +301,7 @@ class BaseDriver(Generic[L]):
         return request.send(self._w1 if request.w1 else self._durable)
 
     def _failed(self, request: Command[Any], error: Exception) -> Any:
-        """Return the answer that an error means, or raise the error for the caller."""
+        """Translate an error into an answer, or raise the error for the caller."""
         if lacks_sessions(error) and id(request.session) in self.sessions:
             # Another connection has sessions, so the transaction is repeated.
             raise transient(error) from error

@@ -121,7 +121,7 @@ class Entry(Generic[Extend]):
 
 
 class Schedule(Generic[Extend]):
-    """Says when each reservation is renewed: a third into its lease.
+    """Determines when each reservation is renewed: after a third of its lease.
 
     If its claim took long, it is renewed at once. After a failure, or a renewal that took long, the
     next renewal follows a tenth of the lease later: a lease runs from the beginning of its renewal.
@@ -305,7 +305,7 @@ class BaseRenewer(Generic[Extend]):
 class Renewer(BaseRenewer[Callable[..., Results]]):
     """Renews the leases of a blocking client. A daemon thread starts with the first reservation.
 
-    The thread waits for the next due entry. Each renewal runs in a thread that ends with it.
+    The thread waits for the next due entry. Each renewal runs in a separate thread.
     """
 
     def __init__(self) -> None:
@@ -409,7 +409,7 @@ class Renewer(BaseRenewer[Callable[..., Results]]):
 class AsyncRenewer(BaseRenewer[Callable[..., Awaitable[Results]]]):
     """Renews the leases of an async client. A task starts with the first reservation.
 
-    The task waits for the next due entry. Each renewal runs in a task that ends with it.
+    The task waits for the next due entry. Each renewal runs in a separate task.
     """
 
     def __init__(self) -> None:

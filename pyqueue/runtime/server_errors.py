@@ -169,7 +169,7 @@ def _refusal(error: errors.OperationFailure) -> QueueError:
         )
     if code in (85, 86):
         return ConfigurationError(
-            f"the collection has an index of the same name with other options: drop it ({text})"
+            f"the collection has an index of this name with different options: drop it ({text})"
         )
     if code == 20 or (code == 263 and "Transaction numbers" in text):
         return ConfigurationError(

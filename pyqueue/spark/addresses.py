@@ -1,4 +1,4 @@
-"""The address of a namespace, which is sent between Spark's processes, and their clients."""
+"""The address of a namespace, which Spark's processes exchange, and their clients."""
 
 from __future__ import annotations
 

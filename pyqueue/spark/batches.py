@@ -89,7 +89,7 @@ class Batches:
         if self._sink is not None and self._sink.takes_number and members != 1:
             raise ConfigurationError(
                 "members: each member numbers its claims from 1, so members would overwrite the "
-                "rows of other members: leave members out, or do not take the number of the claim"
+                "rows of other members: leave members out, or do not use the number of the claim"
             )
         self._connection = connection
         self.run = connection.run
@@ -219,8 +219,8 @@ class Batches:
                 return  # the batch was done before
             raise ConfigurationError(
                 f"foreach_batch: group {self.claims.group!r} of queue {self.source.queue!r} has "
-                "nothing claimed: the stream must read that queue, with the data source pyqueue, "
-                "for that group"
+                "nothing claimed: the streaming query must read that queue for that group, with "
+                "the data source pyqueue"
             )
         batch.work(
             lambda part: (

@@ -81,7 +81,7 @@ def condition(filter: datasource.Filter) -> Condition | None:
 
 
 def ids_of(filter: datasource.Filter) -> list[str | ObjectId] | None:
-    """Return the ids that a filter allows, as they may be stored; None: it is not about ids.
+    """Return the ids that a filter allows, as they may be stored. None: no condition on ids.
 
     The column shows an ObjectId as its hex digits.
     """

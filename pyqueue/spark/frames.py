@@ -209,7 +209,7 @@ def batch(documents: Sequence[Document], payload: DataType | None) -> pa.RecordB
 
 
 def schema_of(payload: DataType | None) -> pa.Schema:
-    """Return the columns of a read as Arrow has them. A payload type of None means JSON."""
+    """Return the columns of a read as an Arrow schema. A payload type of None means JSON."""
     return to_arrow_schema(columns(payload), **_ZONE)
 
 

@@ -73,7 +73,7 @@ class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.batch.max_messages)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return where the next batch ends, or ``start``. An idle query waits for a signal."""
+        """Return the end of the next batch, or ``start``. An idle query waits for a signal."""
         looks = self._hurries(start) or self._idle.look()
         end = self._next(start, limit) if looks else start
         self._idle.answered()
@@ -85,7 +85,7 @@ class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @abstractmethod
     def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Check the queue. Return where the next batch ends, or ``start``."""
+        """Check the queue. Return the end of the next batch; ``start`` if no batch is due."""
 
     def _listen(self) -> buses.Listener:
         client = client_of(self._options.address)

@@ -50,7 +50,7 @@ class Option:
     default: str | None = None
 
     def value(self, given: Mapping[str, str]) -> Any:
-        """Return the checked value. An empty text stands for the default."""
+        """Return the checked value. An empty text means the default."""
         found = given.get(self.name) or self.default
         return None if found is None else self.check(self.name, found)
 

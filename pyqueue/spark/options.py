@@ -186,7 +186,7 @@ def checked(given: Mapping[str, str], ways: Way = Way.ALL) -> Options:
 def _check_names(given: Mapping[str, str]) -> None:
     """Refuse options that seem to be mistyped.
 
-    Spark and its catalogs add options of their own, so the rest is ignored with a warning.
+    Spark and its catalogs add options, so other unknown options are ignored with a warning.
     """
     ignored = []
     for name in sorted(given):
@@ -291,7 +291,7 @@ def payload_column(options: Options, schema: StructType) -> DataType | None:
     payload = schema["payload"].dataType if "payload" in schema.names else StringType()
     if schema.names != names or (json and not isinstance(payload, StringType)):
         raise ConfigurationError(
-            f"schema: the read has the columns {', '.join(names)}: give no schema, but give the "
+            f"schema: the read has the columns {', '.join(names)}: instead of a schema, give the "
             "type of the payload as payloadType"
         )
     return None if json or "payload" not in schema.names else payload

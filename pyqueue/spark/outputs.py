@@ -84,7 +84,7 @@ class Output:
     Args:
         connection: The connection of a blocking client.
         route: The queues.
-        transform: Takes a DataFrame and returns one. None passes everything on unchanged.
+        transform: Takes a DataFrame and returns one. None passes all rows on unchanged.
         output: "move" or "transaction".
 
     Raises:

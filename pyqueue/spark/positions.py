@@ -36,7 +36,7 @@ class _PositionRange(InputPartition):
 
 
 class PositionReader:
-    """The shared part of reads of a table and of a stream. It pickles.
+    """The shared part of reads of a table and of a stream. It can be pickled.
 
     Args:
         options: The options of the read.
@@ -51,7 +51,7 @@ class PositionReader:
         self._fails = fails
 
     def position(self, place: str) -> int:
-        """Return the position that an option stands for."""
+        """Return the position that the value of an option denotes."""
         return self._options.run(_position_at(self._options.queue, place))
 
     def bounds(self) -> tuple[int, int]:

@@ -244,7 +244,7 @@ class Reader:
     Args:
         schema: The schema of the DataFrame. It needs a column ``payload``: JSON in a string, a
             struct, a variant or any value. It may have columns ``headers`` and ``key``, and
-            ``when`` or ``delay``, which say when a message becomes ready.
+            ``when`` or ``delay``, which determine when a message becomes ready.
         id: The column of the ids; None if there is none.
         queues: The queues that the column ``queue`` may name. Empty: this column is ignored.
         prefix: The prefix of the ids, before the values of their column.

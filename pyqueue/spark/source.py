@@ -233,14 +233,14 @@ class QueueDataSource(DataSource):
         if (writes.stage is None) != (writes.epoch is None):
             raise ConfigurationError(
                 "stage, epoch: a batch write takes both or neither. In foreachBatch, epoch is the "
-                "number of the batch: the same number of the same stage writes nothing twice"
+                "number of the batch: a batch of a stage is written once, even if it is repeated"
             )
         if writes.query and writes.epoch is None:
             raise ConfigurationError("query: give stage and epoch as well, or leave query out")
         if not writes.staged and (writes.id_column is None or writes.epoch is not None):
             raise ConfigurationError(
-                "staged: false needs idColumn, without stage and epoch: only the ids tell what was "
-                "written if Spark repeats a task"
+                "staged: false needs idColumn, without stage and epoch: if Spark repeats a task, "
+                "only the ids show which rows have been written"
             )
         if writes.epoch is not None:
             _refuse_on_duplicate(writes, "leave out stage and epoch, and give idColumn")

@@ -124,7 +124,7 @@ class SparkStage:
         return f"SparkStage({self._source!r}{to}, group={self._group!r})"
 
     def run_once(self, spark: Any) -> Report:
-        """Work on one batch: messages that an earlier process left or else ready messages.
+        """Work on one batch: the messages that an earlier process left, if any, or ready messages.
 
         If the transform fails, the batch is halved until the messages that make it fail are found.
         These are rolled back with backoff, or buried after their last try; all other messages move
@@ -160,7 +160,7 @@ class SparkStage:
         """Work on one batch after another. While Spark works on a full batch, claim the next one.
 
         While another process runs the group, this process stands by. It takes over when the other
-        process ends, or within seconds after it was killed.
+        process ends, or within seconds after it is killed.
 
         Args:
             spark: A session.

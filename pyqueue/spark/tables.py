@@ -67,7 +67,7 @@ class BatchReader(DataSourceReader):
 class FilteringReader(BatchReader):
     """Passes Spark's filters on to the database.
 
-    Spark refuses a reader with this method unless a setting allows it, so this is another class.
+    Spark refuses a reader with this method unless a setting allows it, so this class is separate.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:

@@ -191,7 +191,8 @@ class _EpochWriter:
     def _join(self, epochs: EpochWrites, epoch: int) -> int | None:
         """Take part in an epoch. If another query writes the same stage, wait once for its end.
 
-        A replica takes over the stage of a query that has died. A query that is alive writes again.
+        So a replica takes over the stage of a query that has died. If the other query is alive, it
+        has written again by then, and this write fails.
         """
         until = None
         while True:

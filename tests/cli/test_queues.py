@@ -107,7 +107,7 @@ def test_push_at_a_terminal_needs_a_payload(
     with terminal() as (_, theirs), open(theirs, closefd=False) as stdin:
         assert shell.stream("push", "a", stdin=stdin) == 2
     captured = capsys.readouterr()
-    expected = "pyqueue: PAYLOAD: give one, or --file, or pipe it in\n"
+    expected = "pyqueue: PAYLOAD: give one or --file, or pipe the payload in\n"
     assert (captured.out, captured.err) == ("", expected)
 
 

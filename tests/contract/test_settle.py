@@ -532,7 +532,7 @@ def test_reserved_logs_a_failed_rollback(
     monkeypatch.setattr(QueuePlans, "rollback", fail)
     with pytest.raises(Oops), queue.reserved(0):
         raise Oops
-    assert "was not rolled back and is left to its lease: the server went away" in caplog.text
+    assert "was not rolled back; it comes back when its lease ends: the server" in caplog.text
 
 
 @by_client

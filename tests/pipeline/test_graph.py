@@ -38,7 +38,7 @@ WRONG: dict[str, tuple[Callable[[Pipeline], Any], str]] = {
     "nowhere": (lambda p: p.choice("a", same, to=[]), "the stage of queue 'a' leads nowhere"),
     "a link to two": (
         lambda p: p.link("a", same, to=["b", "c"]),  # type: ignore[call-overload]
-        "leads to one queue; for several use choice",
+        "leads to one queue; for several, use choice",
     ),
     "a choice of a str": (
         lambda p: p.choice("a", same, to="bc"),

@@ -385,7 +385,7 @@ def test_message_that_cannot_be_settled_is_left_to_its_lease(
     assert server.run_stage(lambda x: To("a"), lease=1) == {"in": 2, "lost": 1, "out": 1}
     assert (len(moves), len(rollbacks)) == (1, 1)
     assert server.payloads("a") == ["x"]
-    assert "is left to the lease" in caplog.text
+    assert "stays held until its lease ends" in caplog.text
 
 
 class Shy:
