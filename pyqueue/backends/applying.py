@@ -222,9 +222,7 @@ def _apply(
     updates, commands = _divide(settlements, now)
     every = range(len(settlements))
     results: list[SettlementResult] = ["done"] * len(settlements)
-    whole = _Part(
-        queue, session, settlements, every, updates, results=results, two_tries=two_tries
-    )
+    whole = _Part(queue, session, settlements, every, updates, results=results, two_tries=two_tries)
     parts = [whole] if len(settlements) == 1 else [whole.at(places) for places in commands]
     for index, part in enumerate(parts):
         try:

@@ -167,9 +167,7 @@ class Contents:
         """Return rows without ids that only tell that a batch is repeated, if they can share."""
         return rows
 
-    def surplus(
-        self, match: Filter, cap: int | None = None, hint: str | None = None
-    ) -> Plan[int]:
+    def surplus(self, match: Filter, cap: int | None = None, hint: str | None = None) -> Plan[int]:
         """Count how many more messages than documents match.
 
         Args:

@@ -253,7 +253,7 @@ def _one_each(
 
 
 class Content(NamedTuple):
-    """The part of a message that its producer gives, as it is stored."""
+    """The part of a message that its producer gives, in its stored form."""
 
     #: The name of the payload's model; None if it has none.
     type: str | None

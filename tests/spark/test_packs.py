@@ -226,9 +226,7 @@ def test_table_of_a_bucket_shows_the_messages_left(flow: Flow, database: str) ->
         table_rows(match)
 
 
-def test_table_of_a_bucket_is_divided_whatever_spark_filters_by(
-    flow: Flow, database: str
-) -> None:
+def test_table_of_a_bucket_is_divided_whatever_spark_filters_by(flow: Flow, database: str) -> None:
     """The database cannot find a packed message by its id, so each task has a part to read."""
     ids = flow.raw.push_many(range(9))
     options = {"uri": database, "queue": flow.source, "pushFilters": "true", "numPartitions": "3"}

@@ -196,9 +196,7 @@ class PackContents(Contents):
             for each in rows
         ]
 
-    def surplus(
-        self, match: Filter, cap: int | None = None, hint: str | None = None
-    ) -> Plan[int]:
+    def surplus(self, match: Filter, cap: int | None = None, hint: str | None = None) -> Plan[int]:
         """Count how many more messages than documents match."""
         # Records are no packs. The index has no ``_id``, so the server would read the packs.
         packed = {name: match[name] for name in match if name != "_id"}

@@ -166,10 +166,7 @@ def _identity(claimed: Claimed) -> tuple[Hashable, str]:
 def _draw(how: Reception, stock: Stock, need: int) -> Plan[list[Claimed]]:
     """Hand out messages of packs that the process holds."""
     lease_s, counts = how.terms.lease_s, how.terms.counts_try
-    while True:
-        drawn = stock.draw(need)
-        if drawn is None:
-            return []
+    while (drawn := stock.draw(need)) is not None:
         hold = drawn.hold
         now = yield from ServerTime()
         until = now + timedelta(seconds=lease_s)
@@ -190,6 +187,7 @@ def _draw(how: Reception, stock: Stock, need: int) -> Plan[list[Claimed]]:
             raise
         if found:
             return found
+    return []
 
 
 def _extend(hold: HeldPack, until: datetime, *, rests: bool, counts: bool) -> Plan[bool]:

@@ -137,6 +137,6 @@ def _error(now: datetime, reason: str) -> dict[str, object]:
 
 
 def _death(document: Document, now: datetime) -> dict[str, Any]:
-    """Return why a noted message is buried, as it is stored."""
+    """Return why a noted message is buried, in its stored form."""
     error = _error(now, document["claim"]["bad"])
     return {"reason": "invalid", "tries": int(document.get("tries", 0)), "error": error}

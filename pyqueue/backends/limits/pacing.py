@@ -85,9 +85,7 @@ def _claim_from(page: Sequence[Document], size: int, scan: Scan) -> Plan[Taken |
     return _taken_from(page, size, scan, taken.documents)
 
 
-def _taken_from(
-    page: Sequence[Document], size: int, scan: Scan, claimed: list[Document]
-) -> Taken:
+def _taken_from(page: Sequence[Document], size: int, scan: Scan, claimed: list[Document]) -> Taken:
     """Return the claimed messages, and where the next scan continues."""
     done = {hashable_id(each["_id"]) for each in (*claimed, *scan.room.excess)}
     return Taken.of_page(claimed, page, done, size)

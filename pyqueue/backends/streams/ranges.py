@@ -211,7 +211,7 @@ def _claim_again(found: Range, taken: Range, rest: Range | None, has_lapsed: boo
     """Claim positions that were claimed before.
 
     Args:
-        found: the range as it is stored.
+        found: the stored range.
         taken: the part that the claim takes.
         rest: the other positions, which wait in ``back``; None: there are none.
         has_lapsed: whether its last claim has lapsed, so that it is in ``out``, not in ``back``.

@@ -294,4 +294,5 @@ class _Permits:
 
     def give_back(self, taken: Sequence[Taken]) -> Plan[None]:
         """Give back the permits that these claimed ranges do not use."""
-        yield from self._permits.give_back_unused({WHOLE_QUEUE: sum(each.range.size for each in taken)})
+        used = sum(each.range.size for each in taken)
+        yield from self._permits.give_back_unused({WHOLE_QUEUE: used})
