@@ -76,8 +76,8 @@ def failure(code: int, text: str = "it said so") -> errors.OperationFailure:
         (failure(8000, "no"), NotPermitted, "not permitted"),
         (failure(1, "not authorized on db"), NotPermitted, "not permitted"),
         (failure(18), ConfigurationError, "user name or the password"),
-        (failure(85), ConfigurationError, "other options: drop it"),
-        (failure(86), ConfigurationError, "other options: drop it"),
+        (failure(85), ConfigurationError, "different options: drop it"),
+        (failure(86), ConfigurationError, "different options: drop it"),
         (failure(20), ConfigurationError, "transactions need a replica set"),
         (
             failure(263, "Transaction numbers are only allowed on"),

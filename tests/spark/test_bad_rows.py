@@ -141,7 +141,7 @@ def test_decided_row_is_buried_after_a_crash(sink: Sink, monkeypatch: pytest.Mon
     """The next run of the batch shows the rows that the former run has decided."""
     rows = [sink.row(0), bad(sink, 1)]
     with monkeypatch.context() as patch:
-        patch.setattr(staging, "show", lambda *given: 1 / 0)
+        patch.setattr(staging, "publish_rows", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             bury(sink, "stream", rows, {})
     assert (sink.stored(), buried(sink), sink.hidden()) == ([], [], 2)
