@@ -220,14 +220,20 @@ class Run:
         passes = 1 if self._graph.cycle() is None else 2
         delays, seen = RetryDelays(_EMPTY_CHECKS), -1
         while True:
-            if not self._in_flight and await self._all_empty(order * passes):
+            before = self._arrived
+            empty = not self._in_flight and await self._all_empty(order * passes)
+            if empty and self._arrived == before:
                 self._stop()
                 return
-            arrived = sum(running.counters["in"] for running in self._stages.values())
-            if arrived != seen:
+            if self._arrived != seen:
                 delays.reset()
-            seen = arrived
+            seen = self._arrived
             await anyio.sleep(next(delays))
+
+    @property
+    def _arrived(self) -> int:
+        """How many messages the stages have received."""
+        return sum(running.counters["in"] for running in self._stages.values())
 
     async def _all_empty(self, names: list[str]) -> bool:
         try:

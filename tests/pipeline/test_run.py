@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -114,6 +115,34 @@ def test_cycle_runs_when_allowed(place: Place) -> None:
         allow_cycles=True,
     )
     assert counted(report, "check") == {"in": 15, "out": 13, "dropped": 2}
+
+
+def test_cycle_runs_on_while_each_read_misses_its_message(
+    memory: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message moves on just before each read of a queue, to a queue that was read before."""
+    real, moved = AsyncQueue.next_when, threading.Event()
+
+    async def next_when(queue: AsyncQueue[Any]) -> Any:
+        moved.clear()
+        with suppress(AssertionError):
+            await async_eventually(moved.is_set, "a move", seconds=0.5)
+        return None if moved.is_set() else await real(queue)
+
+    def check(number: int) -> Any:
+        moved.set()
+        return To("in", number + 1) if number < 30 else Drop()
+
+    monkeypatch.setattr(AsyncQueue, "next_when", next_when)
+    memory.queue("in").push(0)
+    report = memory.run(
+        lambda client: (
+            client.pipeline().link("in", lambda x: x, to="check").choice("check", check, to=["in"])
+        ),
+        until_empty=True,
+        allow_cycles=True,
+    )
+    assert counted(report, "check") == {"in": 31, "out": 30, "dropped": 1}
 
 
 # ---- how many at once
