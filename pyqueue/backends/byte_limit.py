@@ -72,7 +72,7 @@ class ByteLimit:
         self._callers = callers
         self._max_bytes = sum(each.bytes for each in callers)
         #: How many messages of any size the receive may take.
-        self._any_size = len(callers)
+        self._exempt = len(callers)
         #: The known bytes of taken messages. The other messages were read in server batches.
         self._bytes = 0
         self._unmeasured: list[Sequence[Document]] = []
@@ -93,7 +93,7 @@ class ByteLimit:
         yield from Latecomers(self._callers)  # the driver appends their limits to this list
         late = self._callers[before:]
         self._max_bytes += sum(each.bytes for each in late)
-        self._any_size += len(late)
+        self._exempt += len(late)
         return sum(each.messages for each in late)
 
     @property
@@ -112,12 +112,12 @@ class ByteLimit:
 
     def wants_sizes(self, wanted: int) -> bool:
         """Return whether ``wanted`` messages of the queue may together exceed the limit."""
-        return wanted > self._any_size and wanted * self._scan.largest_seen > self.left
+        return wanted > self._exempt and wanted * self._scan.largest_seen > self.left
 
     @property
     def takes_any(self) -> bool:
         """Whether the next message may have any size."""
-        return self._any_size > 0 or self.left >= BATCH_BYTES
+        return self._exempt > 0 or self.left >= BATCH_BYTES
 
     def few(self, wanted: int) -> int:
         """Return how many messages fit even at the largest size; at least 1."""
@@ -133,7 +133,7 @@ class ByteLimit:
             self._scan.largest_seen = max(sizes)
         left, taken = self.left, 0
         for place, size in enumerate(sizes):
-            if taken + size > left and place >= self._any_size:
+            if taken + size > left and place >= self._exempt:
                 self.full = True
                 break
             taken += size
@@ -160,7 +160,7 @@ class ByteLimit:
         """Count the messages of a claim that the receive keeps."""
         if not documents:
             return
-        self._any_size -= len(documents)
+        self._exempt -= len(documents)
         if self._claim_bytes is None:
             self._unmeasured.append(documents)
         else:

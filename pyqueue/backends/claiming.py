@@ -384,6 +384,7 @@ def _read_claims(
     mine = {"_id": {"$in": ids}, "token": claim.token}
     if failure is None:
         return (yield from read_claimed(scan.room, mine, ids, matched, None))
+    # Any of them may be claimed. Read them while enough of the lease is left.
     left_s = scan.terms.left_s(scan.now, claim.sent)
     return (yield from read_claimed(scan.room, mine, ids, len(ids), left_s))
 

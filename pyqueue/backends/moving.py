@@ -223,7 +223,6 @@ def move_each(
     levels = {held.priority if new.priority is None else new.priority for held, new in pairs}
     yield from namespace.ensure(target.queue, target.kind, target.options, levels)
     now = yield from ServerTime()
-    same: Hashable = ("move", id(target))
     settlements = []
     for held, new in pairs:
         labels = arguments.headers(new.headers) or {}
@@ -233,9 +232,10 @@ def move_each(
         how = Move(target, labels, key, new.delay, at, priority=new.priority, group=new.group)
         settlement = move_settlement(terms, held, value, how)
         changed = value is not UNCHANGED or key is not None or labels
+        # Settlements with equal batch keys share a command; one without a key has its own.
         shared = not changed and at is None and new.delay is None and settlement.group is None
-        equal = (same, held.priority, new.priority)
-        settlements.append(settlement._replace(group=equal if shared else None))
+        batch_key: Hashable = ("move", id(target), held.priority, new.priority)
+        settlements.append(settlement._replace(group=batch_key if shared else None))
     results = yield from apply(terms.queue, settlements)
     return [(each.held, result) for each, result in zip(settlements, results, strict=True)]
 

@@ -76,7 +76,10 @@ def _record(queue: str) -> Plan[dict[str, Any]]:
 def _update(
     record: Mapping[str, Any], shared: SharedOptions, shape: Mapping[str, object], by: str
 ) -> Plan[UpdateDocument]:
-    """Return the update of the record."""
+    """Return the update of the record.
+
+    After a limit is lowered, its drain says which claims of the former limit still count.
+    """
     now = yield from ServerTime()
     # A release that does not know shapes refuses the record from now on.
     put = {**shared.reshaping(shape, by, now), "v": SHAPED_VERSION}
@@ -85,7 +88,7 @@ def _update(
         if drain := drain_of(*stored, shape["limit"], now):
             put["drain"] = drain._asdict()
     update: UpdateDocument = {"$set": put}
-    if shape.get("limit") is False:
+    if shape.get("limit") is False:  # the queue has no limit any more
         update = {"$set": put, "$unset": {"shape.limit": ""}}
     return update
 

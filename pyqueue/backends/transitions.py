@@ -313,7 +313,8 @@ def burying(
     if death["error"] is not None:
         put["error"] = death["error"]
     update = leaving(kind, queue, put, now, keep=("dead", "error", "checkpoint", "type"))
-    del update["$rename"]  # it renames a key that may not be there, and keeps an earlier one
+    # If the message has no key, "$rename" would leave the ``last_key`` of an earlier queue.
+    del update["$rename"]
     return _remembering_key(update, keyed=keyed)
 
 

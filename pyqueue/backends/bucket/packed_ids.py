@@ -36,7 +36,8 @@ def in_stored_packs(
             yield from store_placeholder({"_id": first_pack}, session)
         for pack in (yield from find_usable(packs.packs_of(first_pack), fields, session)):
             found = {id for id, place in members if packs.index_in(pack, place) is not None}
-            # A pack with MARK is a hidden copy. NOTHING would remove the mark.
+            # A pack counts if no fail-over can undo it. A hidden copy always counts: the update of
+            # ``_is_durable`` would remove its MARK.
             if found and (MARK in pack or (yield from _is_durable(pack, session))):
                 (here if was_in(queue, pack) else elsewhere).update(found)
     return frozenset(here), [id for id in ids if id in elsewhere - here]

@@ -41,8 +41,9 @@ class HeldPack:
 
     Args:
         document: the pack, as the claim returned it.
-        counted: whether the claim counted a try.
-        whole: whether it hands out all messages, whatever claims have lapsed.
+        counted: whether ``tries`` of the document includes this claim.
+        whole: whether it hands out all messages. If false, it hands out a window of them, which is
+            smaller after each claim that lapsed.
     """
 
     __slots__ = (
@@ -78,6 +79,7 @@ class HeldPack:
         self.due: datetime = document["due"]
         self.until: datetime = document["when"]
         self.counted = counted
+        #: The size of the window: 0 is the whole pack. It grows when claims lapse.
         self.level = packs.level_of(document)
         #: The bits of the messages that have left the pack.
         self.done = packs.done_of(document)

@@ -336,7 +336,7 @@ class EpochWrites:
         return (yield from staging.free_again(queue, rest))
 
     def _make_room(self, ids: list[Id], order: int) -> Plan[int]:
-        """Delete hidden rows that have these ids, or publish them. Return how many were deleted."""
+        """Delete hidden rows with these ids; publish committed rows. Return how many it deleted."""
         in_the_way: dict[str, Any] = {"_id": {"$in": ids}}
         smaller = in_the_way | {"staged": self.name, "attempt": {"$lt": order}}
         deleted = yield from Delete(smaller, many=True)

@@ -223,7 +223,8 @@ def _replace_live(target: Target, hidden: str, now: datetime) -> Plan[int]:
         entering = target.kind.entering
         when = max(now, row["when"])
         document |= entering(target.queue, when, priority_of(row), group_of(row))
-        # If the other message has just finished, this one enters with its own id.
+        # First, because if the other message has just finished, this row enters with its own id. A
+        # crash in between loses the row, but then the write has failed, and its caller repeats it.
         yield from Delete({"_id": row["_id"], "q": hidden})
         foreign: list[Id] = []
         yield from replace(target.kind, Entries(target.queue, [document], ()), foreign)

@@ -182,6 +182,7 @@ class ClaimGroup:
             raise fenced(self)
         names = ("bad", "begun", "done", "adopted", "buried")
         counts = {name: state.get(name, 0) for name in names}
+        # Both are counted when a claim is acknowledged, so nothing of it is still being worked on.
         counts["lost"] = max(0, state.get("taken", 0) - state.get("settled", 0))
         return ClaimProgress(
             acknowledged=state["n"],

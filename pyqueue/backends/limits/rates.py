@@ -112,18 +112,17 @@ class TakePermits(Command[Granted]):
 
 @dataclass(slots=True)
 class GiveBack(Command[object]):
-    """Put unused tokens back into a bucket. A missing bucket is full already.
-
-    If the permits have expired, it subtracts the tokens that have accrued since. Otherwise, if the
-    bucket has been full since, more messages than the burst could start within a short time.
-    """
+    """Put unused tokens back into a bucket. A missing bucket is full already."""
 
     id: str
     limit: Limit
     unused: Granted
 
     def send(self, collection: Any) -> Any:
-        """Send a findAndModify that counts by the server's clock."""
+        """Send a findAndModify. Expired permits come back without the tokens accrued since.
+
+        The bucket may have been full since; more messages than the burst could then start at once.
+        """
         since_ms = {"$subtract": ["$$NOW", self.unused.asked]}
         accrued = {"$divide": [since_ms, self.limit.token_s * 1000]}
         is_valid = {"$lt": ["$$NOW", self.unused.until]}

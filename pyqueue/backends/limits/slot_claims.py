@@ -19,12 +19,15 @@ CLAIM_TIMEOUT_S: Final = 2.0
 
 
 def with_slots(chosen: Sequence[tuple[Document, str]]) -> Choice:
-    """Return the choice of messages, each with its slot; "" means that it needs no slot."""
+    """Return the choice of messages, each with its slot.
+
+    If the limit has no concurrency, no message needs a slot, and all slots are "".
+    """
     documents = [each for each, _ in chosen]
     slots = {hashable_id(each["_id"]): slot for each, slot in chosen if slot}
-    removes = ("limited",)
-    if len(slots) > 1:
-        return Choice(documents, {}, removes, partial(_claim_slots, slots))
+    removes = ("limited",)  # a claimed message no longer waits for the limit
+    if len(slots) > 1:  # one update cannot give each message another slot
+        return Choice(documents, removes=removes, claim_each=partial(_claim_slots, slots))
     slot = next(iter(slots.values()), None)
     return Choice(documents, {} if slot is None else {"slot": slot}, removes)
 

@@ -193,7 +193,7 @@ class _Append:
     #: When to give up, by the monotonic clock.
     end: float
     nonce: str = field(default_factory=new_token)
-    #: The tail as this process last knew it.
+    #: The tail of the log, as this process last read it.
     known: Known | None = None
     #: The position of an insert with an unknown outcome.
     unknown: int | None = None
@@ -278,8 +278,8 @@ def _append_pack(
                 raise  # no part of it is stored
             append.failure = error
             continue
-        if append.is_late(mono, now):
-            append.end = mono  # now the check of the time raises the failure
+        if append.is_late(mono, now):  # the outcome of the insert will never be known
+            append.end = mono  # so the next check of the time raises its failure
             continue
         if append.unknown is None and append.known is not None:
             first = append.known.position
