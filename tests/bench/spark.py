@@ -332,7 +332,7 @@ class Buckets:
 
         def work() -> None:
             self.raw.insert_many(documents, ordered=False)
-            found = self.client.database[self.client.namespace].find({"q": "packed"})
+            found = self.raw.find({"q": "packed"})
             assert len([json.dumps(each["payload"]) for each in found]) == self.few
             self.raw.delete_many({"q": "packed"})
 
