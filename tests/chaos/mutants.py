@@ -45,7 +45,7 @@ def _w1() -> None:
 
 
 def _no_renewal() -> None:
-    def add(self: Any, entry: Any) -> bool:
+    def add(self: Any, entry: Any, age_s: float = 0.0) -> bool:
         self.entries[id(entry.reservation)] = entry
         return False
 
