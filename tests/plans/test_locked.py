@@ -247,6 +247,7 @@ CHOOSING: dict[str, tuple[dict[str, Any], float]] = {
     "ordered": ({}, 3),
     "ordered, limited": ({"limit": {"concurrency": 50}}, 20),
     "limited": ({"limit": {"concurrency": 50}}, 6),
+    "with a rate": ({"limit": {"rate": 50, "burst": 50}}, 3),
     "limited per key": ({"limit": {"concurrency": 50, "per": "headers.t"}}, 6),
 }
 

@@ -48,10 +48,9 @@ def take_of(scan: Scan) -> Plan[Take | None]:
     if state.wants_rescan(scan.now):
         yield from limit_scan.walk(scan.terms.queue, state)
         scan.now = yield from ServerTime()
-    if limit.per is None and limit.concurrency is None:
-        return paced(None)
-    # A message that is claimed alone might use the permit of another key.
+    # Each of these claims from a page, which has no excluded messages, so it would not retry them.
     state.transaction_locks.readmit(scan.now)
     if limit.per is not None:
         return limit_scan.take  # it also asks for the permits of each key
-    return limit_scan.take if limit.rate is None else paced(limit_scan.take)
+    within_slots = None if limit.concurrency is None else limit_scan.take
+    return within_slots if limit.rate is None else paced(within_slots)
