@@ -130,7 +130,6 @@ def append(
 def _append_shared(target: Target, shared: SharedRows, now: datetime, session: object) -> Plan[int]:
     """Write the documents that rows share. Return how many rows they contain."""
     if shared.documents:
-        yield from namespace.ensure(target.queue, target.kind, target.options)
         for failure in (yield from Insert(shared.documents, session=session)):
             raise failure.error
         yield from Signal(target.queue, now, session)
