@@ -552,7 +552,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         return await self._runner.run(self._backend.counts(cap))
 
     async def next_when(self) -> datetime | None:
-        """Return when the next message becomes (or became) eligible; None if there is no message.
+        """Return the earliest time, past or future, at which a message is eligible, or None.
 
         A reserved message counts as eligible from the end of its lease.
         """

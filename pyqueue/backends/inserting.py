@@ -81,7 +81,7 @@ def write(entries: Entries) -> Plan[Written]:
 
 
 def write_new(queue: str, document: Document, encoded: RawBSONDocument) -> Plan[Id | None]:
-    """Write a document with a new id and without a key, along with those of other callers.
+    """Insert a document that has a new id and no key, in one command with other callers.
 
     Returns:
         Its id; None if it was not written, because another document has the id.

@@ -147,7 +147,7 @@ def _find_or_create(
 ) -> Plan[Mapping[str, Any] | None]:
     """Return the record of a queue; create it if it is missing and the request names a kind.
 
-    The arguments are those of ``read_or_create_record``.
+    See ``read_or_create_record`` for the arguments.
     """
     queue, kind, match = request.queue, request.kind, {"_id": record_id(request.queue)}
     found = yield from Find(match, limit=1)

@@ -53,7 +53,9 @@ def test_signal_lets_the_handler_end(client: Client, number: signal.Signals) -> 
 
     def handle(payload: int) -> None:
         os.kill(os.getpid(), number)
-        eventually(lambda: worker._run._stopping, "it is being stopped")  # type: ignore[union-attr]  # it runs
+        run = worker._run
+        assert run is not None
+        eventually(lambda: run._stopping, "it is being stopped")
 
     worker = Worker(client, concurrency=1).on("in", handle)
     assert counted(worker.run(), "in").items() >= {"in": 1, "out": 1}.items()
