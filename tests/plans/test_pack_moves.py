@@ -7,6 +7,7 @@ Whatever happens, each message is in one queue, or is finished, and it keeps its
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from itertools import islice, product
@@ -117,19 +118,19 @@ def check(steps: Steps) -> None:
         assert pack["n"] == packs.alive_of(pack).bit_count()
 
 
-def drain(steps: Steps) -> list[Any]:
-    """Consume the rest, as a process that begins after all leases have ended."""
+def drain(steps: Steps, queues: Sequence[QueuePlans]) -> list[Any]:
+    """Consume the rest, as consumers that begin after all leases have ended."""
     steps.seconds += 1000
-    last = Mover()
-    steps.listeners += last.waiting.values()
+    waiting = [Waiters(each.queue) for each in queues]
+    steps.listeners += waiting
     delivered: list[Any] = []
     for _ in range(3):  # handed-over messages appear after a while
-        for queue in "acd":
-            while held := steps.run(last.receive(queue, 100)):
+        for queue, waiters in zip(queues, waiting, strict=True):
+            while held := steps.run(queue.receive(waiters, 100, timeout=0)):
                 delivered += held
-                steps.run(last.plans[queue].commit(held))
+                steps.run(queue.commit(held))
         steps.seconds += 30
-    left = {"q": {"$in": [*"acd"]}, "record": {"$exists": False}}
+    left = {"q": {"$in": [each.queue for each in queues]}, "record": {"$exists": False}}
     assert list(steps.collection.find(left)) == []
     return delivered
 
@@ -138,7 +139,7 @@ def audit(steps: Steps, *movers: Mover) -> None:
     """Check where each message is."""
     check(steps)
     known = [number for each in movers for number in each.committed]
-    delivered = drain(steps)
+    delivered = drain(steps, [plans(each) for each in "acd"])
     check_ends([each.payload["n"] for each in delivered], known, movers, MESSAGES)
     assert {each.payload["n"]: each.id for each in delivered}.items() <= ids().items()
 

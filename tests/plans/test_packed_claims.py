@@ -26,7 +26,7 @@ from pyqueue.requests import Document, Plan, UpdateEach
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.faults import Faults, Settler, check_ends
 from tests.plans.steps import Steps, resume
-from tests.plans.test_pack_moves import MESSAGES, check, documents, ids, plans, stored
+from tests.plans.test_pack_moves import MESSAGES, check, documents, drain, ids, plans, stored
 
 LEASE = 60.0
 MB = 2**20
@@ -77,29 +77,11 @@ def dead() -> QueuePlans:
     return plans_of("dead", Options(dead_letter="dead.dead"))
 
 
-def drain(steps: Steps) -> list[Any]:
-    """Consume the rest, as consumers that begin after all leases have ended."""
-    steps.seconds += 1000
-    queues = [plans("a"), plans("c"), dead()]
-    waiting = [Waiters(each.queue) for each in queues]
-    steps.listeners += waiting
-    delivered: list[Any] = []
-    for _ in range(3):  # handed-over messages appear after a while
-        for queue, waiters in zip(queues, waiting, strict=True):
-            while held := steps.run(queue.receive(waiters, 100, timeout=0)):
-                delivered += held
-                steps.run(queue.commit(held))
-        steps.seconds += 30
-    left = {"q": {"$in": ["a", "c", "dead"]}, "record": {"$exists": False}}
-    assert list(steps.collection.find(left)) == []
-    return delivered
-
-
 def audit(steps: Steps, *batches: Batch) -> None:
     """Check where each message is."""
     check(steps)
     finished = [number for each in batches for number in each.finished]
-    delivered = drain(steps)
+    delivered = drain(steps, [plans("a"), plans("c"), dead()])
     check_ends([each.payload["n"] for each in delivered], finished, batches, MESSAGES)
     assert {each.payload["n"]: each.id for each in delivered}.items() <= ids().items()
 
@@ -314,7 +296,7 @@ def test_rollback_in_pieces_lets_smaller_claims_follow() -> None:
         steps.run(claims.claim(token, 1, LEASE))
         sizes.append(len(steps.run(claims.ids(token, n - 1, n))))
     assert sizes[0] == 1
-    left = drain(steps)
+    left = drain(steps, [plans("a"), plans("c"), dead()])
     assert Counter(each.payload["n"] for each in left) == Counter(range(20))
     assert {each.tries for each in left} == {1, 2}
 

@@ -62,23 +62,34 @@ def crashes(run: Callable[[int], bool]) -> int:
     raise AssertionError("the run has too many commands")
 
 
-@some_or_all
-@outputs
-def test_stage_that_dies_at_any_command_loses_nothing(
-    shared: Client, output: str, few: int | None
-) -> None:
+def stage_dies(flow_of: Callable[[], Flow], output: str, few: int | None) -> int:
+    """Let a stage die at its commands, and check that nothing is lost. Return their number.
+
+    Args:
+        flow_of: Returns two new queues.
+        output: "move" or "transaction".
+        few: How many deaths are tried; None: one at each command.
+    """
     transform, expected = transformed(output)
 
     def run(at: int) -> int:
-        flow = Flow(shared)
+        flow = flow_of()
         flow.raw.push_many(range(5))
-        with meddled(shared, at) as meddler, suppress(Crash):
+        with meddled(flow.client, at) as meddler, suppress(Crash):
             flow.stage(transform, output=output).run_once(no_session)
         flow.work(transform, output=output)
         flow.check_moved(expected, f"died at command {at}")
         return meddler.count
 
-    assert at_each(run, few) > 12
+    return at_each(run, few)
+
+
+@some_or_all
+@outputs
+def test_stage_that_dies_at_any_command_loses_nothing(
+    shared: Client, output: str, few: int | None
+) -> None:
+    assert stage_dies(lambda: Flow(shared), output, few) > 12
 
 
 @some_or_all

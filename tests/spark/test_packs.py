@@ -5,9 +5,7 @@ Only the last tests have a session.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +16,20 @@ from pyspark.sql.types import StructType
 from pyqueue import Client, ConfigurationError
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark import QueueDataSource
-from pyqueue.spark.addresses import NamespaceAddress, client_of
 from pyqueue.spark.columns import columns
-from tests.spark.engine import Checkpoint, table_rows
+from tests.spark.engine import table_rows
 from tests.spark.fakes import (
-    Crash,
     Flow,
     Frame,
     counts,
-    meddled,
     no_session,
-    numbers,
     outputs,
 )
-from tests.spark.test_crash import transformed
+from tests.spark.test_crash import stage_dies
 from tests.spark.test_poison import failing, restarted
-from tests.spark.test_source import restart, run_through
-from tests.spark.test_table_sink import Table, into, rows
-from tests.support.samples import at_each, some_or_all
+from tests.spark.test_source import die_at_commands
+from tests.spark.test_table_sink import Table, into, rows, sink_dies_at_13
+from tests.support.samples import some_or_all
 
 PACK = 3
 
@@ -101,18 +95,7 @@ def test_stage_between_buckets_that_dies_loses_nothing(
     shared: Client, output: str, few: int | None
 ) -> None:
     """It dies before any of its commands, some of which move a part of a pack."""
-    transform, expected = transformed(output)
-
-    def run(at: int) -> int:
-        flow = bucket(shared)
-        flow.raw.push_many(range(5))
-        with meddled(shared, at) as meddler, suppress(Crash):
-            flow.stage(transform, output=output).run_once(no_session)
-        flow.work(transform, output=output)
-        flow.check_moved(expected, f"died at command {at}")
-        return meddler.count
-
-    assert at_each(run, few) > 12
+    assert stage_dies(lambda: bucket(shared), output, few) > 12
 
 
 @pytest.mark.usefixtures("faked")
@@ -168,22 +151,8 @@ def test_table_sink_finds_the_message_that_fails_in_a_pack(shared: Client) -> No
 
 @pytest.mark.usefixtures("faked")
 def test_table_sink_finds_the_message_that_kills_it_in_a_pack(shared: Client) -> None:
-    flow, table, deaths = bucket(shared, pack=100), Table(), 0
-    flow.raw.push_many(range(20))
-    while flow.left():
-        with meddled(shared) as meddler:
-
-            def write(frame: Frame, number: int, meddler: Any = meddler) -> None:
-                if 13 in numbers(frame):
-                    meddler.die()
-                into(table)(frame, number)
-
-            try:
-                flow.work(write, to=(), max_tries=2)
-            except Crash:
-                deaths += 1
-        assert deaths < 30
-    assert rows(table) == sorted({*range(20)} - {13})
+    flow = bucket(shared, pack=100)
+    sink_dies_at_13(flow, max_tries=2)
     assert sorted(flow.buried()) == [13]
 
 
@@ -244,28 +213,11 @@ def test_stream_between_buckets_that_dies_writes_each_once(
     shared: Client, database: str, few: int | None, consumed: bool
 ) -> None:
     """It dies at any command. The rows have new ids: only the record of epochs makes it exact."""
-    client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
-    runner_of(client).enter()
 
-    def run(at: int) -> int:
-        flow, checkpoint, taken = bucket(shared, pack=2), Checkpoint(), Counter[Any]()
-        flow.raw.push_many(range(5))
+    def flow_of() -> Flow:
+        return bucket(shared, pack=2)
 
-        def consume(step: str = "") -> None:
-            if consumed:
-                received = flow.clean.pop_many(10, timeout=0)
-                taken.update(each.payload for each in received)
-
-        with meddled(client, at) as meddler, suppress(Crash):
-            run_through(flow, database, checkpoint, consume, stage=True)
-        consume()
-        restart(flow, database, checkpoint, consume)
-        consume()
-        flow.check_moved(range(0 if consumed else 5), f"died at command {at}")
-        assert taken == Counter(range(5 if consumed else 0)), f"died at command {at}"
-        return meddler.count
-
-    assert at_each(run, few) > 20
+    assert die_at_commands(flow_of, database, few, consumed=consumed, number=5) > 20
 
 
 # ---- a session

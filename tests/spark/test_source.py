@@ -116,21 +116,29 @@ def test_stream_that_dies_at_any_step_writes_each_once(
     assert dying >= expected | {"tasks", "write", "sink commit", "commit log"}
 
 
-def die_at_commands(shared: Client, database: str, few: int | None, *, consumed: bool) -> int:
-    """Let a stream of three messages die at its commands. Return how many commands there are.
+def die_at_commands(
+    flow_of: Callable[[], Flow],
+    database: str,
+    few: int | None,
+    *,
+    consumed: bool,
+    number: int = 3,
+) -> int:
+    """Let a stream of a few messages die at its commands. Return how many commands there are.
 
     Args:
-        shared: A client of the database.
+        flow_of: Returns two new queues.
         database: The URL.
         few: How many deaths are tried; None: one at each command.
         consumed: Whether a consumer takes each message as it appears.
+        number: How many messages there are.
     """
     client = client_of(NamespaceAddress.of(database, None, "pyqueue"))
     runner_of(client).enter()  # it has reached the server before commands are counted
 
     def run(at: int) -> int:
-        flow, checkpoint, taken = Flow(shared), Checkpoint(), Counter[Any]()
-        flow.raw.push_many(range(3))
+        flow, checkpoint, taken = flow_of(), Checkpoint(), Counter[Any]()
+        flow.raw.push_many(range(number))
 
         def consume(step: str = "") -> None:
             if consumed:
@@ -141,8 +149,8 @@ def die_at_commands(shared: Client, database: str, few: int | None, *, consumed:
         consume()
         restart(flow, database, checkpoint, consume)
         consume()
-        flow.check_moved(range(0 if consumed else 3), f"died at command {at}")
-        assert taken == Counter(range(3 if consumed else 0)), f"died at command {at}"
+        flow.check_moved(range(0 if consumed else number), f"died at command {at}")
+        assert taken == Counter(range(number if consumed else 0)), f"died at command {at}"
         return meddler.count
 
     return at_each(run, few)
@@ -152,14 +160,14 @@ def die_at_commands(shared: Client, database: str, few: int | None, *, consumed:
 def test_batch_that_was_consumed_is_not_written_again(
     shared: Client, database: str, few: int | None
 ) -> None:
-    assert die_at_commands(shared, database, few, consumed=True) > 20
+    assert die_at_commands(lambda: Flow(shared), database, few, consumed=True) > 20
 
 
 @some_or_all
 def test_stream_that_dies_at_any_command_writes_each_once(
     shared: Client, database: str, few: int | None
 ) -> None:
-    assert die_at_commands(shared, database, few, consumed=False) > 20
+    assert die_at_commands(lambda: Flow(shared), database, few, consumed=False) > 20
 
 
 def test_stream_without_ids_writes_twice_after_a_crash(shared: Client, database: str) -> None:

@@ -165,14 +165,12 @@ def test_sink_that_is_down_keeps_its_messages(flow: Flow) -> None:
     assert rows(table) == [*range(8)]
 
 
-@pytest.mark.usefixtures("faked")
-@pytest.mark.parametrize("max_tries", [1, 5])
-def test_sink_finds_the_message_that_kills_it(shared: Client, max_tries: int) -> None:
-    """Each death ends the process. The message is buried at last, and it alone."""
-    flow, table, deaths = Flow(shared), Table(), 0
+def sink_dies_at_13(flow: Flow, *, max_tries: int) -> None:
+    """Work on 20 messages, of which one kills the process of the sink, until it is buried."""
+    table, deaths = Table(), 0
     flow.raw.push_many(range(20))
     while flow.left():
-        with meddled(shared) as meddler:
+        with meddled(flow.client) as meddler:
 
             def write(frame: Frame, number: int, meddler: Any = meddler) -> None:
                 if 13 in numbers(frame):
@@ -185,6 +183,14 @@ def test_sink_finds_the_message_that_kills_it(shared: Client, max_tries: int) ->
                 deaths += 1
         assert deaths < 30
     assert rows(table) == [each for each in range(20) if each != 13]
+
+
+@pytest.mark.usefixtures("faked")
+@pytest.mark.parametrize("max_tries", [1, 5])
+def test_sink_finds_the_message_that_kills_it(shared: Client, max_tries: int) -> None:
+    """Each death ends the process. The message is buried at last, and it alone."""
+    flow = Flow(shared)
+    sink_dies_at_13(flow, max_tries=max_tries)
     ((payload, dead),) = flow.buried().items()
     assert (payload, dead.error and dead.error["message"]) == (
         13,
