@@ -225,9 +225,9 @@ def find_fitting(
         The documents with the fields of the projection, and their sizes as ``bytes``.
     """
     fields = {**(find.projection or {}), **_SIZES}
-    look = FIRST_SIZES
+    limit = FIRST_SIZES
     while True:
-        some = replace(find, projection=fields, limit=min(look, find.limit))
+        some = replace(find, projection=fields, limit=min(limit, find.limit))
         found = yield from some
         sizes = list(accumulate(each.get("bytes", 0) for each in found))
         numbers = list(accumulate(map(number_of, found)))
@@ -237,4 +237,4 @@ def find_fitting(
             return found[:fit]
         alike = fit * max_bytes // max(1, sizes[-1])
         alike = min(alike, fit * find.limit // max(1, numbers[-1]))
-        look = min(alike + 1, SIZES_GROWTH * look)
+        limit = min(alike + 1, SIZES_GROWTH * limit)

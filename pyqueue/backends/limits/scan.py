@@ -54,13 +54,13 @@ def walk(queue: str, state: ScanState) -> Plan[None]:
 
 
 @dataclass(slots=True)
-class _Look:
+class _Page:
     """The page of one scan, and the scan's knowledge of its messages."""
 
     scan: Scan
     limit: Limit
     permits: Permits
-    page: list[Document]
+    messages: list[Document]
     #: The most messages that the page can have.
     size: int
     #: The slots of each key.
@@ -122,7 +122,7 @@ class _Look:
 
     def headers(self) -> list[Any]:
         """Return the different values of the header on the page; None stands for no header."""
-        found = [each.get("headers") for each in self.page]
+        found = [each.get("headers") for each in self.messages]
         name = self.limit.header
         values = [each.get(name) if isinstance(each, Mapping) else None for each in found]
         return [*{hashable_id(each): each for each in values}.values()]
@@ -133,7 +133,7 @@ class _Look:
 
     def still_ready(self) -> list[Document]:
         """Return the messages of the page that are still ready, as far as the scan knows."""
-        return [each for each in self.page if hashable_id(each["_id"]) not in self.done]
+        return [each for each in self.messages if hashable_id(each["_id"]) not in self.done]
 
 
 def take(scan: Scan) -> Plan[Taken | None]:
@@ -146,28 +146,28 @@ def take(scan: Scan) -> Plan[Taken | None]:
         return (yield from take_first(scan))
     size = _page_size(scan, limit)
     fields = _fields(scan, limit)
-    page = yield from Find(scan.match, fields, sort=order, limit=size, hint=index)
-    if not page:
+    messages = yield from Find(scan.match, fields, sort=order, limit=size, hint=index)
+    if not messages:
         state.contested = state.groups.crowded = False
         return Taken([], ended=True)
-    look = _Look(scan, limit, permits, page, size)
-    late = yield from _choose(look)
+    page = _Page(scan, limit, permits, messages, size)
+    late = yield from _choose(page)
     contested = state.contested
     # Without ``per``, ``paced`` has got the permits, and their end is in the scan.
     within = replace(scan, until=permits.until or scan.until)
-    documents = yield from _claim_and_learn(within, limit, look.chosen, look.free)
-    if documents is not None and len(documents) < len(look.chosen):
-        look.too_few = False  # other processes have claimed some, or the permits came too late
+    documents = yield from _claim_and_learn(within, limit, page.chosen, page.free)
+    if documents is not None and len(documents) < len(page.chosen):
+        page.too_few = False  # other processes have claimed some, or the permits came too late
         if (yield from permits.late()):
             late, state.contested = True, contested
-    unused = yield from permits.give_back_unused(look.count(documents or ()))
+    unused = yield from permits.give_back_unused(page.count(documents or ()))
     if documents is None:
         return None
-    look.mark_done([*documents, *scan.room.excess])
-    moved = yield from _leave_rest(look, unused)
+    page.mark_done([*documents, *scan.room.excess])
+    moved = yield from _leave_rest(page, unused)
     if late:  # the consumer scans again at once
         followed.blocked_until = scan.now
-    taken = Taken.of_page(documents, page, look.done, size)
+    taken = Taken.of_page(documents, messages, page.done, size)
     return taken._replace(ended=False) if moved else taken
 
 
@@ -207,26 +207,26 @@ def _free_slots(scan: Scan, limit: Limit, useful: Mapping[str, int]) -> Plan[dic
     )
 
 
-def _choose(look: _Look) -> Plan[bool]:
+def _choose(page: _Page) -> Plan[bool]:
     """Choose the messages to claim. Return whether some permits came too late to be used."""
-    scan, limit, page, permits = look.scan, look.limit, look.page, look.permits
+    scan, limit, ready, permits = page.scan, page.limit, page.messages, page.permits
     wanted = scan.wanted
-    useful = {key: min(number, wanted) for key, number in look.count(page).items()}
-    look.free = yield from expected_slots(scan, limit, useful)
+    useful = {key: min(number, wanted) for key, number in page.count(ready).items()}
+    page.free = yield from expected_slots(scan, limit, useful)
     # In ranges, a shuffle would put messages of later ranges before messages of earlier ranges.
     shuffled = scan.state.contested and not scan.line.in_ranges
-    order = random.sample(page, len(page)) if shuffled else page
-    look.chosen = yield from look.choose_permitted(look.free, wanted, order, scan.now)
-    found = len(look.chosen)
-    look.crowded = limit.per is not None and found < wanted and len(page) == look.size
+    order = random.sample(ready, len(ready)) if shuffled else ready
+    page.chosen = yield from page.choose_permitted(page.free, wanted, order, scan.now)
+    found = len(page.chosen)
+    page.crowded = limit.per is not None and found < wanted and len(ready) == page.size
     # If the permits are cut, the rest might start: it was not asked for.
-    look.too_few = found < min(wanted, len(page)) and not permits.cut
-    if look.crowded and not (yield from permits.spent()):
-        look.chosen += yield from _behind(look, wanted - found)
+    page.too_few = found < min(wanted, len(ready)) and not permits.cut
+    if page.crowded and not (yield from permits.spent()):
+        page.chosen += yield from _behind(page, wanted - found)
     if not (yield from permits.drop_late()):
         return False
-    look.keep_within(permits.held)
-    look.too_few = False  # permits that came too late do not mean that the rest has to wait
+    page.keep_within(permits.held)
+    page.too_few = False  # permits that came too late do not mean that the rest has to wait
     return True
 
 
@@ -273,16 +273,16 @@ def _claim(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Document] | None]:
     return None if taken is None else taken.documents
 
 
-def _behind(look: _Look, wanted: int) -> Plan[list[Chosen]]:
+def _behind(page: _Page, wanted: int) -> Plan[list[Chosen]]:
     """Return messages to claim from behind the page, with keys that are not on the page.
 
     For this, the server reads all messages of the keys on the page. So after a search that finds
     none, this process pauses for three times the search's duration, up to ``BEHIND_PAUSE``.
     """
-    scan, limit, followed = look.scan, look.limit, look.scan.state.limit
+    scan, limit, followed = page.scan, page.limit, page.scan.state.limit
     order, index = scan.ordering
     assert limit.per is not None
-    elsewhere = {**scan.match, limit.per: {"$nin": look.headers()}}
+    elsewhere = {**scan.match, limit.per: {"$nin": page.headers()}}
     now = yield from ServerTime()
     # A pause that is longer than the longest comes from a clock that was set back.
     if followed.behind_at is not None and now < followed.behind_at <= now + BEHIND_PAUSE:
@@ -293,54 +293,54 @@ def _behind(look: _Look, wanted: int) -> Plan[list[Chosen]]:
         after = yield from ServerTime()
         followed.behind_at = after + min(3 * (after - now), BEHIND_PAUSE)
         return []
-    free = yield from _free_slots(replace(scan, now=now), limit, look.count(behind))
-    return (yield from look.choose_permitted(free, wanted, behind, now))
+    free = yield from _free_slots(replace(scan, now=now), limit, page.count(behind))
+    return (yield from page.choose_permitted(free, wanted, behind, now))
 
 
-def _leave_rest(look: _Look, unused: Collection[str]) -> Plan[bool]:
+def _leave_rest(page: _Page, unused: Collection[str]) -> Plan[bool]:
     """Learn when the unclaimed messages may start.
 
     Args:
-        look: the page.
+        page: the page.
         unused: the keys of permits that the claim gave back.
 
     Returns:
         Whether messages behind the page may be ready now.
     """
-    state, followed = look.scan.state, look.scan.state.limit
-    if look.limit.per is None:
-        if look.too_few:
-            followed.blocked_until = look.free[WHOLE_QUEUE].until or look.scan.now
+    state, followed = page.scan.state, page.scan.state.limit
+    if page.limit.per is None:
+        if page.too_few:
+            followed.blocked_until = page.free[WHOLE_QUEUE].until or page.scan.now
         return False
-    state.groups.crowded = look.too_few and look.crowded
-    moved = yield from _defer_and_restore(look, unused)
-    if not look.chosen and not moved:
+    state.groups.crowded = page.too_few and page.crowded
+    moved = yield from _defer_and_restore(page, unused)
+    if not page.chosen and not moved:
         # Other processes have changed these messages. Without a known start, scan again at once.
-        start = None if look.permits.cut else followed.first_start(look.scan.now)
-        followed.blocked_until = start or look.scan.now
+        start = None if page.permits.cut else followed.first_start(page.scan.now)
+        followed.blocked_until = start or page.scan.now
     return moved
 
 
-def _defer_and_restore(look: _Look, unused: Collection[str]) -> Plan[bool]:
+def _defer_and_restore(page: _Page, unused: Collection[str]) -> Plan[bool]:
     """Defer messages in the way of other keys, and bring forward messages that may start now.
 
     Args:
-        look: the page.
+        page: the page.
         unused: the keys of permits that the claim gave back.
 
     Returns:
         Whether messages behind the page may be ready now.
     """
-    queue, followed = look.scan.terms.queue, look.scan.state.limit
+    queue, followed = page.scan.terms.queue, page.scan.state.limit
     # If a claimed message had been deferred, the next message of its key takes its place.
-    claimed = [each for each, _ in look.chosen if hashable_id(each["_id"]) in look.done]
+    claimed = [each for each, _ in page.chosen if hashable_id(each["_id"]) in page.done]
     keys = {each["limited"] for each in claimed if isinstance(each.get("limited"), str)}
     keys |= set(unused)
     deferred = 0
-    if look.too_few:
-        deferred, blocked = yield from _defer_left(look)
+    if page.too_few:
+        deferred, blocked = yield from _defer_left(page)
         keys |= blocked
-        if limit_waiting.defers(look.limit, instead=followed.limit):
+        if limit_waiting.defers(page.limit, instead=followed.limit):
             # Another thread has read a changed limit: no message must wait for the old one.
             yield from limit_waiting.lift(queue)
             return True
@@ -348,13 +348,13 @@ def _defer_and_restore(look: _Look, unused: Collection[str]) -> Plan[bool]:
     return bool(deferred or (restored and restored.ready))
 
 
-def _defer_left(look: _Look) -> Plan[tuple[int, Set[str]]]:
+def _defer_left(page: _Page) -> Plan[tuple[int, Set[str]]]:
     """Defer the ready messages left on the page. Return the number deferred, and all their keys."""
-    scan = look.scan
+    scan = page.scan
     waiting: dict[str, list[Document]] = {}
-    for each in look.still_ready():
-        waiting.setdefault(key_of(look.limit, each), []).append(each)
+    for each in page.still_ready():
+        waiting.setdefault(key_of(page.limit, each), []).append(each)
     deferred = yield from limit_waiting.defer(scan.terms.queue, scan.terms.kind, waiting, scan.now)
     if deferred == sum(map(len, waiting.values())):
-        look.mark_done(look.still_ready())
+        page.mark_done(page.still_ready())
     return deferred, waiting.keys()

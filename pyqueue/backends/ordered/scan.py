@@ -79,11 +79,11 @@ def _walk(queue: str, state: ScanState) -> Plan[list[Document]]:
 
 
 @dataclass(slots=True)
-class _Look:
+class _Page:
     """The page of one scan, and the scan's knowledge of its messages."""
 
     scan: Scan
-    page: list[Document]
+    messages: list[Document]
     #: The most messages that the page can have.
     size: int
     #: The limit on concurrency, or None.
@@ -104,7 +104,7 @@ class _Look:
     @property
     def is_left(self) -> bool:
         """Whether a message of the page is still ready."""
-        return any(hashable_id(each["_id"]) not in self.done for each in self.page)
+        return any(hashable_id(each["_id"]) not in self.done for each in self.messages)
 
     def heads(self) -> list[Document]:
         """Return the messages to claim, in page order.
@@ -113,7 +113,7 @@ class _Look:
         message: those without a group, and those whose lease has lapsed.
         """
         heads: dict[Hashable, Document] = {}
-        for place, each in enumerate(self.page):
+        for place, each in enumerate(self.messages):
             name = group_in(each)
             if name is None or "lock" in each:
                 heads[place, None] = each  # a key that no group has
@@ -126,7 +126,7 @@ class _Look:
     def waiting(self) -> dict[Hashable, list[Document]]:
         """Return the messages of the page that wait in blocked groups, in group order."""
         found: dict[Hashable, list[Document]] = {}
-        for each in sorted(self.page, key=rank):
+        for each in sorted(self.messages, key=rank):
             name = group_in(each)
             if (
                 name in self.blocked
@@ -148,70 +148,70 @@ def _take(scan: Scan) -> Plan[Taken | None]:
     scan = replace(scan)  # its instant advances
     taken: Taken | None = None
     for _ in range(ROUNDS):
-        look = yield from _look(scan, limit)
-        if not look.page:
+        page = yield from _read_page(scan, limit)
+        if not page.messages:
             state.contested = state.groups.crowded = False
             return Taken([], ended=True)
-        taken, again = yield from _claim_free_groups(look)
+        taken, again = yield from _claim_free_groups(page)
         if not again:
             break
         # Other processes have claimed the chosen messages.
     return taken
 
 
-def _look(scan: Scan, limit: Limit | None) -> Plan[_Look]:
+def _read_page(scan: Scan, limit: Limit | None) -> Plan[_Page]:
     """Read a page, and learn which of its groups are blocked."""
     state, (order, index) = scan.state, scan.ordering
     size = _page_size(scan)
     # The last round may have excluded messages that transactions hold.
     free_to_claim = state.transaction_locks.passing_over(scan.match)
-    page = yield from Find(free_to_claim, FIELDS, sort=order, limit=size, hint=index)
-    look = _Look(scan, page, size, limit)
-    if page and state.groups.meets_locks:  # otherwise no group is expected to be locked
-        look.blocked |= yield from groups.locks_of(scan.terms.queue, groups.groups_in(page))
-        state.groups.meets_locks = bool(look.blocked)
-    return look
+    messages = yield from Find(free_to_claim, FIELDS, sort=order, limit=size, hint=index)
+    page = _Page(scan, messages, size, limit)
+    if messages and state.groups.meets_locks:  # otherwise no group is expected to be locked
+        page.blocked |= yield from groups.locks_of(scan.terms.queue, groups.groups_in(messages))
+        state.groups.meets_locks = bool(page.blocked)
+    return page
 
 
-def _claim_free_groups(look: _Look) -> Plan[tuple[Taken | None, bool]]:
+def _claim_free_groups(page: _Page) -> Plan[tuple[Taken | None, bool]]:
     """Claim the first messages of the free groups of a page.
 
     Returns:
         The result, or None if the server is too slow; and whether to try again.
     """
-    scan, limit = look.scan, look.limit
-    locked_groups, chosen = list(look.blocked), look.heads()
+    scan, limit = page.scan, page.limit
+    locked_groups, chosen = list(page.blocked), page.heads()
     if limit is not None:
-        look.free = yield from limit_scan.expected_slots(scan, limit, {WHOLE_QUEUE: scan.wanted})
-    too_few = len(chosen) < look.may_start
-    scan.state.groups.crowded = too_few and len(look.page) == look.size
+        page.free = yield from limit_scan.expected_slots(scan, limit, {WHOLE_QUEUE: scan.wanted})
+    too_few = len(chosen) < page.may_start
+    scan.state.groups.crowded = too_few and len(page.messages) == page.size
     if scan.state.groups.crowded:
         chosen += yield from _walked(scan, chosen)
         scan.now = yield from ServerTime()
-    can_claim = bool(chosen) and look.may_start > 0
+    can_claim = bool(chosen) and page.may_start > 0
     documents: list[Document] | None = []
     if can_claim:
-        documents = yield from _claim_heads(look, chosen)
+        documents = yield from _claim_heads(page, chosen)
     if documents is None:
         return None, False
-    kept = yield from _keep_firsts(look, documents)
+    kept = yield from _keep_firsts(page, documents)
     deferred = False
     if too_few or len(kept) < len(documents):
-        deferred = yield from _defer(look, locked_groups)
+        deferred = yield from _defer(page, locked_groups)
     nothing = not kept and not deferred
-    return _taken(look, kept, nothing=nothing), can_claim and nothing and not scan.room.full
+    return _taken(page, kept, nothing=nothing), can_claim and nothing and not scan.room.full
 
 
-def _taken(look: _Look, kept: list[Document], *, nothing: bool) -> Taken:
+def _taken(page: _Page, kept: list[Document], *, nothing: bool) -> Taken:
     """Return the result of the scan, and learn until when the limit blocks further starts.
 
     ``nothing``: the scan neither claimed nor deferred a message.
     """
-    scan, followed = look.scan, look.scan.state.limit
-    if look.limit is not None and len(kept) == look.may_start < scan.wanted:
-        followed.blocked_until = look.free[WHOLE_QUEUE].until or scan.now
-    taken = Taken.of_page(kept, look.page, look.done, look.size)
-    if look.is_left and nothing and followed.blocked_until is None:
+    scan, followed = page.scan, page.scan.state.limit
+    if page.limit is not None and len(kept) == page.may_start < scan.wanted:
+        followed.blocked_until = page.free[WHOLE_QUEUE].until or scan.now
+    taken = Taken.of_page(kept, page.messages, page.done, page.size)
+    if page.is_left and nothing and followed.blocked_until is None:
         # Scanning again would find the same messages. The consumer waits, as in an empty queue.
         return taken._replace(ended=True)
     return taken
@@ -238,12 +238,12 @@ def _walked(scan: Scan, heads: Sequence[Document]) -> Plan[list[Document]]:
     ]
 
 
-def _claim_heads(look: _Look, heads: Sequence[Document]) -> Plan[list[Document] | None]:
+def _claim_heads(page: _Page, heads: Sequence[Document]) -> Plan[list[Document] | None]:
     """Claim the first of the chosen messages, or a random selection if other processes compete."""
-    scan, state = look.scan, look.scan.state
-    if look.limit is not None:
-        found = yield from limit_scan.claim_free(scan, look.limit, heads, look.free)
-        if found is not None and len(found) < min(look.may_start, len(heads)):
+    scan, state = page.scan, page.scan.state
+    if page.limit is not None:
+        found = yield from limit_scan.claim_free(scan, page.limit, heads, page.free)
+        if found is not None and len(found) < min(page.may_start, len(heads)):
             state.groups.meets_locks = True  # another message of a group may be held
         return found
     if state.contested and len(heads) > scan.wanted:
@@ -254,15 +254,15 @@ def _claim_heads(look: _Look, heads: Sequence[Document]) -> Plan[list[Document] 
     return None if taken is None else taken.documents
 
 
-def _keep_firsts(look: _Look, documents: Sequence[Document]) -> Plan[list[Document]]:
+def _keep_firsts(page: _Page, documents: Sequence[Document]) -> Plan[list[Document]]:
     """Give back messages that are not the first of their groups. Return the other messages.
 
     In the group of each kept message, the next message becomes eligible when the lease ends.
     """
-    queue, now = look.scan.terms.queue, look.scan.now
+    queue, now = page.scan.terms.queue, page.scan.now
     names = groups.groups_in(documents)
     if not names:
-        look.done |= {hashable_id(each["_id"]) for each in documents}
+        page.done |= {hashable_id(each["_id"]) for each in documents}
         return list(documents)
     waiting = yield from FirstOfEach(queue, GROUPED, names)
     firsts = {group_in(each): each for each in waiting}
@@ -273,15 +273,15 @@ def _keep_firsts(look: _Look, documents: Sequence[Document]) -> Plan[list[Docume
         first = firsts.get(name)
         if name is None or groups.is_first(each, first):
             kept.append(each)
-            look.done.add(hashable_id(each["_id"]))
+            page.done.add(hashable_id(each["_id"]))
             if name is not None:
-                look.blocked[name] = each["when"]
+                page.blocked[name] = each["when"]
         else:
             not_first.append(each)
             assert first is not None
-            look.blocked[name] = due_of(first)
+            page.blocked[name] = due_of(first)
     if not_first:
-        yield from _release(look.scan, not_first)
+        yield from _release(page.scan, not_first)
         yield from groups.restore(queue, groups.groups_in(not_first))
     held = {group_in(each): each["when"] for each in kept}  # until when, by group
     heirs = [each for each in waiting if group_in(each) in held]
@@ -304,18 +304,18 @@ def _release(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
     yield from free(terms.queue, [each.get("slot") for each in documents])
 
 
-def _defer(look: _Look, locked_groups: Sequence[Any]) -> Plan[bool]:
+def _defer(page: _Page, locked_groups: Sequence[Any]) -> Plan[bool]:
     """Defer the messages of the page that wait in blocked groups. Return whether any was deferred.
 
     Another process may free a locked group and bring its first message forward just before this
     defers that message. So the deferrals in groups that were locked are corrected afterwards.
     """
-    queue, now = look.scan.terms.queue, look.scan.now
-    groups_waiting = look.waiting()
+    queue, now = page.scan.terms.queue, page.scan.now
+    groups_waiting = page.waiting()
     yield from write_due(queue, [each for some in groups_waiting.values() for each in some])
     later: dict[datetime, list[Document]] = {}
     for name, (first, *rest) in groups_waiting.items():
-        until = max(look.blocked[name], now + LEAST_DEFERRAL)
+        until = max(page.blocked[name], now + LEAST_DEFERRAL)
         later.setdefault(until, []).append(first)
         if rest:
             later.setdefault(now + DEFERRED_FOR, []).extend(rest)
@@ -326,7 +326,7 @@ def _defer(look: _Look, locked_groups: Sequence[Any]) -> Plan[bool]:
         done = yield from write_when(queue, GROUPED, ids, match, until)
         deferred += done
         if done == len(ids):
-            look.done |= set(map(hashable_id, ids))
+            page.done |= set(map(hashable_id, ids))
     if deferred and locked_groups:
         yield from groups.restore(queue, locked_groups)
     return bool(deferred)
