@@ -35,6 +35,8 @@ class Turn(NamedTuple):
 class _Waiting:
     rank: Rank
     due: float
+    #: When it was stored.
+    at: float
 
 
 @dataclass(slots=True)
@@ -47,16 +49,16 @@ class _Group:
     #: Since when nothing was claimed and no claim ended.
     since: float = 0.0
 
-    def first(self) -> str:
-        """Return the message that is first among those that wait."""
-        return min(self.waiting, key=lambda id: self.waiting[id].rank)
+    def first(self, ids: Iterable[str]) -> str:
+        """Return the one of these waiting messages that is first."""
+        return min(ids, key=lambda id: self.waiting[id].rank)
 
     def turn(self, at: float) -> Turn | None:
         """Return for which message the group has waited until this time, and since when."""
         if self.held:
             id, (message, _, due) = next(iter(self.held.items()))
         elif self.waiting:
-            id = self.first()
+            id = self.first(self.waiting)
             message = self.waiting[id]
             due = message.due
         else:
@@ -97,7 +99,7 @@ class Groups:
             self._group_of[id] = group
             if not group.waiting and not group.held:
                 group.since = at
-            group.waiting[id] = _Waiting((place[1], id), when)
+            group.waiting[id] = _Waiting((place[1], id), when, at)
             return True
         if id not in self._group_of:
             return False
@@ -133,11 +135,14 @@ class Groups:
             self.together.append(
                 f"{id}: held by {token}, while {other} of its group is held by {holder}"
             )
-        if group.waiting and group.waiting[first := group.first()].rank < message.rank:
+        # The server reserves the places of a push in its log before it writes the messages, and
+        # until then it serves claims that come later in the log.
+        stored = [each for each, known in group.waiting.items() if known.at <= at]
+        if stored and group.waiting[first := group.first(stored)].rank < message.rank:
             self.early[id, token] = first
         if group.queue == SHIFTS:
             shift, number = shift_of(id)
-            before = [each for each in group.waiting if shift_of(each) < (shift, number)]
+            before = [each for each in stored if shift_of(each) < (shift, number)]
             passed = [each for each in before if shift_of(each)[0] == shift]
             if passed:
                 self.overtaking[id, token] = passed

@@ -77,10 +77,16 @@ def test_checker_early_claim_that_no_caller_got_is_accepted(scenario: Scenario, 
     expect_only(scenario.check(*"abc"), *(["out_of_order"] if seen else []))
 
 
-def test_checker_accepts_producers_that_race(scenario: Scenario) -> None:
-    """The earlier message is stored when the later one is held."""
-    scenario.stored("b", TURNS, place=["g", [2, 0]]).held("b", "1", TURNS)
-    scenario.stored("a", TURNS, place=["g", [1, 0]]).settled("commit", "b", "1", TURNS).deleted("b")
+@pytest.mark.parametrize("first", ["claim", "insert"])
+def test_checker_accepts_producers_that_race(scenario: Scenario, first: str) -> None:
+    """The earlier message is stored when the later one is held, whatever the order of the log."""
+    scenario.stored("b", TURNS, place=["g", [2, 0]]).received("b", "1", TURNS)
+    if first == "claim":
+        scenario.claimed("b", "1", at=1.0)
+    scenario.pushed("a", TURNS).inserted("a", TURNS, at=1.1, place=["g", [1, 0]])
+    if first == "insert":
+        scenario.claimed("b", "1", at=1.0)
+    scenario.settled("commit", "b", "1", TURNS).deleted("b")
     scenario.committed("a", "2", TURNS)
     expect_only(scenario.check())
 
