@@ -112,9 +112,10 @@ def test_takeover_gives_up_if_it_always_loses() -> None:
 def test_concurrent_first_adoption_takes_over() -> None:
     exists = WriteFailure(0, "_id", DuplicateKey("taken"))
     state = {"_id": "~claim:a~g", "token": "other", "former": ["older"]}
-    runner = Runner([], [exists], [state], Change(1, None), Change(3, None), Change(1, None))
+    changes = (Change(1, None), Change(3, None), Change(1, None))
+    runner = Runner([], [exists], [state], *changes, [])  # at last, no document is invalid
     token = runner.run(NamedClaims(standard(), "g").adopt(LEASE))
-    take, command_timeout, end = runner.commands[3:]
+    take, command_timeout, end, _ = runner.commands[3:]
     assert (take.filter["token"], take.update["$set"]["token"]) == ("other", token)
     assert take.update["$set"]["former"] == ["older", "other"]
     assert command_timeout.filter["token"] == {"$in": ["older", "other"]}

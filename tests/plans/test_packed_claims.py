@@ -171,6 +171,23 @@ def test_claim_prepares_packs_of_former_holders() -> None:
     assert first["_id"] not in {each["_id"] for each in steps.all()}
 
 
+def test_takeover_buries_what_only_resembles_a_pack() -> None:
+    """The last runner died within its claim, perhaps before it had buried the document."""
+    for at in range(MOST_COMMANDS):
+        steps = Steps(stored())
+        malformed = documents(steps, "a")[1]["_id"]
+        steps.collection.update_one({"_id": malformed}, {"$unset": {"done": 1}})
+        claims = NamedClaims(plans("a"), "g")
+        token = steps.run(claims.adopt(LEASE))
+        running = steps.stalled(claims.claim(token, 100, LEASE), at)
+        _, _, found = steps.run(claims.begin(100, LEASE))
+        assert {*found} == {*of_numbers(*range(5), *range(10, 20))}
+        assert {each["_id"] for each in documents(steps, "dead")} == {malformed}
+        if running is None:
+            return
+    pytest.fail("the claim does not end")
+
+
 @pytest.mark.parametrize("limit", [1, 2])
 def test_claim_passes_packs_that_are_empty(limit: int) -> None:
     """The next claim deletes a pack whose last message was removed."""

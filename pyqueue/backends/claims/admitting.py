@@ -89,23 +89,26 @@ def bury_unclaimable(
     yield from invalid.bury_unclaimable(graveyard, match, fault, now)
 
 
-def admit(backend: QueuePlans, claimed: Filter, lease_s: float) -> Plan[None]:
+def admit(
+    backend: QueuePlans, claimed: Filter, lease_s: float, max_tries: int | None = None
+) -> Plan[None]:
     """Bury messages that are invalid or were claimed too often, as every claim does.
 
     Args:
         backend: the plans of the queue.
-        claimed: matches the documents that were just claimed.
+        claimed: matches the claimed documents.
         lease_s: the length of the lease, in seconds.
+        max_tries: bury messages that were claimed more often. None: no limit.
     """
     options, contents = backend.options, contents_of(backend.kind)
     filters = list(_INVALID)
-    if options.max_tries is not None:
+    if max_tries is not None:
         # A message that was buried before is delivered in any case.
-        filters.append({"tries": {"$gt": options.max_tries}, "dead": {"$exists": False}})
+        filters.append({"tries": {"$gt": max_tries}, "dead": {"$exists": False}})
     how = receiving.Reception(
         ClaimTerms.of(backend.terms, lease_s),
         backend.codec,
-        options.max_tries,
+        max_tries,
         options.history,
         pop=False,
         misfits=invalid.Misfits(),

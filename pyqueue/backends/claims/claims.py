@@ -30,7 +30,7 @@ from pyqueue.backends.claims.admitting import (
     first_ready,
     valid_ids,
 )
-from pyqueue.backends.claims.groups import ClaimGroup, holding
+from pyqueue.backends.claims.groups import Candidate, ClaimGroup, holding
 from pyqueue.backends.contents import NOTE, TRIED
 from pyqueue.backends.limits.permits import Permits
 from pyqueue.backends.namespace import CLAIMS
@@ -87,6 +87,17 @@ class NamedClaims(ClaimGroup):
     __slots__ = ()
 
     # ---- claiming
+
+    def adopt(
+        self, lease_s: float, candidate: Candidate | None = None, *, count: bool = True
+    ) -> Plan[str]:
+        """Take over the group and its outstanding messages; see ``ClaimGroup.adopt``.
+
+        The last runner may have died before it had buried invalid documents of its last claim.
+        """
+        token = yield from super().adopt(lease_s, candidate, count=count)
+        yield from admit(self.backend, {"claim.g": self.tag, "token": token}, lease_s)
+        return token
 
     def has_work(self) -> Plan[bool]:
         """Return whether messages are outstanding or ready. This writes nothing."""
@@ -150,7 +161,7 @@ class NamedClaims(ClaimGroup):
             stamped = yield from self._stamp(ids, n, token, lease_s, permits.until)
             yield from permits.give_back_unused({WHOLE_QUEUE: stamped})
             mine = self._mine(token, n - 1, n)
-            yield from admit(backend, mine, lease_s)
+            yield from admit(backend, mine, lease_s, backend.options.max_tries)
             if (yield from Find(mine, {"_id": 1}, limit=1, hint=CLAIMS)):
                 return n
             # Other processes claimed all of them, all were buried, or the permits were too old.
