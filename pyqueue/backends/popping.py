@@ -52,7 +52,7 @@ def _pop_for_callers(
     shares: list[list[Claimed]] = [[]]
     if how.bare and wanted_by(limits) == 1 and not is_stopped(how, ()):
         now = yield from ServerTime()
-        if state.limit.limit is None and not state.transaction_locks.pops_claim(now):
+        if state.limit.limit is None and not state.transaction_locks.expected(now):
             room = ByteLimit(state, limits)
             scan = Scan(how.terms, state, ByAge(state), room, now, wanted=1, deletes=True)
             documents, ended = yield from how.terms.kind.claim(scan)

@@ -49,8 +49,8 @@ RELEASE_INTERVAL: Final = 4 * RETRY_INTERVAL
 #: The longer limits for claims on a slow server, in seconds, and how long they apply.
 SLOW_SERVER_LIMITS_S: Final = (4 * CLAIM_LIMIT_S, 16 * CLAIM_LIMIT_S, None)
 SLOW_SERVER_INTERVAL: Final = timedelta(seconds=10)
-#: How long pops claim a message before they delete it, after a claim timed out.
-POPS_CLAIM_INTERVAL: Final = timedelta(seconds=60)
+#: How long a process expects locked messages after a claim timed out.
+EXPECTED_FOR: Final = timedelta(seconds=60)
 #: The fields that are read of each message.
 PLACE: Final = {"_id": 1, "when": 1}
 #: How far ahead of now the record of a queue is put. See ``scan.Sentinel``.
@@ -81,7 +81,7 @@ class LockedMessages:
     #: How many longer limits were too short, and until when this counts.
     _too_short: int = 0
     _slow_until: datetime | None = None
-    _pops_claim_until: datetime | None = None
+    _expected_until: datetime | None = None
 
     def limit_s(self, now: datetime) -> float | None:
         """Return the server's time limit for a claim, in seconds; None: the server is very slow."""
@@ -89,13 +89,13 @@ class LockedMessages:
             return CLAIM_LIMIT_S
         return SLOW_SERVER_LIMITS_S[self._too_short]
 
-    def pops_claim(self, now: datetime) -> bool:
-        """Return whether a pop has to claim a message before it deletes it."""
-        return bool(self.excluded) or _before(now, self._pops_claim_until)
+    def expected(self, now: datetime) -> bool:
+        """Return whether claims may meet locked messages."""
+        return bool(self.excluded) or _before(now, self._expected_until)
 
     def on_time_limit(self, now: datetime) -> None:
         """Learn that a claim timed out."""
-        self._pops_claim_until = now + POPS_CLAIM_INTERVAL
+        self._expected_until = now + EXPECTED_FOR
 
     def on_slow_server(self, now: datetime) -> None:
         """Learn that every write timed out."""

@@ -198,7 +198,7 @@ def test_slow_server_marks_nothing_locked(how: str, slow: float) -> None:
     assert bench.state.excluded == {}
     seen = len(bench.process.timeouts)
     assert slow > SLOW or seen <= 6
-    assert bench.state.pops_claim(bench.process.now())  # for a minute, whatever the cause was
+    assert bench.state.expected(bench.process.now())  # for a minute, whatever the cause was
     assert len(receiving(bench, how)) == len(received)
     assert len(bench.process.timeouts) == seen  # claims have a longer limit for a while, or none
 
@@ -242,13 +242,13 @@ def test_long_row_of_locked_messages_skips_the_page() -> None:
 
 
 #: Queues whose claims choose messages from a page: their options, and how long a message may wait,
-#: in seconds. A claim of several messages with slots times out after 2 s.
+#: in seconds. The first claim of several messages with slots times out after 2 s.
 CHOOSING: dict[str, tuple[dict[str, Any], float]] = {
     "ordered": ({}, 3),
-    "ordered, limited": ({"limit": {"concurrency": 50}}, 20),
-    "limited": ({"limit": {"concurrency": 50}}, 6),
+    "ordered, limited": ({"limit": {"concurrency": 50}}, 5),
+    "limited": ({"limit": {"concurrency": 50}}, 4),
     "with a rate": ({"limit": {"rate": 50, "burst": 50}}, 3),
-    "limited per key": ({"limit": {"concurrency": 50, "per": "headers.t"}}, 6),
+    "limited per key": ({"limit": {"concurrency": 50, "per": "headers.t"}}, 4),
 }
 
 
@@ -420,7 +420,7 @@ def test_clock_that_is_set_back_ends_each_pause() -> None:
     assert scan.transaction_locks.to_retry(after(0)) is not None
     assert scan.transaction_locks.limit_s(after(0)) == 0.15
     scan.transaction_locks.forget("m")
-    assert not scan.transaction_locks.pops_claim(after(0))
+    assert not scan.transaction_locks.expected(after(0))
 
 
 def test_claim_is_repeated_after_a_network_error() -> None:

@@ -261,8 +261,9 @@ def _claim_and_learn(
 
 def _claim(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Document] | None]:
     """Claim messages, each with a slot. Return None if the server is too slow."""
-    if len(chosen) > 1:
-        # A transaction, for example, may block a claim of several messages, but not of one.
+    if len(chosen) > 1 and not scan.state.transaction_locks.expected(scan.now):
+        # A transaction, for example, may block a claim of several messages, but not of one. It
+        # would cost each of the next claims as long, so these begin with one.
         with suppress(Unavailable):
             taken = yield from take_first(scan.choose(with_slots(chosen)))
             if taken is not None and (taken.documents or scan.room.full):
