@@ -18,7 +18,7 @@ import pytest
 import typer.main
 
 import pyqueue
-from pyqueue import Consumer, Limit, Stream
+from pyqueue import Backoff, Client, Consumer, Limit, Stream
 from pyqueue.backends.kind import Kind, known
 from pyqueue.cli import app
 from pyqueue.cli.doctor import OLDEST_VERSION
@@ -162,6 +162,14 @@ def test_stream_lacks_the_arguments_that_its_page_denies() -> None:
     assert "key, id, delay, priority, group and session of a message; `pop`, `move`, history" in row
     for cls in (Stream, Consumer):
         assert [name for name in ("pop", "move", "history") if hasattr(cls, name)] == []
+
+
+def test_last_try_comes_when_the_checklist_says() -> None:
+    assert "the last try comes about eight hours after the first" in joined(
+        "docs/how-to/production.md"
+    )
+    assert inspect.signature(Client.queue).parameters["max_tries"].default == 20
+    assert round(sum(Backoff(jitter=0).delay(n) for n in range(1, 20)) / 3600) == 8
 
 
 # ---- requirements

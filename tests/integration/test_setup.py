@@ -13,7 +13,7 @@ from typing import Any
 import pymongo
 import pytest
 
-from pyqueue import AsyncClient, Client, ConfigurationError, QueueError
+from pyqueue import AsyncClient, Client, ConfigurationError, DuplicateKey, QueueError
 from pyqueue.backends import indexes
 from pyqueue.requests import Plan, ServerTime
 from signals import AsyncMemoryBus
@@ -32,6 +32,16 @@ __all__ = ["guarded"]  # a fixture
 
 
 # ---- opening
+
+
+def test_options_of_the_url_do_not_apply_to_queues(url: str) -> None:
+    """No secondary would answer the reads, and ``w=0`` would hide a failed write."""
+    with Client(f"{url}&readPreference=secondary&w=0&serverSelectionTimeoutMS=2000") as client:
+        queue = client.queue("jobs")
+        queue.push(1, key="a")
+        with pytest.raises(DuplicateKey):
+            queue.push(2, key="a", on_duplicate="error")
+        assert queue.counts().ready == 1
 
 
 def test_concurrent_first_openings_by_processes(
