@@ -29,8 +29,9 @@ from tests.docs.pages import ROOT, commands, links, pages, prose
 
 KINDS = "docs/topics/which-kind.md"
 MIGRATE = "docs/how-to/migrate.md"
+RECIPES = "docs/how-to/recipes.md"
 #: The pages that say what pyqueue has.
-SHOP_WINDOW = ("README.md", "docs/index.md", "docs/quickstart.md", MIGRATE)
+SHOP_WINDOW = ("README.md", "docs/index.md", "docs/quickstart.md", MIGRATE, RECIPES)
 LIMIT_ARGUMENTS = {each.name for each in fields(Limit)}
 
 
@@ -122,7 +123,7 @@ def public_names() -> frozenset[str]:
 def inline_code(page: str) -> list[str]:
     """Return the inline code of a page that is about pyqueue, without its commands."""
     lines = prose(page).splitlines()
-    if page == MIGRATE:  # the first cell of a row is the other product's
+    if page in (MIGRATE, RECIPES):  # the first cell of a row is the other product's
         lines = [line.partition(" | ")[2] if line.startswith("| ") else line for line in lines]
     code = re.findall(r"`([^`\n]+)`", "\n".join(lines))
     return [each for each in code if not re.match(r"(make|pyqueue|celery) ", each)]
@@ -143,6 +144,16 @@ DENIED = [
     (MIGRATE, "| `group`, `chord` | `Many` fans out; there is no join |", {"chord", "join"}),
     (MIGRATE, "| result backend | none", {"result", "get_result", "result_backend"}),
     (MIGRATE, "| beat | none", {"beat", "cron", "schedule", "every"}),
+    (RECIPES, "| Schedules: Celery beat", {"beat", "cron", "schedule", "every"}),
+    (RECIPES, "| Waiting for the result of a job |", {"result", "wait", "request"}),
+    (RECIPES, "| Cancelling a job that runs |", {"cancel", "cancelled"}),
+    (RECIPES, "| A retry that does not count as a try |", {"counted"}),
+    (RECIPES, "| A job that expires: Celery `expires` |", {"expires", "best_before"}),
+    (RECIPES, "| Middleware, hooks and tracing |", {"use", "hooks", "middleware"}),
+    (RECIPES, "| Searching messages by their content |", {"browse", "find", "select", "where"}),
+    (RECIPES, "parent of a BullMQ flow, batches of Oban Pro | none yet;", {"gather", "then"}),
+    (RECIPES, "the id is taken until the history ends |", {"unique_for"}),
+    (RECIPES, "`client.queues()` and `queue.get(id)`; no web page |", {"dashboard"}),
 ]
 
 
@@ -206,7 +217,7 @@ PRODUCTS = re.compile(
     re.IGNORECASE,
 )
 COMPARISON = "docs/topics/comparison.md"
-DATED = {COMPARISON, MIGRATE}
+DATED = {COMPARISON, MIGRATE, RECIPES}
 #: The changelog names the products that a release was compared with.
 HISTORY = {"docs/changelog.md"}
 MAX_AGE_DAYS = 366
