@@ -37,7 +37,8 @@ ROOT = Path(__file__).parents[1]
 LAYERS: dict[str, set[str]] = {
     "values": {
         *("_watchdog", "arguments", "clock", "concurrently", "delivery", "documents", "embedded"),
-        *("errors", "lazy", "limits", "memory", "messages", "payloads", "requests", "targets"),
+        *("error_records", "errors", "lazy", "limits", "memory", "messages", "payloads"),
+        *("requests", "targets"),
     },
     "runtime": {"transactions"},
     "queues": {
@@ -105,7 +106,8 @@ THIRD_PARTY: dict[str, set[str]] = {
 #: The modules that hold plans and their building blocks: no I/O, no waiting, no clock of their
 #: own.
 PURE = (
-    *("errors", "messages", "documents", "requests", "concurrently", "payloads", "arguments"),
+    *("error_records", "errors", "messages", "documents", "requests", "concurrently"),
+    *("payloads", "arguments"),
     "limits",
     "backends",
 )

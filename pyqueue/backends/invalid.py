@@ -20,7 +20,8 @@ from bson.errors import BSONError
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.kind import Kind
 from pyqueue.documents import group_of, invalid_fields, message_of, priority_of, without_fields
-from pyqueue.errors import ConfigurationError, InvalidMessage
+from pyqueue.error_records import error_record
+from pyqueue.errors import InvalidMessage
 from pyqueue.messages import Message
 from pyqueue.payloads import Codec, encode, error_text
 from pyqueue.requests import Document, Filter, Find, Plan, Signal, Update
@@ -29,8 +30,6 @@ log = logging.getLogger("pyqueue")
 
 #: The fields that describe a message and are optional.
 LABEL_FIELDS: Final = ("headers", "key", "last_key", "pushed", "trail", "type")
-#: The longest error text that a message keeps, in bytes.
-MAX_ERROR_BYTES: Final = 2048
 #: A consumer that may stop does so when at least MIN_MISFITS, and more than half, of its first
 #: messages are wrong. After CHECKED_FIRST messages it no longer stops.
 MIN_MISFITS: Final = 10
@@ -103,20 +102,6 @@ class Misfits:
                 f'"pyqueue redrive {dead_letter}"; or give the stage on_invalid="bury", so that it '
                 "buries such messages and continues"
             )
-
-
-def error_record(error: BaseException | str, now: datetime) -> dict[str, object]:
-    """Return how a message stores an error: its type, its text and the instant.
-
-    Raises:
-        ConfigurationError: the error is neither an exception nor a str.
-    """
-    if not isinstance(error, (BaseException, str)):
-        raise ConfigurationError(f"error: give an exception or a str, not {type(error).__name__}")
-    name = type(error).__name__ if isinstance(error, BaseException) else "error"
-    text = error_text(error) if isinstance(error, BaseException) else error
-    text = text.encode("utf-8", "replace")[:MAX_ERROR_BYTES].decode("utf-8", "ignore")
-    return {"type": name, "message": text, "at": now}
 
 
 def invalid_claimed_fields(document: Document) -> list[str] | None:

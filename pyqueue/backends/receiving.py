@@ -23,6 +23,7 @@ from pyqueue.backends.giving_back import give_back
 from pyqueue.backends.options import Options, QueueTerms
 from pyqueue.backends.scan import ByAge, ScanState
 from pyqueue.documents import message_of
+from pyqueue.error_records import error_record
 from pyqueue.errors import ConfigurationError, InvalidMessage, Unavailable
 from pyqueue.limits import check_call
 from pyqueue.messages import MAX_RECEIVED_BYTES, Duration, Message
@@ -400,7 +401,7 @@ def _message_or_refusal(
         how.misfits.count_valid()
         return message
     except Exception as misfit:  # the validators of a model are user code
-        return invalid.Refusal("invalid", tries, invalid.error_record(misfit, now), fields)
+        return invalid.Refusal("invalid", tries, error_record(misfit, now), fields)
 
 
 def _bury(

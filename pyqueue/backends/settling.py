@@ -23,11 +23,11 @@ from pyqueue.backends.applying import (
 from pyqueue.backends.extending import extend_documents
 from pyqueue.backends.forms import Extension, Failure, Failures, Form, Held, Move, Outcomes
 from pyqueue.backends.handover import Handover, Result, discard, hand_over_whole
-from pyqueue.backends.invalid import error_record
 from pyqueue.backends.kind import Kind, UpdateFields, require_target
 from pyqueue.backends.moving import dump, move_documents, move_each
 from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.backends.pushing import Content, new_document
+from pyqueue.error_records import error_record
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.limits import shown
 from pyqueue.messages import UNCHANGED, Id, Reservation

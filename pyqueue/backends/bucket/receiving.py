@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import bson
 
-from pyqueue.backends import invalid, namespace
+from pyqueue.backends import namespace
 from pyqueue.backends.bucket import packs
 from pyqueue.backends.bucket.leaving import Leaver, burial, leave
 from pyqueue.backends.bucket.settling import Group, emptied, end_claim, give_back
@@ -41,6 +41,7 @@ from pyqueue.backends.receiving import (
 )
 from pyqueue.backends.scan import ByAge, ScanState
 from pyqueue.documents import hashable_id, invalid_fields
+from pyqueue.error_records import error_record
 from pyqueue.errors import Unavailable
 from pyqueue.limits import WHOLE_QUEUE
 from pyqueue.messages import MAX_RECEIVED_BYTES
@@ -267,7 +268,7 @@ def _bury_misfits(
     )
     leavers: list[Leaver] = []
     for place, misfit in misfits:
-        error = invalid.error_record(misfit, now)
+        error = error_record(misfit, now)
         leavers.append((place, burial(terms.queue, target, "invalid", tries, error)))
         id, text = hold.message_id(place), str(error["message"])
         how.misfits.add(terms.queue, how.codec.name, terms.dead_letter, id, text, now=now)

@@ -16,10 +16,11 @@ from typing import Any
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import MAX_BATCH
 from pyqueue.backends.contents import NOTE, Contents, contents_of
-from pyqueue.backends.invalid import Graveyard, bury_unclaimable, error_record
+from pyqueue.backends.invalid import Graveyard, bury_unclaimable
 from pyqueue.backends.kind import UpdateFields
 from pyqueue.backends.options import QueueTerms
 from pyqueue.documents import priority_of
+from pyqueue.error_records import error_record
 from pyqueue.errors import InvalidMessage, Unavailable
 from pyqueue.messages import Id
 from pyqueue.requests import (

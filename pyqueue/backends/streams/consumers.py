@@ -8,13 +8,14 @@ from typing import Any, Final, NoReturn
 
 from pyqueue import arguments
 from pyqueue.backends.forms import each_part
-from pyqueue.backends.invalid import Misfits, error_record
+from pyqueue.backends.invalid import Misfits
 from pyqueue.backends.options import Options
 from pyqueue.backends.streams import log, settling
 from pyqueue.backends.streams.delivering import Terms
 from pyqueue.backends.streams.ranges import Group, Step, group_id
 from pyqueue.backends.streams.receiving import create, receive
 from pyqueue.backends.streams.settling import GroupState, change, publish_left, reload
+from pyqueue.error_records import error_record
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import (
     MAX_RECEIVED_BYTES,

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import bson
 
-from pyqueue.backends.invalid import Misfits, error_record
+from pyqueue.backends.invalid import Misfits
 from pyqueue.backends.streams import log as stream_log
 from pyqueue.backends.streams.entries import Range
 from pyqueue.backends.streams.log import Pack
@@ -29,6 +29,7 @@ from pyqueue.backends.streams.settling import (
     reload,
     settle,
 )
+from pyqueue.error_records import error_record
 from pyqueue.errors import LeaseLost, Unavailable
 from pyqueue.limits import FollowedLimit
 from pyqueue.messages import StreamReservation

@@ -23,9 +23,9 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from pyqueue import arguments
-from pyqueue.backends.invalid import error_record
 from pyqueue.backends.namespace import STREAM, kind_of
 from pyqueue.backends.transitions import record_id
+from pyqueue.error_records import error_record
 from pyqueue.errors import ConfigurationError
 from pyqueue.limits import Limit, shown
 from pyqueue.messages import MAX_RECEIVED_BYTES, StreamMessage

@@ -19,7 +19,6 @@ from bson import ObjectId
 
 from pyqueue import arguments
 from pyqueue.backends import namespace, transitions
-from pyqueue.backends.invalid import error_record
 from pyqueue.backends.streams.entries import Range
 from pyqueue.backends.streams.log import Pack
 from pyqueue.backends.streams.ranges import (
@@ -31,6 +30,7 @@ from pyqueue.backends.streams.ranges import (
     group_id,
     settle_step,
 )
+from pyqueue.error_records import error_record
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError, Unavailable
 from pyqueue.messages import Backoff, StreamReservation
 from pyqueue.payloads import Codec, encode
