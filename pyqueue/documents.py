@@ -34,6 +34,7 @@ _FIELD_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "due": datetime,
     "pushed": datetime,
     "tries": (int, float),
+    "deliveries": (int, float),
     "headers": dict,
     "key": str,
     "last_key": str,
@@ -54,15 +55,14 @@ def invalid_fields(document: Mapping[str, Any]) -> list[str]:
     invalid = [
         name for name, value in document.items() if not isinstance(value, type_of(name, object))
     ]
-    tries = document.get("tries", 0)
-    if "tries" not in invalid:
-        countable = not isinstance(tries, bool) and -_MAX_EXACT < tries < _MAX_EXACT  # not NaN
-        if not countable:
-            invalid.append("tries")
     for name, is_valid in _VALUE_CHECKS:
         if name in document and name not in invalid and not is_valid(document[name]):
             invalid.append(name)
     return invalid
+
+
+def _is_count(value: float) -> bool:
+    return not isinstance(value, bool) and -_MAX_EXACT < value < _MAX_EXACT  # not NaN
 
 
 def _is_due(value: datetime) -> bool:
@@ -87,6 +87,8 @@ def _is_death(value: Mapping[str, object]) -> bool:
 
 
 _VALUE_CHECKS: Final = (
+    ("tries", _is_count),
+    ("deliveries", _is_count),
     ("due", _is_due),
     ("headers", _are_headers),
     ("trail", _is_trail),
@@ -166,6 +168,7 @@ def message_of(
     get = document.get
     when = get("when", NEVER)
     key = get("key")
+    tries = int(get("tries", 0))
     if not key and ("processed" in document or "dead" in document):
         key = get("last_key")
     common = (
@@ -176,7 +179,7 @@ def message_of(
         key,
         eligible_since(document) or when,
         get("pushed", when),
-        int(get("tries", 0)),
+        tries,
         get("error"),
         get("progress"),
         get("checkpoint"),
@@ -184,7 +187,8 @@ def message_of(
         state_of(document, now),
         get("dead"),
     )
-    more: dict[str, Any] = {}
+    # An older release counted no deliveries.
+    more: dict[str, Any] = {"deliveries": max(tries, int(get("deliveries", 0)))}
     if "lock" in document or "group" in document or "last_group" in document:
         more["group"] = group_of(document)
     if "priority" in document:
@@ -192,6 +196,7 @@ def message_of(
     if lease is not None:
         if type(slot := document.get("slot")) is str:
             more["slot"] = slot
+        more["reserved"] = get("reserved", now)
         return Reservation(*common, document["token"], when, get("owner", ""), lease, **more)
     if "processed" in document:
         return Finished(*common, get("outcome", ""), document["processed"], **more)

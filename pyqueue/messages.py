@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 
@@ -101,6 +101,15 @@ class Message(Generic[T]):
     priority: int | None = field(default=None, kw_only=True)
     #: The group in which it is ordered, or None. A finished or dead message shows its former group.
     group: str | None = field(default=None, kw_only=True)
+    #: How many times it was handed out in this queue. A release lowers ``tries``, but not this. All
+    #: messages of a pack have the number of the pack. In a stream it equals ``tries``.
+    deliveries: int = field(default=0, kw_only=True)
+
+    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
+        """Restore a pickled message. A field that an older release lacks gets its default."""
+        for each in fields(self):
+            if each.name in state[1] or each.default is not MISSING:
+                setattr(self, each.name, state[1].get(each.name, each.default))
 
 
 @dataclass(slots=True, eq=False)
@@ -115,8 +124,16 @@ class Reservation(Message[T]):
     owner: str
     #: The length of the lease, in seconds.
     lease: float
+    #: When it was claimed, by the clock of the primary.
+    reserved: datetime = field(kw_only=True)
     #: Its slot under the limit of its queue; None: there is no limit on concurrency.
     slot: str | None = field(default=None, kw_only=True, repr=False)
+
+    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
+        """Restore a pickled reservation."""
+        Message.__setstate__(self, state)  # a class with slots is made twice: super() fails
+        if "reserved" not in state[1]:  # pickled by release 0.1
+            self.reserved = self.until - timedelta(seconds=self.lease)
 
 
 @dataclass(slots=True, eq=False)

@@ -492,7 +492,9 @@ def test_the_fields_of_what_users_hold() -> None:
         "state",
         "dead",
     ]
-    assert list(inspect.signature(pyqueue.Message).parameters) == [*message, "priority", "group"]
+    assert list(inspect.signature(pyqueue.Message).parameters) == [
+        *(*message, "priority", "group", "deliveries")
+    ]
     assert list(inspect.signature(pyqueue.Reservation).parameters)[:17] == [
         *message,
         "token",
@@ -505,6 +507,7 @@ def test_the_fields_of_what_users_hold() -> None:
         "processed",
         "priority",
         "group",
+        "deliveries",
     ]
     assert set(pyqueue.Counts.__dataclass_fields__) == {
         "ready",

@@ -254,11 +254,10 @@ def _release_waiting(
 def stored_claim(held: Reservation[Any]) -> Document:
     """Return the stored fields by which other messages wait for this one."""
     stored: Document = {}
-    # A reservation pickled by an older release has no group and no slot.
-    if (group := getattr(held, "group", None)) is not None:
-        stored["lock"] = stored_group(group)
-    if (slot := getattr(held, "slot", None)) is not None:
-        stored["slot"] = slot
+    if held.group is not None:
+        stored["lock"] = stored_group(held.group)
+    if held.slot is not None:
+        stored["slot"] = held.slot
     return stored
 
 

@@ -19,7 +19,7 @@ from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.backends.receiving import Reception
 from pyqueue.backends.scan import SCAN_ORDER
-from pyqueue.documents import message_of
+from pyqueue.documents import invalid_fields, message_of, without_fields
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Count, Document, Filter, Find, Plan, ServerTime
 
@@ -102,7 +102,8 @@ class Contents:
         if not noted and "bad" in document.get("claim", ()):
             return []
         lease_s = max(0.001, (document["when"] - now).total_seconds())
-        return [cast("Reservation[Any]", message_of(document, None, now, lease=lease_s))]
+        valid = without_fields(document, invalid_fields(document))
+        return [cast("Reservation[Any]", message_of(valid, None, now, lease=lease_s))]
 
     # ---- claims
 

@@ -14,18 +14,19 @@ from pyqueue.requests import Document, Plan, ServerTime, Signal, UpdateEach
 def give_back(
     queue: str, kind: Kind, documents: Sequence[Document], *, counted: bool = True
 ) -> Plan[None]:
-    """Give back claimed messages. ``counted``: whether their claim counted a try.
+    """Give back claimed messages that no caller got. ``counted``: whether their claim counted.
 
     A message with an invalid ``due`` goes first: its ``when`` is the end of the lease, not a place.
     """
     now = yield from ServerTime()
+    uncounted = transitions.COUNTS if counted else ()
     stored = [document.get("due") for document in documents]
     places = [due if isinstance(due, datetime) else FIRST for due in stored]
     yield from UpdateEach(
         [
             (
                 {"_id": document["_id"], "token": document["token"]},
-                transitions.releasing(kind, place, now, counted=counted),
+                transitions.releasing(kind, place, now, uncounted=uncounted),
             )
             for document, place in zip(documents, places, strict=True)
         ]

@@ -37,7 +37,11 @@ from pyqueue.requests import Filter
 #: has ``limited``; it is removed, too, so that no message takes it to another queue.
 HELD_FIELDS: Final = ("token", "owner", "reserved", "claim", "slot", "limited")
 #: The fields that belong to a message's stay in one queue.
-STAY_FIELDS: Final = ("error", "progress", "checkpoint", "dead", "processed", "outcome", "expires")
+STAY_FIELDS: Final = (
+    *("error", "progress", "checkpoint", "dead", "deliveries", "processed", "outcome", "expires"),
+)
+#: The fields that a claim counts in, unless it is a pop.
+COUNTS: Final = ("tries", "deliveries")
 #: The beginning of the ``q`` of documents that are in no queue yet, or no longer; see ``handover``.
 HIDDEN: Final = "~handover:"
 #: How many of its past queues a message remembers.
@@ -137,7 +141,7 @@ def claiming(now: datetime, lease_s: float, owner: str, *, count: bool) -> Updat
     put = {"when": until, "token": new_token(), "owner": owner, "reserved": now}
     update: UpdateFields = {"$set": put, "$unset": unset("claim")}
     if count:
-        update["$inc"] = {"tries": 1}
+        update["$inc"] = dict.fromkeys(COUNTS, 1)
     return update
 
 
@@ -211,20 +215,15 @@ def rolling_back(
     return _unlocking(kind, {"$set": put, "$unset": unset(*kind.held_fields)})
 
 
-def releasing(kind: Kind, due: datetime, now: datetime, *, counted: bool = True) -> UpdateFields:
-    """Return the update that puts a message back in its place, without counting the try.
-
-    Args:
-        kind: the kind of the queue.
-        due: the time since which the message is eligible.
-        now: the current instant.
-        counted: whether the claim counted a try, which a pop does not.
-    """
+def releasing(
+    kind: Kind, due: datetime, now: datetime, *, uncounted: Sequence[str] = ("tries",)
+) -> UpdateFields:
+    """Return the update that puts a message back at ``due``, and lowers ``uncounted`` fields."""
     # In an ordered queue, ``seq`` is the place, and scans expect nothing far below now.
     when = now if kind.lock_fields else due
     update: UpdateFields = {"$set": {"when": when}, "$unset": unset(*kind.held_fields)}
-    if counted:
-        update["$inc"] = {"tries": -1}
+    if uncounted:
+        update["$inc"] = dict.fromkeys(uncounted, -1)
     return _unlocking(kind, update)
 
 

@@ -649,6 +649,7 @@ def test_foreign_documents_are_buried_and_the_rest_claimed(
 STRANGE: dict[str, Any] = {
     "tries as text": {"$set": {"tries": "x"}},
     "tries as bool": {"$set": {"tries": True}},
+    "deliveries as text": {"$set": {"deliveries": "x"}},
     "no payload": {"$unset": {"payload": 1}},
     "due as text": {"$set": {"due": "x"}},
     "pushed as number": {"$set": {"pushed": 3}},

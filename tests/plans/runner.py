@@ -101,6 +101,7 @@ def reservation(
         "dead": None,
         "owner": "me",
         "lease": 60.0,
+        "reserved": NOW,
     } | fields
     return Reservation(
         id=id, queue=queue, token=token, until=after(60) if until is None else until, **given

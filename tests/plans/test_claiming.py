@@ -75,7 +75,7 @@ def test_claim_writes_a_token_and_the_end_of_the_lease() -> None:
     assert (put["when"], put["reserved"], put["owner"]) == (after(35), after(5), "me")
     assert command.filter["when"] == {"$lte": after(5)}
     assert command.filter["_id"] == {"$ne": "~queue:a"}
-    assert update["$inc"] == {"tries": 1}
+    assert update["$inc"] == {"tries": 1, "deliveries": 1}
     assert (held.token, held.until) == (put["token"], after(35))
 
 
@@ -454,7 +454,7 @@ def test_undo_of_a_reservation_leaves_no_trace() -> None:
     ]
     for (_, update), due in zip(command.pairs, (NOW, after(1)), strict=True):
         assert update["$set"] == {"when": due}
-        assert update["$inc"] == {"tries": -1}
+        assert update["$inc"] == {"tries": -1, "deliveries": -1}
         assert {"token", "owner", "reserved"} <= set(update["$unset"])
     assert runner.signals == [("a", NOW)]
 

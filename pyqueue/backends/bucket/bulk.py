@@ -260,7 +260,8 @@ def _reservations(pack: Document, now: datetime) -> list[PackedReservation[Any]]
     if drawn is None:
         return []
     lease_s = max(0.001, (hold.until - now).total_seconds())
-    make = maker(Drawn(hold, *drawn), int(pack["tries"]), (hold.until, lease_s))
+    lease = (pack.get("reserved", now), hold.until, lease_s)
+    make = maker(Drawn(hold, *drawn), int(pack["tries"]), lease)
     made = (make(place, None) for place in packs.places(drawn[0]))
     return [each for each in made if isinstance(each, PackedReservation)]
 

@@ -294,7 +294,7 @@ def rollback(terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
 
         def waiting(stored: Document, now: datetime) -> Document:
             when = now + timedelta(milliseconds=round(delay_s * 1000))
-            put = kind.entering(queue, when) | {"tries": each.tries}
+            put = kind.entering(queue, when) | _counted(each, each.tries)
             why = record or each.error
             return stored | put | ({} if why is None else {"error": why})
 
@@ -315,11 +315,16 @@ def release(terms: QueueTerms, held: Held) -> Plan[None]:
         return give_back(group)
 
     def make(each: PackedReservation[Any]) -> Make:
-        put = kind.entering(queue, each.when) | {"tries": each.tries - 1}
+        put = kind.entering(queue, each.when) | _counted(each, each.tries - 1)
         why = {} if each.error is None else {"error": each.error}
         return lambda stored, now: stored | put | why
 
     yield from leave_each(queue, held, by_pack(queue, kind, held), make, whole=whole)
+
+
+def _counted(held: PackedReservation[Any], tries: int) -> dict[str, int]:
+    """Return the counts of a message that returns to its queue."""
+    return {"tries": tries, "deliveries": held.deliveries}
 
 
 # ---- to the dead-letter queue

@@ -65,7 +65,7 @@ _WORD: Final = 62
 _SIZES: Final = (100, 10, 1)
 #: The fields that a message has in common with the other messages of its pack.
 _COMMON: Final = (
-    *("q", "when", "due", "pushed", "tries", "type", "error", "trail"),
+    *("q", "when", "due", "pushed", "tries", "deliveries", "type", "error", "trail"),
     *("token", "owner", "reserved"),
 )
 #: The fields of a pack that ``index_in`` needs. Of the messages it needs only their number.

@@ -230,7 +230,7 @@ def _messages(how: Reception, drawn: Drawn, now: datetime, until: datetime) -> P
     """Return the drawn messages. Bury messages whose payload does not fit the model."""
     terms, load, entries = how.terms, how.codec.load, drawn.document["b"]
     tries = drawn.hold.before + terms.counts_try
-    make = maker(drawn, tries, None if how.pop else (until, terms.lease_s))
+    make = maker(drawn, tries, None if how.pop else (now, until, terms.lease_s))
     found: list[Claimed] = []
     misfits: list[tuple[int, Exception]] = []
     for place in packs.places(drawn.bits):
@@ -361,9 +361,11 @@ def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
         # A holder died while this was its only message of the pack. The message leaves the pack,
         # so that each further try counts for this message alone.
         suspect = packs.first_place(alive)
+        delivered = int(document.get("deliveries", 0)) - terms.counts_try
+        counted = {"tries": hold.before, "deliveries": max(hold.before, delivered)}
 
         def ordinary(stored: Document, now: datetime) -> Document:
-            put = terms.kind.entering(terms.queue, now) | {"tries": hold.before}
+            put = terms.kind.entering(terms.queue, now) | counted
             why = {} if "error" not in document else {"error": document["error"]}
             return stored | put | why
 

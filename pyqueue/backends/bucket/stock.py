@@ -303,20 +303,20 @@ class Stock(Memory):
             return surplus
 
 
-def maker(drawn: Drawn, tries: int, lease: tuple[datetime, float] | None) -> Make:
+def maker(drawn: Drawn, tries: int, lease: tuple[datetime, datetime, float] | None) -> Make:
     """Return the function that makes a message of a pack from its place and its payload.
 
     Args:
         drawn: the pack.
         tries: how many tries its messages have had.
-        lease: the end of the lease and its length, for reservations; None if the messages are
-            popped.
+        lease: the beginning of the lease, its end and its length, for reservations; None if the
+            messages are popped.
     """
     document, hold = drawn.document, drawn.hold
     entries, queue, owner = document["b"], document["q"], document.get("owner", "")
     due, pushed, error = document["due"], document["pushed"], document.get("error")
     trail, token, pack = document.get("trail", ()), hold.token, hold.id
-    message_id = hold.message_id
+    message_id, deliveries = hold.message_id, max(tries, int(document.get("deliveries", 0)))
 
     def make(place: int, payload: Any) -> Message[Any]:
         id = message_id(place)
@@ -325,8 +325,11 @@ def maker(drawn: Drawn, tries: int, lease: tuple[datetime, float] | None) -> Mak
         # By position, which is faster. None: it has no key, no progress and no checkpoint.
         common = (id, queue, payload, headers, None, due, pushed, tries, error, None, None, own)
         if lease is None:
-            return Message(*common, "ready", None)
-        held = (token, lease[0], owner, lease[1], pack, place, hold)
-        return PackedReservation(*common, "reserved", None, *held)
+            return Message(*common, "ready", None, deliveries=deliveries)
+        reserved, until, lease_s = lease
+        held = (token, until, owner, lease_s, pack, place, hold)
+        return PackedReservation(
+            *common, "reserved", None, *held, deliveries=deliveries, reserved=reserved
+        )
 
     return make

@@ -327,7 +327,7 @@ class NamedClaims(ClaimGroup):
         not_begun = {"_id": self.id, "token": token, "begun": {"$ne": n}}
         if not (yield from Update(not_begun, {"$set": {"begun": n}})).matched:
             one_more_try: dict[str, dict[str, object]] = {
-                "$inc": {"tries": 1},
+                "$inc": dict.fromkeys(transitions.COUNTS, 1),
                 "$unset": {NOTE: ""},
             }
             yield from Update(self._mine(token, 0, n), one_more_try, many=True)

@@ -292,11 +292,12 @@ def _keep_firsts(page: _Page, documents: Sequence[Document]) -> Plan[list[Docume
 def _release(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
     """Give claimed messages back to their places, without counting the try."""
     terms, now = scan.terms, scan.now
+    uncounted = transitions.COUNTS if terms.counts_try else ()
     yield from UpdateEach(
         [
             (
                 {"_id": each["_id"], "token": each["token"]},
-                transitions.releasing(terms.kind, now, now, counted=terms.counts_try),
+                transitions.releasing(terms.kind, now, now, uncounted=uncounted),
             )
             for each in documents
         ]

@@ -144,7 +144,7 @@ class _Delivery:
             self.rest.append(position)
             return
         share.room -= size  # a buried message counts, too: it limits the work of one call
-        decoded = _message(self.terms, self.range, pack, position)
+        decoded = _message(self.terms, self.range, pack, position, now)
         if isinstance(decoded, Exception) or self.out_of_tries:
             burial = _burial(self.terms, self.range, pack, position, decoded, now=now)
             self.dead.append(burial)
@@ -208,7 +208,7 @@ def _with_packs(
 
 
 def _message(
-    terms: Terms, one: Range, pack: Pack, position: int
+    terms: Terms, one: Range, pack: Pack, position: int, now: datetime
 ) -> StreamReservation[Any] | Exception:
     """Return a message, or the error if it does not fit the model."""
     entry = pack.entry(position)
@@ -236,6 +236,8 @@ def _message(
         until=one.until,
         owner=terms.owner,
         lease=terms.lease_s,
+        reserved=now,
+        deliveries=one.tries,
         position=position,
         group=terms.state.name,
     )
