@@ -45,17 +45,17 @@ class QueueError(Exception):
 class LeaseLost(QueueError):
     """The reservation is no longer held: its lease ended, or it was settled already.
 
-    The call did not change the messages in ``lost``. The messages in ``unknown`` are gone or were
-    moved, by this call or by another holder. There can be such messages if the call had several
-    reservations, or if the connection failed.
+    ``lost`` and ``unknown`` are tuples of reservations. The call did not change the messages in
+    ``lost``. The messages in ``unknown`` are gone or were moved, by this call or by another holder.
+    There can be such messages if the call had several reservations, or if the connection failed.
     """
 
     def __init__(
         self, message: str, *, lost: Sequence[Any] = (), unknown: Sequence[Any] = ()
     ) -> None:
         super().__init__(message)
-        self.lost = list(lost)
-        self.unknown = list(unknown)
+        self.lost = tuple(lost)
+        self.unknown = tuple(unknown)
 
 
 class DuplicateKey(QueueError):

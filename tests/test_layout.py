@@ -534,7 +534,7 @@ def test_the_tree_of_errors() -> None:
             name in ("ConfigurationError", "InvalidName", "InvalidMessage")
         )
     lost = pyqueue.LeaseLost("x", lost=[1], unknown=[2])
-    assert (lost.lost, lost.unknown) == ([1], [2])
+    assert (lost.lost, lost.unknown) == ((1,), (2,))
     taken = pyqueue.DuplicateKey("x", keys=["k"], ids=[1])
     assert (taken.keys, taken.ids) == (["k"], [1])
     assert pyqueue.Unavailable("x", ids=[1]).ids == [1]

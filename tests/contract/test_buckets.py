@@ -96,7 +96,7 @@ def test_settled_once_and_fenced_by_place(queue: AnyQueue) -> None:
     queue.push_many(range(5))
     held = queue.reserve_many(5, timeout=0)
     queue.commit(*held[1:3])
-    with expect_error(LeaseLost, lost=held[1:3], unknown=[]):
+    with expect_error(LeaseLost, lost=tuple(held[1:3]), unknown=()):
         queue.commit(*held)
     assert queue.counts() == Counts()
 
@@ -119,7 +119,7 @@ def test_former_holder_changes_nothing(world: World, queue: AnyQueue) -> None:
         lambda: queue.move(*held[1:], to=f"{queue.name}-x"),
     ]
     for call in calls:
-        with expect_error(LeaseLost, lost=held[1:]):
+        with expect_error(LeaseLost, lost=tuple(held[1:])):
             call()
     assert world.document(held[0].pack) == before
     second.commit(*again)

@@ -55,7 +55,7 @@ def refused(
 ) -> None:
     """The former holder gets LeaseLost, and nothing has changed."""
     before = world.bytes(former.id)
-    with expect_error(LeaseLost, lost=[former], unknown=[]):
+    with expect_error(LeaseLost, lost=(former,), unknown=()):
         settle(queue, other, [former])
     assert world.bytes(former.id) == before
 
@@ -119,7 +119,7 @@ def test_holder_cannot_settle_a_deleted_message(
 ) -> None:
     former = hold(queue, {"a": 1})
     queue.commit(former)
-    with expect_error(LeaseLost, lost=[former]):
+    with expect_error(LeaseLost, lost=(former,)):
         settle(queue, other, [former])
     assert queue.counts().total == other.counts().total == 0
 
@@ -168,7 +168,7 @@ def test_batch_with_a_lapsed_reservation_that_was_reclaimed(
         with pytest.raises(ConfigurationError, match="shares a document"):
             settle(queue, other, [held[2], former, held[3]])
         return
-    with expect_error(LeaseLost, lost=[former], unknown=[]):
+    with expect_error(LeaseLost, lost=(former,), unknown=()):
         settle(queue, other, [held[2], former, held[3]])
     assert world.bytes(former.id) == before
     assert present.id == former.id
@@ -191,7 +191,7 @@ def test_both_reservations_of_one_message_in_one_batch(
     former = hold(queue, {"a": 1})
     world.lapse(former)
     present = queue.reserve(0)
-    with expect_error(LeaseLost, lost=[former]):
+    with expect_error(LeaseLost, lost=(former,)):
         settle(queue, other, [former, present])
     message = queue.get(present.id)
     if settle is BATCHES["extend"]:
@@ -210,7 +210,7 @@ def test_expired_message_finished_elsewhere_is_lost(
     held = queue.reserve_many(3, timeout=0)
     world.lapse(held[1])
     assert queue.pop(0) is not None
-    with expect_error(LeaseLost, lost=[held[1]], unknown=[]):
+    with expect_error(LeaseLost, lost=(held[1],), unknown=()):
         settle(queue, other, held)
 
 

@@ -90,7 +90,7 @@ def test_move_many_reports_lost_reservations(
     world.lapse(held[1], known=False)
     assert queue.reserve(0) is not None
     before = world.bytes(held[1].id)
-    with expect_error(LeaseLost, lost=[held[1]]):
+    with expect_error(LeaseLost, lost=(held[1],)):
         queue.move_many([(each, "new") for each in held], to=other)
     assert world.bytes(held[1].id) == before
     assert {each.id for each in other.peek()} == {held[0].id, held[2].id}
@@ -270,7 +270,7 @@ def test_bury_many(client: AnyClient, world: World, queue: AnyQueue) -> None:
     held = queue.reserve_many(5, timeout=0)
     world.lapse(held[4], known=False)
     assert queue.reserve(0) is not None
-    with expect_error(LeaseLost, lost=[held[4]]):
+    with expect_error(LeaseLost, lost=(held[4],)):
         queue.bury(*held, error="no")
     assert client.queue(f"{queue.name}.dead").counts().ready == 4
     assert queue.counts().reserved == 1

@@ -180,7 +180,7 @@ class TestKeys:
         assert held.tries == 2
         assert queue.push(2, key="k", on_duplicate="replace") == id
         before = world.bytes(id)
-        with expect_error(LeaseLost, lost=[held]):
+        with expect_error(LeaseLost, lost=(held,)):
             queue.commit(held)
         assert world.bytes(id) == before
         again = queue.reserve(0)

@@ -360,6 +360,6 @@ def test_reservation_pickles_and_is_settled_by_another_client(
     ]
     elsewhere.commit(copies[0])
     elsewhere.rollback(copies[1], delay=0)
-    with expect_error(LeaseLost, lost=held):
+    with expect_error(LeaseLost, lost=tuple(held)):
         queue.commit(*held)
     assert queue.counts().ready == 1

@@ -65,7 +65,7 @@ def test_consumers_of_a_group_share_its_messages(log: Any) -> None:
     assert [each and each.payload for each in held] == ["a", "b", "c", None]
     other.commit(held[0])
     one.commit(held[1], held[2])
-    with expect_error(LeaseLost, lost=[held[0]]):
+    with expect_error(LeaseLost, lost=(held[0],)):
         one.commit(held[0])
 
 

@@ -251,6 +251,6 @@ class TestTransactions:
         held = queue.reserve_many(2, timeout=0)
         world.lapse(held[0], known=False)
         assert queue.reserve(0) is not None
-        with expect_error(LeaseLost, lost=[held[0]]), world.client.transaction() as session:
+        with expect_error(LeaseLost, lost=(held[0],)), world.client.transaction() as session:
             queue.commit(*held, session=session)
         assert queue.counts().reserved == 2  # the transaction was aborted

@@ -173,8 +173,8 @@ def test_joined_settle_with_a_lost_lease_fails_alone(
         answers, cost = await commands(client, [call(each) for each in held])
         assert [n for n, answer in enumerate(answers) if answer is not None] == [40]
         assert isinstance(answers[40], LeaseLost)
-        assert answers[40].lost == [lapsed]
-        assert answers[40].unknown == []
+        assert answers[40].lost == (lapsed,)
+        assert answers[40].unknown == ()
         assert cost <= 12  # they were joined
         counts = await queue.counts()
         assert counts.reserved == 1  # the message of the other consumer

@@ -108,7 +108,7 @@ class Streams(RuleBasedStateMachine):
         try:
             self.steps.run(plan)
         except LeaseLost as error:
-            lost = error.lost
+            lost = list(error.lost)
         assert {id(each) for each in lost} == {id(each) for each in members} - {
             id(each) for each in owned
         }

@@ -103,7 +103,7 @@ def test_renewal_names_the_lost_leases() -> None:
     results = server.run(renew(held))
     assert [error and type(error) for error in results] == [None, LeaseLost, None, LeaseLost, None]
     assert isinstance(results[3], LeaseLost)
-    assert results[3].lost == [held[3]]
+    assert results[3].lost == (held[3],)
 
 
 def test_extend_of_many_takes_groups() -> None:
@@ -116,7 +116,7 @@ def test_extend_of_many_takes_groups() -> None:
     server.locked.clear()
     with pytest.raises(LeaseLost) as lost:
         server.run(standard().extend(held, lease=200))
-    assert lost.value.lost == [held[5]]
+    assert lost.value.lost == (held[5],)
     assert {each.lease for each in held} == {60, 200}
 
 

@@ -454,7 +454,7 @@ def test_call_without_the_lease_raises_and_writes_nothing() -> None:
     before = steps.all()
     with pytest.raises(LeaseLost) as lost:
         steps.run(process.split(held))
-    assert lost.value.lost == [held]
+    assert lost.value.lost == (held,)
     assert before == [each for each in steps.all() if each["_id"] != "~queue:a"]
 
 

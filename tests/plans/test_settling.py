@@ -45,7 +45,7 @@ def lost_by(runner: Runner, plan: Plan[None]) -> tuple[list[Any], list[Any]]:
     """Run a plan that loses leases. Return the lost and the unknown reservations."""
     with pytest.raises(LeaseLost) as caught:
         runner.run(plan)
-    return caught.value.lost, caught.value.unknown
+    return list(caught.value.lost), list(caught.value.unknown)
 
 
 def test_commit_is_one_delete_by_pairs() -> None:
