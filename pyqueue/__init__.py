@@ -19,6 +19,7 @@ from pyqueue.errors import (
     TimedOut,
     Unavailable,
 )
+from pyqueue.facts import Burial, ErrorInfo, Progress
 from pyqueue.lazy import importer
 from pyqueue.limits import Limit
 from pyqueue.messages import (
@@ -54,6 +55,7 @@ __all__ = [
     "AsyncStream",
     "Backoff",
     "BatchFailed",
+    "Burial",
     "Client",
     "ConfigurationError",
     "Consumer",
@@ -64,6 +66,7 @@ __all__ = [
     "Disconnected",
     "Drop",
     "DuplicateKey",
+    "ErrorInfo",
     "Fenced",
     "Finished",
     "InvalidMessage",
@@ -73,6 +76,7 @@ __all__ = [
     "Many",
     "Message",
     "Pipeline",
+    "Progress",
     "Queue",
     "QueueClosed",
     "QueueError",

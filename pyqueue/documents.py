@@ -14,6 +14,7 @@ from zlib import crc32
 
 from bson import ObjectId
 
+from pyqueue.facts import Burial, ErrorInfo, Progress
 from pyqueue.messages import HIGHEST_PRIORITY, NEVER, Finished, Message, Reservation, State
 
 #: From this year on, instants are reserved for pyqueue.
@@ -180,12 +181,12 @@ def message_of(
         eligible_since(document) or when,
         get("pushed", when),
         tries,
-        get("error"),
-        get("progress"),
+        ErrorInfo.of(get("error")),
+        Progress.of(get("progress")),
         get("checkpoint"),
         get("trail") or [],
         state_of(document, now),
-        get("dead"),
+        Burial.of(get("dead")),
     )
     # An older release counted no deliveries.
     more: dict[str, Any] = {"deliveries": max(tries, int(get("deliveries", 0)))}

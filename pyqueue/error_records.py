@@ -1,26 +1,105 @@
-"""What a message stores of an error. This module does no I/O."""
+"""What a message stores of an error. This module does no I/O.
+
+An error is known by its type and by the place in the code where the handler met it. Errors with
+equal fingerprints have the same cause, however their texts differ. Of a traceback, a message stores
+the names of functions and the numbers of lines, and no values of variables, which may be secrets.
+"""
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Final
+from hashlib import sha256
+from typing import Final, NamedTuple
 
 from pyqueue.errors import ConfigurationError
 from pyqueue.payloads import error_text
 
 #: The longest error text that a message keeps, in bytes.
 MAX_ERROR_BYTES: Final = 2048
+#: How many calls of a traceback a message keeps, and the most bytes of them.
+TRACE_CALLS: Final = 8
+MAX_TRACE_BYTES: Final = 4096
+#: The longest place, in characters.
+_MAX_PLACE: Final = 200
+#: The packages that call the code of users. The first call of another package is the handler's.
+_CALLERS: Final = frozenset({"pyqueue", "anyio", "pydantic", *sys.stdlib_module_names})
+#: The parts of a text that differ from message to message: numbers and hexadecimal ids.
+_VARYING: Final = re.compile("0x[0-9a-f]+|[0-9a-f]{4,}|[0-9][0-9a-f]*", re.IGNORECASE)
+
+
+class _Call(NamedTuple):
+    """One call of a traceback."""
+
+    #: The top package of the code; its module if it is in none.
+    package: str
+    #: Whether the package was installed.
+    installed: bool
+    place: str
 
 
 def error_record(error: BaseException | str, now: datetime) -> dict[str, object]:
-    """Return how a message stores an error: its type, its text and the instant.
+    """Return how a message stores an error: its type, text and place, and the instant.
 
     Raises:
         ConfigurationError: the error is neither an exception nor a str.
     """
     if not isinstance(error, (BaseException, str)):
         raise ConfigurationError(f"error: give an exception or a str, not {type(error).__name__}")
-    name = type(error).__name__ if isinstance(error, BaseException) else "error"
-    text = error_text(error) if isinstance(error, BaseException) else error
+    if isinstance(error, str):
+        return _described("error", error, now)
+    record = _described(type(error).__name__, error_text(error), now)
+    if calls := _calls(error):
+        handler = _in_handler(calls)
+        where = _known_by(handler, calls)
+        record |= {"where": where, "trace": _trace(calls)}
+        if handler:
+            record["fp"] = _fingerprint(type(error).__name__, where)
+    return record
+
+
+def _described(name: str, text: str, now: datetime) -> dict[str, object]:
+    """Return how a message stores an error of which only the text is known."""
     text = text.encode("utf-8", "replace")[:MAX_ERROR_BYTES].decode("utf-8", "ignore")
-    return {"type": name, "message": text, "at": now}
+    fp = _fingerprint(name, _VARYING.sub("", text))
+    return {"type": name, "message": text, "at": now, "fp": fp}
+
+
+def _calls(error: BaseException) -> list[_Call]:
+    """Return the calls of a traceback, outermost first."""
+    found: list[_Call] = []
+    step = error.__traceback__
+    while step is not None:
+        code, names = step.tb_frame.f_code, step.tb_frame.f_globals
+        module = str(names.get("__name__"))
+        package = str(names.get("__package__") or module)  # `python -m` runs "__main__"
+        installed = "site-packages" in code.co_filename or "dist-packages" in code.co_filename
+        place = f"{module}:{code.co_qualname}:{step.tb_lineno}"[-_MAX_PLACE:]
+        found.append(_Call(package.partition(".")[0], installed, place))
+        step = step.tb_next
+    return found
+
+
+def _in_handler(calls: Sequence[_Call]) -> list[_Call]:
+    """Return the calls of functions in the package of the handler."""
+    package = next((each.package for each in calls if each.package not in _CALLERS), None)
+    return [each for each in calls if each.package == package]
+
+
+def _known_by(handler: Sequence[_Call], calls: Sequence[_Call]) -> str:
+    """Return the innermost place in the handler's package, or else outside installed packages."""
+    outside = [each for each in calls if not each.installed]
+    return (handler or outside or calls)[-1].place
+
+
+def _trace(calls: Sequence[_Call]) -> str:
+    """Return the innermost calls, one per line."""
+    lines = "\n".join(each.place for each in calls[-TRACE_CALLS:])
+    return lines.encode("utf-8", "replace")[-MAX_TRACE_BYTES:].decode("utf-8", "ignore")
+
+
+def _fingerprint(*parts: str) -> str:
+    """Return a short hash."""
+    return sha256("\n".join(parts).encode("utf-8", "replace")).hexdigest()[:12]

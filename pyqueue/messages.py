@@ -14,6 +14,7 @@ from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 
 from bson import ObjectId
 
+from pyqueue.facts import Burial, ErrorInfo, Progress, as_stored
 from pyqueue.limits import Limit
 
 T = TypeVar("T")
@@ -84,19 +85,18 @@ class Message(Generic[T]):
     pushed: datetime
     #: How many times the message was reserved from this queue, this time included.
     tries: int
-    #: Why the last try failed: ``{type, message, at}``.
-    error: dict[str, Any] | None
-    #: The last progress that a holder stored: ``{fraction, note, at}``.
-    progress: dict[str, Any] | None
+    #: Why the last failed try failed.
+    error: ErrorInfo | None
+    #: The last progress that a holder stored.
+    progress: Progress | None
     #: The state that an earlier try stored.
     checkpoint: Any
     #: The last 20 queues that the message passed through: ``{q, at}``.
     trail: list[dict[str, Any]]
     #: scheduled, ready, reserved or finished.
     state: State
-    #: Where and why the message was buried: ``{from, at, reason, tries, error}``. Only in a
-    #: dead-letter queue.
-    dead: dict[str, Any] | None
+    #: Where and why the message was buried. Only in a dead-letter queue.
+    dead: Burial | None
     #: From 0 to 9, or None if the message was never in a queue with priorities.
     priority: int | None = field(default=None, kw_only=True)
     #: The group in which it is ordered, or None. A finished or dead message shows its former group.
@@ -106,10 +106,13 @@ class Message(Generic[T]):
     deliveries: int = field(default=0, kw_only=True)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
-        """Restore a pickled message. A field that an older release lacks gets its default."""
+        """Restore a pickled message. Release 0.1 has fewer fields, and some of them are dicts."""
         for each in fields(self):
             if each.name in state[1] or each.default is not MISSING:
                 setattr(self, each.name, state[1].get(each.name, each.default))
+        self.error = ErrorInfo.of(as_stored(self.error))
+        self.progress = Progress.of(as_stored(self.progress))
+        self.dead = Burial.of(as_stored(self.dead))
 
 
 @dataclass(slots=True, eq=False)

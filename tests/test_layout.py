@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS: dict[str, set[str]] = {
     "values": {
         *("_watchdog", "arguments", "clock", "concurrently", "delivery", "documents", "embedded"),
-        *("error_records", "errors", "lazy", "limits", "memory", "messages", "payloads"),
+        *("error_records", "errors", "facts", "lazy", "limits", "memory", "messages", "payloads"),
         *("requests", "targets"),
     },
     "runtime": {"transactions"},
@@ -107,7 +107,7 @@ THIRD_PARTY: dict[str, set[str]] = {
 #: own.
 PURE = (
     *("error_records", "errors", "messages", "documents", "requests", "concurrently"),
-    *("payloads", "arguments"),
+    *("payloads", "arguments", "facts"),
     "limits",
     "backends",
 )
@@ -365,7 +365,7 @@ PROMISED = {
     *("Unavailable", "Disconnected", "TimedOut", "Fenced", "ConfigurationError"),
     *("Stream", "AsyncStream", "StreamMessage", "StreamReservation"),
     *("Consumer", "AsyncConsumer", "ConsumerCounts", "ConsumerInfo"),
-    "BatchFailed",
+    *("BatchFailed", "Burial", "ErrorInfo", "Progress"),
 }
 SIGNATURES = {
     "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "

@@ -22,6 +22,7 @@ from pyqueue.backends.kind import Kind
 from pyqueue.documents import group_of, invalid_fields, message_of, priority_of, without_fields
 from pyqueue.error_records import error_record
 from pyqueue.errors import InvalidMessage
+from pyqueue.facts import ErrorInfo
 from pyqueue.messages import Message
 from pyqueue.payloads import Codec, encode, error_text
 from pyqueue.requests import Document, Filter, Find, Plan, Signal, Update
@@ -146,7 +147,7 @@ def decode(
         valid = without_fields(document, invalid)
         valid.setdefault("q", "")  # if the stored one was invalid
         message = message_of(valid, document.get("payload"), now, lease=lease_s)
-        message.error = error_record(misfit, now)
+        message.error = ErrorInfo.of(error_record(misfit, now))
         return message
     return message_of(document, payload, now, lease=lease_s)
 

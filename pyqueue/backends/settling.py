@@ -29,6 +29,7 @@ from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.backends.pushing import Content, new_document
 from pyqueue.error_records import error_record
 from pyqueue.errors import ConfigurationError, LeaseLost
+from pyqueue.facts import as_stored
 from pyqueue.limits import shown
 from pyqueue.messages import UNCHANGED, Id, Reservation
 from pyqueue.payloads import encode
@@ -298,7 +299,7 @@ def _burial(
     """Return the settlement that buries a message, for this reason."""
 
     def build(now: datetime) -> SettlementUpdate:
-        death = {"reason": reason, "tries": held.tries, "error": error or held.error}
+        death = {"reason": reason, "tries": held.tries, "error": error or as_stored(held.error)}
         put = target.kind.entering(target.queue, now, held.priority, held.group)
         keyed = held.key is not None
         return transitions.burying(terms.kind, terms.queue, put, now, death, keyed=keyed)

@@ -291,7 +291,8 @@ def _push_lines(target: Queue[Any], file: Path | None, text: bool, how: Entry) -
 
 def to_json(message: Message[Any]) -> dict[str, Any]:
     """Return the fields of a message that programs need."""
-    names = "id queue payload headers key when pushed tries error trail state dead priority group"
+    names = "id queue payload headers key when pushed tries error trail state dead priority group "
+    names += "deliveries"
     return {name: getattr(message, name) for name in names.split()}
 
 
@@ -350,7 +351,7 @@ def peek(
     width = 200 if sys.stdout.isatty() else None
     rows = [
         to_json(each)
-        | {"payload": as_json_text(each.payload)[:width], "why": (each.error or {}).get("message")}
+        | {"payload": as_json_text(each.payload)[:width], "why": each.error and each.error.message}
         for each in messages
     ]
     table(("id", "when", "tries", "key", "payload", "why"), rows, right=("tries",))

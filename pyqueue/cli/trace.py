@@ -90,6 +90,7 @@ def to_json(document: Mapping[str, Any], now: datetime, max_tries: int | None) -
         "when": message.when,
         "tries": message.tries,
         "max_tries": max_tries,
+        "deliveries": message.deliveries,
         "lease": lease,
         "progress": message.progress,
         "checkpoint": message.checkpoint,
@@ -117,9 +118,9 @@ def show(facts: Mapping[str, Any]) -> None:
     _line("pushed", cell(facts["pushed"]))
     for stop in facts.get("trail", ()):
         _line("passed", f"{stop['q']} until {cell(stop['at'])}")
-    _line(
-        "tries", f"{facts['tries']}" + (f" of {facts['max_tries']}" if "max_tries" in facts else "")
-    )
+    most = f" of {facts['max_tries']}" if "max_tries" in facts else ""
+    _line("tries", f"{facts['tries']}{most}")
+    _line("deliveries", facts["deliveries"])
     if lease := facts.get("lease"):
         _line("held by", _holder(lease))
     if progress := facts.get("progress"):
@@ -128,6 +129,10 @@ def show(facts: Mapping[str, Any]) -> None:
         _line("progress", f"{percent} {progress.get('note') or ''} at {cell(progress.get('at'))}")
     if error := facts.get("error"):
         _line("failed", f"{error.get('type')}: {error.get('message')} at {cell(error.get('at'))}")
+        for line in str(error.get("trace", "")).splitlines():
+            _line("", line)
+        if "fp" in error:
+            _line("", f"fingerprint {error['fp']}")
     if dead := facts.get("dead"):
         where = f"from {dead['from']} at {cell(dead['at'])} after {dead.get('tries')} tries"
         _line("dead", f"{dead.get('reason')}: {where}")

@@ -143,7 +143,7 @@ def run(rows: int | None = None, url: str | None = None, by: By = "batches") -> 
         "steps_per_second": round(steps / seconds),
         "held_by_the_killed": len(consumers.held),
         "redelivered": redelivered,
-        "a_dead_letter_says": letters[0].error and letters[0].error["message"] if letters else None,
+        "a_dead_letter_says": letters[0].error and letters[0].error.message if letters else None,
         "queues": figures["queues"],
         "carriers": dict(sorted(figures["carriers"].items())),
         "check": {"equal": not wrong, "compared": compared, "different": wrong},

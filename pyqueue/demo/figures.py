@@ -82,7 +82,7 @@ def measured(client: Client, results: Collection[Figures], pushed: int, held: li
     dead_letters = client.queue("raw.dead").peek(1000)
     dead = sum(
         "broken_on_purpose" in each.payload
-        and f"{each.payload['broken_on_purpose']}: " in str((each.error or {}).get("message"))
+        and f"{each.payload['broken_on_purpose']}: " in (each.error.message if each.error else "")
         for each in dead_letters
     )
     stored_again = results.count_documents({"_id": {"$in": held}, "writes": {"$gt": 1}})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 
 import pytest
@@ -72,3 +73,96 @@ def test_messages_of_a_pack_share_their_deliveries(client: AnyClient, name: str)
     assert queue.get(held[0].id).deliveries == 2
     queue.commit(*held[1:])
     assert queue.reserve(0).deliveries == 3
+
+
+# ---- errors
+
+
+def broken() -> None:
+    """Fail as a handler does."""
+    raise ValueError("no such carrier")
+
+
+def failure() -> ValueError:
+    """Return the exception of a handler."""
+    try:
+        broken()
+    except ValueError as error:
+        return error
+    raise AssertionError
+
+
+def test_error_names_its_place(queue: AnyQueue) -> None:
+    held = hold(queue)
+    queue.rollback(held, delay=0, error=failure())
+    error = queue.reserve(0).error
+    assert (error.type, error.message) == ("ValueError", "no such carrier")
+    assert near(error.at, 0)
+    assert re.fullmatch(rf"{re.escape(__name__)}:broken:\d+", error.where)
+    assert error.trace.splitlines()[-1] == error.where
+    assert len(error.fp) == 12
+
+
+def test_error_is_a_mapping_of_its_stored_fields(world: World, queue: AnyQueue) -> None:
+    """Programs for release 0.1 read it by the stored names."""
+    held = hold(queue)
+    queue.rollback(held, delay=0, error="why")
+    error = queue.get(held.id).error
+    stored = world.document(held.id)["error"]
+    assert (error["type"], error["message"], error["at"]) == ("error", "why", stored["at"])
+    assert error == stored
+    assert (error.get("where", "none"), "fp" in error) == ("none", True)
+
+
+@pytest.mark.needs("dead_letter")
+def test_dead_message_tells_of_its_burial(client: AnyClient, queue: AnyQueue) -> None:
+    held = hold(queue)
+    queue.bury(held, error=failure())
+    dead = client.queue(f"{queue.name}.dead").get(held.id).dead
+    assert (dead.queue, dead.reason, dead.tries) == (queue.name, "buried", 1)
+    assert (dead["from"], dead["reason"], dead["tries"]) == (queue.name, "buried", 1)
+    assert near(dead.at, 0)
+    assert (dead.group, dead.position) == (None, None)
+    assert (dead.error.type, dead.error["type"]) == ("ValueError", "ValueError")
+
+
+def test_progress_has_attributes_and_stored_names(queue: AnyQueue) -> None:
+    held = hold(queue)
+    queue.progress(held, 0.5, "half way")
+    progress = queue.get(held.id).progress
+    assert (progress.fraction, progress.note) == (0.5, "half way")
+    assert near(progress.at, 0)
+    assert progress["fraction"] == 0.5
+
+
+@pytest.mark.needs("packs")
+def test_error_stays_as_a_message_leaves_its_pack(client: AnyClient, name: str) -> None:
+    queue = client.queue(name)
+    queue.push_many(["a", "b"])
+    queue.rollback(*queue.reserve_many(2, timeout=0), delay=0, error=failure())
+    one, other = queue.reserve_many(2, timeout=0)
+    before = dict(one.error)
+    assert before["where"].partition(":")[0] == __name__
+    queue.rollback(one, delay=0)
+    queue.release(other)
+    assert [dict(queue.get(each.id).error) for each in (one, other)] == [before, before]
+    queue.bury(queue.reserve(0))
+    assert dict(client.queue(f"{name}.dead").peek()[0].dead.error) == before
+
+
+@pytest.mark.needs("standard")
+def test_error_in_a_stream_keeps_its_fingerprint(client: AnyClient, name: str) -> None:
+    log = client.stream(name)
+    log.append("a")
+    group = log.consumer("g")
+    held = group.reserve(0)
+    error = failure()
+    group.rollback(held, delay=0, error=error)
+    held = group.reserve(0)
+    assert (held.error.type, held.error.where) == ("ValueError", None)
+    assert (held.tries, held.deliveries) == (2, 2)
+    assert near(held.reserved, 0)
+    group.bury(held, error=error)
+    [dead] = client.queue(f"{name}.g.dead").peek()
+    assert (dead.error.fp, dead.error.where.partition(":")[0]) == (held.error.fp, __name__)
+    assert (dead.dead.queue, dead.dead.group, dead.dead.position) == (name, "g", 0)

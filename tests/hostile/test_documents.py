@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
@@ -218,7 +219,7 @@ def check_sound(each: Message[Any], name: str) -> None:
         assert isinstance(stop["at"], datetime)
     assert each.key is None or isinstance(each.key, str)
     for part in (each.error, each.progress, each.dead):
-        assert part is None or isinstance(part, dict)
+        assert part is None or isinstance(part, Mapping)
 
 
 def documents() -> st.SearchStrategy[Given]:

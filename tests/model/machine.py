@@ -61,12 +61,16 @@ class Handle:
     held: Held
 
 
+#: The facts of an error that depend on the code.
+OF_CODE = ("where", "fp", "trace")
+
+
 def millis(value: Any) -> Any:
     """Return a value with its dates as virtual milliseconds."""
     if isinstance(value, datetime):
         return (value - NOW) // timedelta(milliseconds=1)
-    if isinstance(value, dict):
-        return {name: millis(each) for name, each in value.items()}
+    if isinstance(value, Mapping):
+        return {name: millis(each) for name, each in value.items() if name not in OF_CODE}
     return [millis(each) for each in value] if isinstance(value, list) else value
 
 
@@ -78,6 +82,7 @@ FIELDS = (
     "headers",
     "pushed",
     "tries",
+    "deliveries",
     "error",
     "progress",
     "checkpoint",

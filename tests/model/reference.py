@@ -72,6 +72,7 @@ class Item:
     due: Millis
     headers: dict[str, Any] = field(default_factory=dict)
     tries: int = 0
+    deliveries: int = 0
     #: The key in this queue while the message is live, and the last key once it is finished or
     #: dead.
     key: str | None = None
@@ -232,6 +233,7 @@ class Model:
                 self._bury(item, "tries", None)
                 continue
             item.claim, item.tries = next(self._claims), item.tries + 1
+            item.deliveries += 1
             item.seen = item.priority
             item.when = self.now + (rules.lease if lease is None else lease)
             taken.append(item)
@@ -425,7 +427,7 @@ class Model:
 
     @staticmethod
     def _bare(item: Item, *kept: str) -> Item:
-        item.claim = 0
+        item.claim = item.deliveries = 0
         for name in ("error", "progress", "checkpoint", "dead", "processed", "outcome"):
             if name not in kept:
                 setattr(item, name, None)

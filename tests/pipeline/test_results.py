@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -141,7 +141,7 @@ def test_to_and_drop_are_answers_of_every_kind(memory: Place, kind: str, to: Any
 # ---- failures
 
 
-def dead(place: Place) -> dict[str, Any]:
+def dead(place: Place) -> Mapping[str, Any]:
     (message,) = place.queue("in.dead").peek()
     assert message.dead is not None
     return message.dead
@@ -183,6 +183,7 @@ def test_exception_retries_and_the_last_try_buries(place: Place) -> None:
     assert counters == {"in": 3, "retried": 2, "dead": 1}
     error = dead(place)["error"]
     assert (error["type"], error["message"]) == ("OSError", "try 3")
+    assert error["where"].startswith(f"{__name__}:")
     assert dead(place)["reason"] == "tries"
 
 

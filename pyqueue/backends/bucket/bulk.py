@@ -34,6 +34,7 @@ from pyqueue.backends.namespace import CLAIMS
 from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.backends.receiving import Reception, accept
 from pyqueue.errors import InvalidMessage, LeaseLost
+from pyqueue.facts import ErrorInfo
 from pyqueue.messages import Id, PackedReservation, Reservation
 from pyqueue.payloads import OPTIONS, RAW, encode
 from pyqueue.requests import Delete, Document, Filter, Find, Plan, ServerTime, Update
@@ -142,7 +143,7 @@ class PackContents(Contents):
             notes = _notes(document)
             bad = [each for each in _reservations(document, now) if str(each.place) in notes]
             for each in bad:
-                each.error = error_of(notes[str(each.place)])
+                each.error = ErrorInfo.of(error_of(notes[str(each.place)]))
             with suppress(LeaseLost):  # another process took the pack just now
                 yield from leaving.bury(terms, bad, Failure(None), "invalid")
                 buried += [(each.id, notes[str(each.place)]) for each in bad]

@@ -31,6 +31,7 @@ from pyqueue.backends.handover import Handover, Result, hand_over
 from pyqueue.backends.hidden import copy_filter, is_copy
 from pyqueue.backends.options import QueueTerms, Target
 from pyqueue.errors import DuplicateKey, QueueError, Unavailable
+from pyqueue.facts import as_stored
 from pyqueue.messages import Id, PackedReservation
 from pyqueue.payloads import encode
 from pyqueue.requests import (
@@ -295,7 +296,7 @@ def rollback(terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
         def waiting(stored: Document, now: datetime) -> Document:
             when = now + timedelta(milliseconds=round(delay_s * 1000))
             put = kind.entering(queue, when) | _counted(each, each.tries)
-            why = record or each.error
+            why = record or as_stored(each.error)
             return stored | put | ({} if why is None else {"error": why})
 
         return waiting
@@ -316,7 +317,7 @@ def release(terms: QueueTerms, held: Held) -> Plan[None]:
 
     def make(each: PackedReservation[Any]) -> Make:
         put = kind.entering(queue, each.when) | _counted(each, each.tries - 1)
-        why = {} if each.error is None else {"error": each.error}
+        why = {} if each.error is None else {"error": as_stored(each.error)}
         return lambda stored, now: stored | put | why
 
     yield from leave_each(queue, held, by_pack(queue, kind, held), make, whole=whole)
@@ -339,7 +340,7 @@ def bury(terms: QueueTerms, held: Held, failure: Failure, reason: str = "buried"
     target = yield from namespace.dead_letter_target(queue, kind, name, priorities=[None])
 
     def make(each: PackedReservation[Any]) -> Make:
-        return burial(queue, target, reason, each.tries, error or each.error)
+        return burial(queue, target, reason, each.tries, error or as_stored(each.error))
 
     groups = by_pack(queue, kind, held)
     yield from leave_each(queue, held, groups, make, session=failure.session)

@@ -31,6 +31,7 @@ from pyqueue.backends.streams.settling import (
 )
 from pyqueue.error_records import error_record
 from pyqueue.errors import LeaseLost, Unavailable
+from pyqueue.facts import ErrorInfo
 from pyqueue.limits import FollowedLimit
 from pyqueue.messages import StreamReservation
 from pyqueue.payloads import OPTIONS, Codec
@@ -226,7 +227,7 @@ def _message(
         when=pushed,
         pushed=pushed,
         tries=one.tries,
-        error=None if one.error is None else dict(one.error),
+        error=ErrorInfo.of(one.error),
         progress=None,
         checkpoint=None,
         trail=[],

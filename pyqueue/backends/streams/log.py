@@ -27,6 +27,7 @@ from pyqueue.backends.namespace import STREAM, kind_of
 from pyqueue.backends.transitions import record_id
 from pyqueue.error_records import error_record
 from pyqueue.errors import ConfigurationError
+from pyqueue.facts import ErrorInfo
 from pyqueue.limits import Limit, shown
 from pyqueue.messages import MAX_RECEIVED_BYTES, StreamMessage
 from pyqueue.payloads import Codec
@@ -347,5 +348,5 @@ def _message_or_misfit(
         return message_at(stream, codec, pack, position)
     except Exception as misfit:  # the validators of a model are user code
         message = message_at(stream, Codec(), pack, position)
-        message.error = error_record(misfit, now)
+        message.error = ErrorInfo.of(error_record(misfit, now))
         return message

@@ -32,6 +32,7 @@ from pyqueue.backends.streams.ranges import (
 )
 from pyqueue.error_records import error_record
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError, Unavailable
+from pyqueue.facts import as_stored
 from pyqueue.messages import Backoff, StreamReservation
 from pyqueue.payloads import Codec, encode
 from pyqueue.requests import (
@@ -47,8 +48,9 @@ from pyqueue.requests import (
     Update,
 )
 
-#: The longest text of an error in the document of a group.
+#: The longest text of an error in the document of a group, and the other fields of an error there.
 _MAX_ERROR_TEXT: Final = 200
+_ERROR_FIELDS: Final = ("type", "at", "fp")
 #: A burial whose copies are older than this fails. Copies of undecided burials are deleted after a
 #: day.
 _MAX_BURIAL: Final = timedelta(minutes=10)
@@ -240,7 +242,8 @@ def rollback(
         return
     now = yield from ServerTime()
     if record is not None:
-        record = {**record, "message": str(record["message"])[:_MAX_ERROR_TEXT]}
+        short = {"message": str(record["message"])[:_MAX_ERROR_TEXT]}
+        record = {name: record[name] for name in _ERROR_FIELDS} | short
     backs = {
         tries: Back(now + timedelta(milliseconds=round(delay_s * 1000)), counted, record)
         for tries, delay_s in delay_by_tries.items()
@@ -399,7 +402,7 @@ def bury(
         if codec.name is not None:
             document["type"] = codec.name
         at, tries = each.position, each.tries
-        why = record or each.error
+        why = record or as_stored(each.error)
         messages.append(
             Buried(each.token, at, document, each.pushed, tries, error=why, reason=reason)
         )

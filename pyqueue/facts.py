@@ -1,0 +1,121 @@
+"""Facts about the tries of a message: errors, attempts, progress and burials.
+
+Release 0.1 showed an error, a progress and a burial as the stored dict. Programs still read them by
+the stored names, as in ``message.dead["from"]``, so these values are mappings, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Self
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stored(Mapping[str, Any]):
+    """A value that is also the mapping of its stored fields."""
+
+    #: The stored fields.
+    stored: Mapping[str, Any] = field(repr=False, kw_only=True)
+
+    def __getitem__(self, name: str) -> Any:
+        return self.stored[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stored)
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+
+def as_stored(fact: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the stored fields of a value."""
+    return None if fact is None else dict(fact)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ErrorInfo(_Stored):
+    """Why a try failed."""
+
+    #: The name of the class of the exception; "error" if the reason was a text.
+    type: str
+    #: The text, up to 2 KB.
+    message: str
+    at: datetime | None
+    #: The place in the code, as "module:function:line"; None if it is unknown.
+    where: str | None
+    #: A short hash. Errors of one type and place have equal fingerprints, and so have texts that
+    #: differ only in numbers. None: release 0.1 stored the error.
+    fp: str | None
+    #: The innermost calls of the traceback, one per line, as places.
+    trace: str | None
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any] | None) -> Self | None:
+        """Return the error with these stored fields."""
+        if stored is None:
+            return None
+        get = stored.get
+        return cls(
+            type=get("type", ""),
+            message=get("message", ""),
+            at=get("at"),
+            where=get("where"),
+            fp=get("fp"),
+            trace=get("trace"),
+            stored=stored,
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Progress(_Stored):
+    """How far the work on a message has come."""
+
+    #: From 0 to 1.
+    fraction: float
+    note: str | None
+    at: datetime | None
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any] | None) -> Self | None:
+        """Return the progress with these stored fields."""
+        if stored is None:
+            return None
+        get = stored.get
+        return cls(get("fraction", 0.0), get("note"), get("at"), stored=stored)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Burial(_Stored):
+    """Where a message in a dead-letter queue came from, and why it was buried."""
+
+    #: The name of the queue or stream, stored as ``from``.
+    queue: str
+    at: datetime | None
+    #: tries, buried or invalid.
+    reason: str
+    #: How many times it was tried there.
+    tries: int
+    error: ErrorInfo | None
+    #: Of a message of a stream: the consumer group that buried it, and its position.
+    group: str | None
+    position: int | None
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any] | None) -> Self | None:
+        """Return the burial with these stored fields."""
+        if stored is None:
+            return None
+        get = stored.get
+        error = get("error")
+        return cls(
+            queue=get("from", ""),
+            at=get("at"),
+            reason=get("reason", ""),
+            tries=get("tries", 0),
+            error=ErrorInfo.of(error if isinstance(error, Mapping) else None),
+            group=get("group"),
+            position=get("position"),
+            stored=stored,
+        )
