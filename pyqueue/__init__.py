@@ -19,7 +19,7 @@ from pyqueue.errors import (
     TimedOut,
     Unavailable,
 )
-from pyqueue.facts import Burial, ErrorInfo, Progress
+from pyqueue.facts import Attempt, Burial, ErrorInfo, Progress
 from pyqueue.lazy import importer
 from pyqueue.limits import Limit
 from pyqueue.messages import (
@@ -53,6 +53,7 @@ __all__ = [
     "AsyncConsumer",
     "AsyncQueue",
     "AsyncStream",
+    "Attempt",
     "Backoff",
     "BatchFailed",
     "Burial",

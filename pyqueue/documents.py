@@ -14,7 +14,7 @@ from zlib import crc32
 
 from bson import ObjectId
 
-from pyqueue.facts import Burial, ErrorInfo, Progress
+from pyqueue.facts import Attempt, Burial, ErrorInfo, Progress
 from pyqueue.messages import HIGHEST_PRIORITY, NEVER, Finished, Message, Reservation, State
 
 #: From this year on, instants are reserved for pyqueue.
@@ -44,6 +44,7 @@ _FIELD_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
     "error": dict,
     "progress": dict,
     "trail": list,
+    "attempts": list,
     "dead": dict,
     "processed": datetime,
     "outcome": str,
@@ -83,6 +84,10 @@ def _is_trail(value: Sequence[object]) -> bool:
     )
 
 
+def _are_attempts(value: Sequence[object]) -> bool:
+    return all(isinstance(each, dict) for each in value)
+
+
 def _is_death(value: Mapping[str, object]) -> bool:
     return isinstance(value.get("from"), str) and isinstance(value.get("at"), datetime)
 
@@ -93,6 +98,7 @@ _VALUE_CHECKS: Final = (
     ("due", _is_due),
     ("headers", _are_headers),
     ("trail", _is_trail),
+    ("attempts", _are_attempts),
     ("dead", _is_death),
 )
 
@@ -190,6 +196,8 @@ def message_of(
     )
     # An older release counted no deliveries.
     more: dict[str, Any] = {"deliveries": max(tries, int(get("deliveries", 0)))}
+    if "attempts" in document:
+        more["attempts"] = tuple(map(Attempt.of, document["attempts"]))
     if "lock" in document or "group" in document or "last_group" in document:
         more["group"] = group_of(document)
     if "priority" in document:

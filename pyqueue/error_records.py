@@ -1,4 +1,4 @@
-"""What a message stores of an error. This module does no I/O.
+"""What a message stores of an error and of a failed try. This module does no I/O.
 
 An error is known by its type and by the place in the code where the handler met it. Errors with
 equal fingerprints have the same cause, however their texts differ. Of a traceback, a message stores
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from pyqueue.errors import ConfigurationError
+from pyqueue.messages import Reservation
 from pyqueue.payloads import error_text
 
 #: The longest error text that a message keeps, in bytes.
@@ -22,6 +23,8 @@ MAX_ERROR_BYTES: Final = 2048
 #: How many calls of a traceback a message keeps, and the most bytes of them.
 TRACE_CALLS: Final = 8
 MAX_TRACE_BYTES: Final = 4096
+#: The longest error text of an attempt, in characters.
+_MAX_ATTEMPT_TEXT: Final = 200
 #: The longest place, in characters.
 _MAX_PLACE: Final = 200
 #: The packages that call the code of users. The first call of another package is the handler's.
@@ -103,3 +106,23 @@ def _trace(calls: Sequence[_Call]) -> str:
 def _fingerprint(*parts: str) -> str:
     """Return a short hash."""
     return sha256("\n".join(parts).encode("utf-8", "replace")).hexdigest()[:12]
+
+
+def failed_try(held: Reservation[Any], error: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return how a message stores a try that its holder ends; None if there was no error.
+
+    Args:
+        held: the reservation.
+        error: the error, as ``error_record`` made it.
+    """
+    if error is None:
+        return None
+    return {
+        "number": held.tries,
+        "at": error["at"],
+        "owner": held.owner,
+        "seconds": max(0.0, (error["at"] - held.reserved).total_seconds()),
+        "type": error["type"],
+        "fp": error["fp"],
+        "message": error["message"][:_MAX_ATTEMPT_TEXT],
+    }

@@ -119,3 +119,35 @@ class Burial(_Stored):
             position=get("position"),
             stored=stored,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A try that failed."""
+
+    #: The number of the try. Tries whose leases ran out are missing.
+    number: int
+    #: When it failed.
+    at: datetime | None
+    #: The label of the client that held the message.
+    owner: str
+    #: How long it held the message, in seconds.
+    seconds: float
+    #: The type and the fingerprint of the error, and the first 200 characters of its text.
+    type: str
+    fp: str | None
+    message: str
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Self:
+        """Return the try with these stored fields."""
+        get = stored.get
+        return cls(
+            number=get("number", 0),
+            at=get("at"),
+            owner=get("owner", ""),
+            seconds=get("seconds", 0.0),
+            type=get("type", ""),
+            fp=get("fp"),
+            message=get("message", ""),
+        )

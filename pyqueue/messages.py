@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 
 from bson import ObjectId
 
-from pyqueue.facts import Burial, ErrorInfo, Progress, as_stored
+from pyqueue.facts import Attempt, Burial, ErrorInfo, Progress, as_stored
 from pyqueue.limits import Limit
 
 T = TypeVar("T")
@@ -49,6 +49,10 @@ KEPT: Final = timedelta(days=2_556_698)  # 7000 years
 #: The range of priorities, and the default priority of a push. A higher priority goes first.
 HIGHEST_PRIORITY: Final = 9
 DEFAULT_PRIORITY: Final = 4
+
+#: How many of its past queues, and of its failed tries, a message remembers.
+TRAIL_LENGTH: Final = 20
+MAX_ATTEMPTS: Final = 5
 
 #: The ``when`` of a message whose stored value is missing.
 NEVER: Final = datetime.max.replace(tzinfo=UTC)
@@ -104,6 +108,9 @@ class Message(Generic[T]):
     #: How many times it was handed out in this queue. A release lowers ``tries``, but not this. All
     #: messages of a pack have the number of the pack. In a stream it equals ``tries``.
     deliveries: int = field(default=0, kw_only=True)
+    #: The last 5 tries in which the holder gave an error, oldest first. A burial and a redrive keep
+    #: them, and a move drops them. Messages of streams and packs have none.
+    attempts: tuple[Attempt, ...] = field(default=(), kw_only=True)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
         """Restore a pickled message. Release 0.1 has fewer fields, and some of them are dicts."""

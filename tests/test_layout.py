@@ -365,7 +365,7 @@ PROMISED = {
     *("Unavailable", "Disconnected", "TimedOut", "Fenced", "ConfigurationError"),
     *("Stream", "AsyncStream", "StreamMessage", "StreamReservation"),
     *("Consumer", "AsyncConsumer", "ConsumerCounts", "ConsumerInfo"),
-    *("BatchFailed", "Burial", "ErrorInfo", "Progress"),
+    *("BatchFailed", "Attempt", "Burial", "ErrorInfo", "Progress"),
 }
 SIGNATURES = {
     "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "
@@ -493,7 +493,7 @@ def test_the_fields_of_what_users_hold() -> None:
         "dead",
     ]
     assert list(inspect.signature(pyqueue.Message).parameters) == [
-        *(*message, "priority", "group", "deliveries")
+        *(*message, "priority", "group", "deliveries", "attempts")
     ]
     assert list(inspect.signature(pyqueue.Reservation).parameters)[:17] == [
         *message,
@@ -508,6 +508,7 @@ def test_the_fields_of_what_users_hold() -> None:
         "priority",
         "group",
         "deliveries",
+        "attempts",
     ]
     assert set(pyqueue.Counts.__dataclass_fields__) == {
         "ready",

@@ -32,7 +32,7 @@ from pyqueue.backends.receiving import (
 from pyqueue.backends.scan import ByAge, ScanState, due_of
 from pyqueue.documents import hashable_id
 from pyqueue.errors import DuplicateKey, Unavailable
-from pyqueue.messages import Id
+from pyqueue.messages import TRAIL_LENGTH, Id
 from pyqueue.requests import (
     Delete,
     Document,
@@ -226,7 +226,7 @@ def _without_key(document: Document) -> Document:
 def _renamed(document: Document, now: datetime) -> Document:
     """Return a message with a new id. Its trail keeps the old id."""
     stop = {"q": document["q"], "at": now, "id": document["_id"]}
-    trail = [*document.get("trail", ()), stop][-transitions.TRAIL_LENGTH :]
+    trail = [*document.get("trail", ()), stop][-TRAIL_LENGTH:]
     return document | {"_id": ObjectId(), "trail": trail}
 
 

@@ -27,7 +27,7 @@ from pyqueue.backends.kind import Kind, UpdateFields, require_target
 from pyqueue.backends.moving import dump, move_documents, move_each
 from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.backends.pushing import Content, new_document
-from pyqueue.error_records import error_record
+from pyqueue.error_records import error_record, failed_try
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.facts import as_stored
 from pyqueue.limits import shown
@@ -189,10 +189,13 @@ class Documents(Form[Reservation[Any]]):
             delay_s = failure.delay_s
             delay_s = options.backoff.delay(each.tries) if delay_s is None else delay_s
             build = partial(transitions.rolling_back, kind, delay_s, error)
+            build = partial(_with_attempt, build, failed_try(each, error))
             new_place = None if each.group is None else place
             if new_place is not None:
                 build = partial(_placed_again, build, new_place)
-            group = ("rollback", delay_s, None if error is None else id(error), new_place)
+            # An attempt differs by these facts of its reservation.
+            told = None if error is None else (id(error), each.tries, each.owner, each.reserved)
+            group = ("rollback", delay_s, told, new_place)
             settlements.append(Settlement(each, build, group, kind))
         yield from settle(terms.queue, settlements, failure.session)
 
@@ -275,6 +278,13 @@ def _dead_letter(terms: QueueTerms, levels: Collection[int | None]) -> Plan[Targ
     return namespace.dead_letter_target(terms.queue, terms.kind, name, levels)
 
 
+def _with_attempt(
+    build: Callable[[datetime], UpdateFields], attempt: Mapping[str, Any] | None, now: datetime
+) -> UpdateFields:
+    """Return a rollback that also notes a failed try, if there is one."""
+    return transitions.noting(build(now), attempt)
+
+
 def _placed_again(
     build: Callable[[datetime], UpdateFields],
     place: Callable[[datetime], dict[str, Any]],
@@ -297,12 +307,14 @@ def _burial(
     error: Mapping[str, Any] | None,
 ) -> Settlement:
     """Return the settlement that buries a message, for this reason."""
+    attempt = failed_try(held, error)
 
     def build(now: datetime) -> SettlementUpdate:
         death = {"reason": reason, "tries": held.tries, "error": error or as_stored(held.error)}
         put = target.kind.entering(target.queue, now, held.priority, held.group)
         keyed = held.key is not None
-        return transitions.burying(terms.kind, terms.queue, put, now, death, keyed=keyed)
+        update = transitions.burying(terms.kind, terms.queue, put, now, death, keyed=keyed)
+        return transitions.noting(update, attempt)
 
     return Settlement(held, build, None, terms.kind)
 

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from pyqueue.backends.kind import Kind, ScanStart, UpdateFields
 from pyqueue.clock import BAND
-from pyqueue.messages import HIGHEST_PRIORITY, KEPT, Id, Reservation
+from pyqueue.messages import HIGHEST_PRIORITY, KEPT, MAX_ATTEMPTS, TRAIL_LENGTH, Id, Reservation
 from pyqueue.requests import Filter
 
 #: The fields that a claim writes and the end of the claim removes. A message that waits for a slot
@@ -38,14 +38,15 @@ from pyqueue.requests import Filter
 HELD_FIELDS: Final = ("token", "owner", "reserved", "claim", "slot", "limited")
 #: The fields that belong to a message's stay in one queue.
 STAY_FIELDS: Final = (
-    *("error", "progress", "checkpoint", "dead", "deliveries", "processed", "outcome", "expires"),
+    *("error", "attempts", "progress", "checkpoint", "dead", "deliveries"),
+    *("processed", "outcome", "expires"),
 )
+#: The fields that a message takes to the dead-letter queue and back.
+_KEPT_DEAD: Final = ("error", "attempts", "checkpoint", "type")
 #: The fields that a claim counts in, unless it is a pop.
 COUNTS: Final = ("tries", "deliveries")
 #: The beginning of the ``q`` of documents that are in no queue yet, or no longer; see ``handover``.
 HIDDEN: Final = "~handover:"
-#: How many of its past queues a message remembers.
-TRAIL_LENGTH: Final = 20
 
 
 def new_token() -> str:
@@ -278,6 +279,14 @@ def _trail(queue: str, now: datetime) -> dict[str, Any]:
     return {"trail": {"$each": [{"q": queue, "at": now}], "$slice": -TRAIL_LENGTH}}
 
 
+def noting(update: UpdateFields, attempt: Mapping[str, Any] | None) -> UpdateFields:
+    """Return an update that also notes a failed try, if there is one."""
+    if attempt is not None:
+        noted = {"$each": [attempt], "$slice": -MAX_ATTEMPTS}
+        update["$push"] = {**update.get("$push", {}), "attempts": noted}
+    return update
+
+
 def leaving(
     kind: Kind, queue: str, put: dict[str, Any], now: datetime, *, keep: Sequence[str] = ()
 ) -> UpdateFields:
@@ -311,7 +320,7 @@ def burying(
     put = {**put, "dead": {"from": queue, "at": now, **death}}
     if death["error"] is not None:
         put["error"] = death["error"]
-    update = leaving(kind, queue, put, now, keep=("dead", "error", "checkpoint", "type"))
+    update = leaving(kind, queue, put, now, keep=("dead", *_KEPT_DEAD))
     # If the message has no key, "$rename" would leave the ``last_key`` of an earlier queue.
     del update["$rename"]
     return _remembering_key(update, keyed=keyed)
@@ -319,4 +328,4 @@ def burying(
 
 def redriving(kind: Kind, queue: str, put: dict[str, Any], now: datetime) -> UpdateFields:
     """Return the update that takes a dead message back to the queue that it came from."""
-    return leaving(kind, queue, put, now, keep=("error", "checkpoint", "type"))
+    return leaving(kind, queue, put, now, keep=_KEPT_DEAD)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from datetime import datetime
 from io import BufferedIOBase
 from pathlib import Path
@@ -293,7 +294,8 @@ def to_json(message: Message[Any]) -> dict[str, Any]:
     """Return the fields of a message that programs need."""
     names = "id queue payload headers key when pushed tries error trail state dead priority group "
     names += "deliveries"
-    return {name: getattr(message, name) for name in names.split()}
+    attempts = [asdict(each) for each in message.attempts]
+    return {name: getattr(message, name) for name in names.split()} | {"attempts": attempts}
 
 
 @app.command()

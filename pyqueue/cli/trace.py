@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -95,6 +96,7 @@ def to_json(document: Mapping[str, Any], now: datetime, max_tries: int | None) -
         "progress": message.progress,
         "checkpoint": message.checkpoint,
         "error": message.error,
+        "attempts": [asdict(each) for each in message.attempts],
         "dead": message.dead,
         "outcome": document.get("outcome"),
         "processed": document.get("processed"),
@@ -127,6 +129,8 @@ def show(facts: Mapping[str, Any]) -> None:
         fraction = progress.get("fraction")
         percent = f"{fraction:.0%}" if isinstance(fraction, (int, float)) else cell(fraction)
         _line("progress", f"{percent} {progress.get('note') or ''} at {cell(progress.get('at'))}")
+    for attempt in facts.get("attempts", ()):
+        _line(f"try {attempt['number']}", _attempt(attempt))
     if error := facts.get("error"):
         _line("failed", f"{error.get('type')}: {error.get('message')} at {cell(error.get('at'))}")
         for line in str(error.get("trace", "")).splitlines():
@@ -152,6 +156,11 @@ def _line(name: str, text: object) -> None:
 def _holder(lease: Mapping[str, Any]) -> str:
     text = f"{lease['owner']} since {cell(lease['since'])}, until {cell(lease['until'])}"
     return f"{text} (expired: the next consumer can claim it)" if lease["lapsed"] else text
+
+
+def _attempt(attempt: Mapping[str, Any]) -> str:
+    text = f"{attempt['type']}: {attempt['message']} at {cell(attempt['at'])}"
+    return f"{text}, held for {attempt['seconds']} s by {attempt['owner']}"
 
 
 def _state(facts: Mapping[str, Any]) -> str:

@@ -43,7 +43,8 @@ def test_trace_shows_the_history_of_a_message(shell: Shell, client: Client) -> N
     )
     assert [stop["q"] for stop in facts["trail"]][:2] == ["a", "b"]
     words = shell.run("trace", str(id))[1]
-    for word in ("buried: from b", "pyqueue redrive b.dead", "ValueError: bad"):
+    assert (facts["deliveries"], [each["number"] for each in facts["attempts"]]) == (0, [1])
+    for word in ("buried: from b", "pyqueue redrive b.dead", "ValueError: bad", "try 1"):
         assert word in words
 
     client.queue("b.dead").redrive()

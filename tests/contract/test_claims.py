@@ -656,6 +656,7 @@ STRANGE: dict[str, Any] = {
     "headers as number": {"$set": {"headers": 5}},
     "key as number": {"$set": {"key": 4}},
     "trail as number": {"$set": {"trail": 3}},
+    "attempts as number": {"$set": {"attempts": 3}},
     "dead as text": {"$set": {"dead": "x"}},
     "processed": {"$set": {"processed": 1}},
 }

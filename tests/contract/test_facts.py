@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -166,3 +167,96 @@ def test_error_in_a_stream_keeps_its_fingerprint(client: AnyClient, name: str) -
     [dead] = client.queue(f"{name}.g.dead").peek()
     assert (dead.error.fp, dead.error.where.partition(":")[0]) == (held.error.fp, __name__)
     assert (dead.dead.queue, dead.dead.group, dead.dead.position) == (name, "g", 0)
+
+
+# ---- attempts
+
+
+def fail(queue: AnyQueue, error: Any, **options: Any) -> None:
+    """Reserve the message of a queue, and roll it back."""
+    queue.rollback(queue.reserve(0), delay=0, error=error, **options)
+
+
+def numbers(message: Any) -> list[int]:
+    """Return the numbers of the failed tries."""
+    return [each.number for each in message.attempts]
+
+
+def test_failed_tries_are_kept(queue: AnyQueue) -> None:
+    queue.push(1)
+    fail(queue, failure())
+    fail(queue, None)  # no error, no attempt
+    fail(queue, "x" * 300)
+    held = queue.reserve(0)
+    first, second = held.attempts
+    assert (first.number, first.type, first.message) == (1, "ValueError", "no such carrier")
+    assert (second.number, second.type, second.message) == (3, "error", "x" * 200)
+    assert (first.owner, second.fp) == (held.owner, held.error.fp)
+    assert near(first.at, 0)
+    assert 0 <= first.seconds < 60
+    assert queue.get(held.id).attempts == held.attempts
+
+
+def test_message_keeps_its_last_five_attempts(queue: AnyQueue) -> None:
+    id = queue.push(1)
+    for number in range(1, 8):
+        fail(queue, f"failure {number}")
+    assert numbers(queue.get(id)) == [3, 4, 5, 6, 7]
+
+
+def test_lapsed_try_leaves_a_gap(world: World, queue: AnyQueue) -> None:
+    queue.push(1)
+    fail(queue, "one")
+    world.lapse(queue.reserve(0))
+    fail(queue, "three")
+    assert numbers(queue.reserve(0)) == [1, 3]
+
+
+@pytest.mark.needs("dead_letter", "move")
+def test_attempts_survive_burial_and_redrive_but_no_move(
+    client: AnyClient, name: str, other: AnyQueue
+) -> None:
+    queue, dead = client.queue(name, max_tries=2), client.queue(f"{name}.dead")
+    id = queue.push(1)
+    fail(queue, "one")
+    fail(queue, "two")
+    assert numbers(dead.get(id)) == [1, 2]
+    assert dead.redrive() == 1
+    assert numbers(queue.get(id)) == [1, 2]
+    queue.bury(queue.reserve(0), error="bad")
+    assert [each.message for each in dead.get(id).attempts] == ["one", "two", "bad"]
+    assert numbers(dead.get(id)) == [1, 2, 1]  # a redrive begins to count anew
+    dead.redrive()
+    queue.move(queue.reserve(0), to=other)
+    assert other.get(id).attempts == ()
+
+
+@pytest.mark.needs("history")
+def test_history_keeps_attempts_until_a_replay(client: AnyClient, name: str) -> None:
+    queue = client.queue(name, history=60)
+    id = queue.push(1)
+    fail(queue, "one")
+    queue.commit(queue.reserve(0))
+    assert numbers(queue.get(id)) == [1]
+    queue.replay(id)
+    assert queue.get(id).attempts == ()
+
+
+@pytest.mark.needs("keys")
+def test_new_payload_has_no_attempts(queue: AnyQueue) -> None:
+    id = queue.push(1, key="k")
+    fail(queue, "one")
+    queue.push(2, key="k", on_duplicate="replace")
+    assert queue.get(id).attempts == ()
+
+
+@pytest.mark.needs("packs")
+def test_messages_of_a_pack_have_no_attempts(client: AnyClient, name: str) -> None:
+    queue = client.queue(name)
+    queue.push_many(["a", "b"])
+    one, other = queue.reserve_many(2, timeout=0)
+    queue.rollback(one, delay=0, error="one")
+    assert queue.get(one.id).attempts == ()
+    queue.commit(other)
+    fail(queue, "two")  # by now the message has its own document
+    assert numbers(queue.get(one.id)) == [2]

@@ -56,6 +56,7 @@ FIELDS = (
     *("q", "when", "due", "tries", "headers", "key", "last_key", "token", "owner", "reserved"),
     *("claim", "pushed", "error", "progress", "checkpoint", "trail", "dead", "processed"),
     *("outcome", "expires", "type", "payload", "record", "_id", "deliveries"),
+    "attempts",
 )
 #: The ways to receive.
 VERBS = ("reserve", "reserve_many", "pop", "pop_many")

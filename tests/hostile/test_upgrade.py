@@ -18,7 +18,8 @@ import pickle
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from dataclasses import fields
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,8 @@ def test_stored_messages_are_read(old: Place, path: Path) -> None:
     assert failed is not None
     assert failed.error is not None
     assert (failed.error["type"], failed.error["message"]) == ("ValueError", "why it failed")
+    assert (failed.error.type, failed.error.fp, failed.error.trace) == ("ValueError", None, None)
+    assert (failed.deliveries, failed.attempts) == (1, ())
     assert failed.tries == 1
     moved = client.queue("q-target").get("moved")
     assert moved is not None
@@ -213,6 +216,8 @@ def test_stored_messages_are_read(old: Place, path: Path) -> None:
         assert dead is not None
         assert dead.dead is not None
         assert (dead.dead["from"], dead.dead["reason"]) == (f"q-{name}", reason)
+        assert (dead.dead.queue, dead.dead.reason) == (f"q-{name}", reason)
+        assert (dead.deliveries, dead.attempts) == (0, ())
         assert dead.error is not None
     typed: AnyQueue = client.queue("typed", Order)
     assert typed.peek()[0].payload == Order(n=4, note="typed")
@@ -267,10 +272,29 @@ def test_pickled_reservation_is_settled(cleared: Place) -> None:
     assert (held.id, held.token, held.payload) == ("pickled", document["token"], {"n": 8})
     assert (held.key, held.headers) == ("key of pickled", {"h": "pickled"})
     assert held.owner == "first release"
+    # Fields that the first release lacks.
+    assert held.reserved == held.until - timedelta(seconds=held.lease)
+    assert (held.deliveries, held.attempts, held.group, held.slot) == (0, (), None, None)
     queue = cleared.client.queue(held.queue, history=AGE)
     queue.extend(held, lease=60)
     queue.commit(held)
     assert [(each.id, each.key) for each in queue.history()] == [("pickled", "key of pickled")]
+
+
+def test_pickled_dicts_of_the_first_release_become_values() -> None:
+    """It pickled errors, progress and burials as dicts."""
+    stored = json.loads((STORED / "pickled.json").read_text())
+    held = pickle.loads(base64.b64decode(stored["reservation"]))
+    names = [each.name for each in fields(held) if each.name not in ("deliveries", "attempts")]
+    given = {name: getattr(held, name) for name in names}
+    given["error"] = {"type": "KeyError", "message": "'x'", "at": EARLY}
+    given["progress"] = {"fraction": 0.5, "note": None, "at": EARLY}
+    given["dead"] = {"from": "a", "at": EARLY, "reason": "tries", "tries": 2, "error": None}
+    held.__setstate__((None, given))
+    assert (held.error.type, held.error["message"], held.error.fp) == ("KeyError", "'x'", None)
+    assert (held.progress.fraction, held.dead.queue, held.dead["from"]) == (0.5, "a", "a")
+    again = pickle.loads(pickle.dumps(held))
+    assert (again.error, again.dead) == (held.error, held.dead)
 
 
 @each_file

@@ -96,6 +96,9 @@ def shown_fields(message: Message[Any]) -> dict[str, Any]:
     """Return the fields of a message."""
     fields = {name: millis(getattr(message, name)) for name in FIELDS}
     fields |= {"key": message.key, "due": millis(message.when)}
+    fields["attempts"] = [
+        (each.number, millis(each.at), each.type, each.message) for each in message.attempts
+    ]
     if isinstance(message, Finished):
         fields |= {"outcome": message.outcome, "processed": millis(message.processed)}
     return fields
@@ -103,7 +106,8 @@ def shown_fields(message: Message[Any]) -> dict[str, Any]:
 
 def expected(item: Item) -> dict[str, Any]:
     """Return the expected fields of a message."""
-    fields = {name: getattr(item, name) for name in FIELDS} | {"key": item.shown, "due": item.due}
+    fields = {name: getattr(item, name) for name in (*FIELDS, "attempts")}
+    fields |= {"key": item.shown, "due": item.due}
     if item.processed is not None:
         fields |= {"outcome": item.outcome, "processed": item.processed}
     return fields

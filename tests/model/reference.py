@@ -81,6 +81,8 @@ class Item:
     #: not only until ``when``.
     claim: int = 0
     error: Any = None
+    #: The failed tries: number, time, type and text.
+    attempts: list[tuple[int, Millis, str, str]] = field(default_factory=list)
     progress: Any = None
     checkpoint: Any = None
     dead: Any = None
@@ -286,6 +288,7 @@ class Model:
             if most is not None and item.tries >= most and not item.dead:
                 self._bury(item, "tries", error)
                 return
+            self._note_try(item, error)
             wait = 1000 * 2 ** (item.tries - 1) if delay is None else delay
             item.when = item.due = self.now + wait
             item.claim, item.error = 0, error or item.error
@@ -360,7 +363,7 @@ class Model:
         found = [each for each in self.free(queue) if each.dead][:limit]
         for item in found:
             home, key = item.dead["from"], item.shown
-            self._leave(item, home, self.now, "error", "checkpoint")
+            self._leave(item, home, self.now, "error", "attempts", "checkpoint")
             item.key = None if self.with_key(home, key) else key
         return len(found)
 
@@ -398,7 +401,14 @@ class Model:
         item.had, item.key = item.shown, None
         item.processed, item.outcome = self.now, outcome
 
+    @staticmethod
+    def _note_try(item: Item, error: Any) -> None:
+        if error:
+            noted = item.tries, error["at"], error["type"], error["message"]
+            item.attempts = [*item.attempts, noted][-5:]
+
     def _bury(self, item: Item, reason: str, error: Any) -> None:
+        self._note_try(item, error)
         error = error or item.error
         dead = {
             "from": item.queue,
@@ -408,7 +418,7 @@ class Model:
             "error": error,
         }
         key = item.key
-        self._leave(item, self._rules[item.queue].grave, self.now, "checkpoint")
+        self._leave(item, self._rules[item.queue].grave, self.now, "attempts", "checkpoint")
         item.dead, item.error, item.had = dead, error, key
 
     def _leave(self, item: Item, queue: str, when: Millis, *kept: str) -> None:
@@ -428,6 +438,8 @@ class Model:
     @staticmethod
     def _bare(item: Item, *kept: str) -> Item:
         item.claim = item.deliveries = 0
+        if "attempts" not in kept:
+            item.attempts = []
         for name in ("error", "progress", "checkpoint", "dead", "processed", "outcome"):
             if name not in kept:
                 setattr(item, name, None)

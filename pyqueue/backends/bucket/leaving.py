@@ -32,7 +32,7 @@ from pyqueue.backends.hidden import copy_filter, is_copy
 from pyqueue.backends.options import QueueTerms, Target
 from pyqueue.errors import DuplicateKey, QueueError, Unavailable
 from pyqueue.facts import as_stored
-from pyqueue.messages import Id, PackedReservation
+from pyqueue.messages import TRAIL_LENGTH, Id, PackedReservation
 from pyqueue.payloads import encode
 from pyqueue.requests import (
     Coalesce,
@@ -222,7 +222,7 @@ def _stored(pack: Document, place: int) -> Document:
 def trail_after(document: Document, queue: str, now: datetime) -> dict[str, Any]:
     """Return the field ``trail`` of a message after it has left this queue."""
     trail = [*document.get("trail", ()), {"q": queue, "at": now}]
-    return {"trail": trail[-transitions.TRAIL_LENGTH :]}
+    return {"trail": trail[-TRAIL_LENGTH:]}
 
 
 def leave_each(

@@ -32,7 +32,7 @@ _INVALID: Final[Sequence[dict[str, Any]]] = [
             "date": ("due", "pushed"),
             "object": ("headers", "error", "dead"),
             "string": ("key",),
-            "array": ("trail",),
+            "array": ("trail", "attempts"),
         }.items()
         for name in names
     ),
