@@ -15,7 +15,15 @@ from zlib import crc32
 from bson import ObjectId
 
 from pyqueue.facts import Attempt, Burial, ErrorInfo, Progress
-from pyqueue.messages import HIGHEST_PRIORITY, NEVER, Finished, Message, Reservation, State
+from pyqueue.messages import (
+    HIGHEST_PRIORITY,
+    NEVER,
+    TRAIL_LENGTH,
+    Finished,
+    Message,
+    Reservation,
+    State,
+)
 
 #: From this year on, instants are reserved for pyqueue.
 _RESERVED_YEAR: Final = 8000
@@ -157,6 +165,22 @@ def eligible_since(document: Mapping[str, Any]) -> datetime | None:
     return None
 
 
+def trail_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the queues that a message passed through, each with what is known of its stay there.
+
+    A message comes when it leaves the queue before. The first entry of a full trail does not tell
+    when it came, because earlier entries may be gone.
+    """
+    stored = document.get("trail") or ()
+    came = document.get("pushed") if len(stored) < TRAIL_LENGTH else None
+    stops: list[dict[str, Any]] = []
+    for stop in stored:
+        facts = {"in": came, "out": stop["at"]}
+        stops.append({"tries": None, "waited": None, **stop, **facts})
+        came = stop["at"]
+    return stops
+
+
 def message_of(
     document: Mapping[str, Any], payload: Any, now: datetime, *, lease: float | None = None
 ) -> Message[Any]:
@@ -190,7 +214,7 @@ def message_of(
         ErrorInfo.of(get("error")),
         Progress.of(get("progress")),
         get("checkpoint"),
-        get("trail") or [],
+        trail_of(document),
         state_of(document, now),
         Burial.of(get("dead")),
     )

@@ -95,7 +95,9 @@ class Message(Generic[T]):
     progress: Progress | None
     #: The state that an earlier try stored.
     checkpoint: Any
-    #: The last 20 queues that the message passed through: ``{q, at}``.
+    #: The last 20 queues that the message passed through: ``q``, ``in`` and ``out``, the instants
+    #: when it came and left, ``tries``, and ``waited``, how many seconds it was eligible before its
+    #: last claim. A value is None if it is unknown. ``at`` is ``out``.
     trail: list[dict[str, Any]]
     #: scheduled, ready, reserved or finished.
     state: State

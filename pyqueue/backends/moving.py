@@ -92,15 +92,31 @@ def move_documents(
 ) -> Plan[None]:
     """Move messages that are documents. Moves that change only the queue share commands."""
     same: Hashable = ("move", id(move))
+    alike = _stayed_alike([held for held, _ in pairs])
     settlements = []
     for held, value in pairs:
         settlement = move_settlement(terms, held, value, move)
-        shared = value is UNCHANGED and move.key is None and settlement.group is None
+        shared = alike and value is UNCHANGED and move.key is None and settlement.group is None
         settlements.append(settlement._replace(group=(same, held.priority) if shared else None))
     try:
         yield from settle(terms.queue, settlements, session)
     except DuplicateKey as clash:
         raise _key_taken(move.target, str(move.key)) from clash
+
+
+def stay_of(held: Reservation[Any]) -> dict[str, Any]:
+    """Return what a trail tells of a stay: its tries, and the wait for the last of them."""
+    waited_s = max(0.0, (held.reserved - held.when).total_seconds())
+    return {"tries": held.tries, "waited": waited_s}
+
+
+def _stayed_alike(held: Sequence[Reservation[Any]]) -> bool:
+    """Return whether the trails of all messages get equal entries.
+
+    If not, no two messages share an update, and one bulk write has them all. Small groups of equal
+    entries would each need a command.
+    """
+    return len({tuple(stay_of(each).values()) for each in held}) == 1
 
 
 def stored_payload(codec: Codec[Any], payload: Any) -> Any:
@@ -171,6 +187,7 @@ def move_settlement(
     ordered_group = held.group if move.group is None else move.group
     # The message keeps its place among the messages of its group that move the same way.
     stays = move.group is None and move.delay is None and move.at is None
+    stay = stay_of(held)
 
     def build(now: datetime) -> SettlementUpdate:
         when = arguments.starting(now, move.delay, move.at)
@@ -188,6 +205,7 @@ def move_settlement(
         for each in keep:
             del put[each]
         update = transitions.leaving(kind, terms.queue, put, now, keep=keep)
+        update = transitions.noting(update, None, stay)
         for operator, fields in (move.edits or {}).items():
             update[operator] = {**update.get(operator, {}), **fields}
         return update
@@ -223,6 +241,7 @@ def move_each(
     levels = {held.priority if new.priority is None else new.priority for held, new in pairs}
     yield from namespace.ensure(target.queue, target.kind, target.options, levels)
     now = yield from ServerTime()
+    alike = _stayed_alike([held for held, _ in pairs])
     settlements = []
     for held, new in pairs:
         labels = arguments.headers(new.headers) or {}
@@ -231,7 +250,7 @@ def move_each(
         at = new.at if new.at is not None and new.at > now else None
         how = Move(target, labels, key, new.delay, at, priority=new.priority, group=new.group)
         settlement = move_settlement(terms, held, value, how)
-        changed = value is not UNCHANGED or key is not None or labels
+        changed = not alike or value is not UNCHANGED or key is not None or labels
         # Settlements with equal batch keys share a command; one without a key has its own.
         shared = not changed and at is None and new.delay is None and settlement.group is None
         batch_key: Hashable = ("move", id(target), held.priority, new.priority)

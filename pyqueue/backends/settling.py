@@ -24,7 +24,7 @@ from pyqueue.backends.extending import extend_documents
 from pyqueue.backends.forms import Extension, Failure, Failures, Form, Held, Move, Outcomes
 from pyqueue.backends.handover import Handover, Result, discard, hand_over_whole
 from pyqueue.backends.kind import Kind, UpdateFields, require_target
-from pyqueue.backends.moving import dump, move_documents, move_each
+from pyqueue.backends.moving import dump, move_documents, move_each, stay_of
 from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.backends.pushing import Content, new_document
 from pyqueue.error_records import error_record, failed_try
@@ -314,7 +314,7 @@ def _burial(
         put = target.kind.entering(target.queue, now, held.priority, held.group)
         keyed = held.key is not None
         update = transitions.burying(terms.kind, terms.queue, put, now, death, keyed=keyed)
-        return transitions.noting(update, attempt)
+        return transitions.noting(update, attempt, stay_of(held))
 
     return Settlement(held, build, None, terms.kind)
 

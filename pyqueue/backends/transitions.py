@@ -279,11 +279,14 @@ def _trail(queue: str, now: datetime) -> dict[str, Any]:
     return {"trail": {"$each": [{"q": queue, "at": now}], "$slice": -TRAIL_LENGTH}}
 
 
-def noting(update: UpdateFields, attempt: Mapping[str, Any] | None) -> UpdateFields:
-    """Return an update that also notes a failed try, if there is one."""
+def noting(
+    update: UpdateFields, attempt: Mapping[str, Any] | None, stay: Mapping[str, Any] | None = None
+) -> UpdateFields:
+    """Return an update that also notes a failed try, and facts of the stay that it ends."""
     if attempt is not None:
-        noted = {"$each": [attempt], "$slice": -MAX_ATTEMPTS}
-        update["$push"] = {**update.get("$push", {}), "attempts": noted}
+        update.setdefault("$push", {})["attempts"] = {"$each": [attempt], "$slice": -MAX_ATTEMPTS}
+    if stay is not None:
+        update["$push"]["trail"]["$each"][0] |= stay
     return update
 
 

@@ -119,7 +119,7 @@ def show(facts: Mapping[str, Any]) -> None:
     _line("state", _state(facts))
     _line("pushed", cell(facts["pushed"]))
     for stop in facts.get("trail", ()):
-        _line("passed", f"{stop['q']} until {cell(stop['at'])}")
+        _line("passed", _stop(stop))
     most = f" of {facts['max_tries']}" if "max_tries" in facts else ""
     _line("tries", f"{facts['tries']}{most}")
     _line("deliveries", facts["deliveries"])
@@ -156,6 +156,14 @@ def _line(name: str, text: object) -> None:
 def _holder(lease: Mapping[str, Any]) -> str:
     text = f"{lease['owner']} since {cell(lease['since'])}, until {cell(lease['until'])}"
     return f"{text} (expired: the next consumer can claim it)" if lease["lapsed"] else text
+
+
+def _stop(stop: Mapping[str, Any]) -> str:
+    came = "" if stop["in"] is None else f" from {cell(stop['in'])}"
+    text = f"{stop['q']}{came} until {cell(stop['out'])}"
+    tries = "" if stop["tries"] is None else f", tries: {stop['tries']}"
+    waited = "" if stop["waited"] is None else f", waited {stop['waited']} s for the last"
+    return text + tries + waited
 
 
 def _attempt(attempt: Mapping[str, Any]) -> str:

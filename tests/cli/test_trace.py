@@ -42,9 +42,14 @@ def test_trace_shows_the_history_of_a_message(shell: Shell, client: Client) -> N
         "bad",
     )
     assert [stop["q"] for stop in facts["trail"]][:2] == ["a", "b"]
+    first, second = facts["trail"][:2]
+    assert (first["tries"], first["in"], first["out"]) == (1, facts["pushed"], second["in"])
+    assert first["waited"] >= 0
     words = shell.run("trace", str(id))[1]
     assert (facts["deliveries"], [each["number"] for each in facts["attempts"]]) == (0, [1])
-    for word in ("buried: from b", "pyqueue redrive b.dead", "ValueError: bad", "try 1"):
+    for word in ("buried: from b", "pyqueue redrive b.dead", "ValueError: bad"):
+        assert word in words
+    for word in ("try 1", ", tries: 1", "fingerprint"):
         assert word in words
 
     client.queue("b.dead").redrive()

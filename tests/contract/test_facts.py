@@ -260,3 +260,69 @@ def test_messages_of_a_pack_have_no_attempts(client: AnyClient, name: str) -> No
     queue.commit(other)
     fail(queue, "two")  # by now the message has its own document
     assert numbers(queue.get(one.id)) == [2]
+
+
+# ---- the trail
+
+
+@pytest.mark.needs("move")
+def test_trail_tells_of_each_stay(world: World, queue: AnyQueue, other: AnyQueue) -> None:
+    queue.push(1)
+    fail(queue, "one")
+    held = queue.reserve(0)
+    queue.move(held, to=other)
+    second = other.reserve(0)
+    (stop,) = second.trail
+    assert (stop["q"], stop["tries"], stop["in"]) == (queue.name, 2, held.pushed)
+    assert stop["out"] == stop["at"] == second.when
+    assert stop["waited"] == (held.reserved - held.when).total_seconds()
+    other.move(second, to=queue)
+    one, two = queue.reserve(0).trail
+    assert one == stop
+    assert (two["q"], two["tries"], two["in"]) == (other.name, 1, one["out"])
+    assert two["out"] >= two["in"]
+
+
+@pytest.mark.needs("move")
+def test_trail_of_an_older_release_tells_when_it_can(world: World, queue: AnyQueue) -> None:
+    id = queue.push(1)
+    pushed = queue.get(id).pushed
+    stop = {"q": "a", "at": pushed}
+    world.raw().update_one({"_id": id}, {"$set": {"trail": [stop, stop]}})
+    known = {"in": pushed, "out": pushed, "tries": None, "waited": None}
+    assert queue.get(id).trail == [stop | known] * 2
+    world.raw().update_one({"_id": id}, {"$set": {"trail": [stop] * 20}})
+    trail = queue.get(id).trail
+    assert (trail[0]["in"], trail[1]["in"]) == (None, pushed)  # an earlier entry may be gone
+
+
+@pytest.mark.needs("dead_letter")
+def test_trail_tells_of_the_tries_before_a_burial(client: AnyClient, name: str) -> None:
+    queue, dead = client.queue(name, max_tries=2), client.queue(f"{name}.dead")
+    id = queue.push(1)
+    fail(queue, "one")
+    fail(queue, "two")
+    (stop,) = dead.get(id).trail
+    assert (stop["q"], stop["tries"]) == (name, 2)
+    dead.redrive()
+    assert [each["tries"] for each in queue.get(id).trail] == [2, None]
+
+
+@pytest.mark.needs("packs")
+def test_trail_of_a_pack_tells_of_its_stay(
+    client: AnyClient, queue: AnyQueue, other: AnyQueue
+) -> None:
+    queue.push_many(["a", "b", "c"])
+    held = queue.reserve_many(3, timeout=0)
+    queue.move(*held, to=other)
+    moved = other.reserve_many(3, timeout=0)
+    assert {(each.trail[0]["tries"], each.trail[0]["in"]) for each in moved} == {
+        (1, held[0].pushed)
+    }
+    other.bury(moved[1])
+    (dead,) = client.queue(f"{other.name}.dead").peek()
+    assert (dead.trail[1]["tries"], dead.trail[1]["waited"] >= 0) == (1, True)
+    other.move(moved[0], to=queue)  # out of its pack
+    (back,) = queue.reserve_many(1, timeout=0)
+    assert [stop["tries"] for stop in back.trail] == [1, 1]
+    assert back.trail[1]["in"] == back.trail[0]["out"]

@@ -96,6 +96,7 @@ def shown_fields(message: Message[Any]) -> dict[str, Any]:
     """Return the fields of a message."""
     fields = {name: millis(getattr(message, name)) for name in FIELDS}
     fields |= {"key": message.key, "due": millis(message.when)}
+    fields["trail"] = [{"q": stop["q"], "at": millis(stop["at"])} for stop in message.trail]
     fields["attempts"] = [
         (each.number, millis(each.at), each.type, each.message) for each in message.attempts
     ]

@@ -214,6 +214,19 @@ def test_move_each_shares_a_command_unless_it_waits() -> None:
     assert [update["$set"]["when"] for _, update in each.pairs] == [after(5), after(7)]
 
 
+def test_moves_after_unlike_stays_are_one_bulk_write() -> None:
+    """Their trails differ, and each small group would need a command."""
+    held = [reservation(f"m{n}", tries=n % 2 + 1, reserved=after(n % 2)) for n in range(4)]
+    runner = Runner((4, []))
+    runner.run(standard().move([(each, UNCHANGED) for each in held], to=standard("b")))
+    (command,) = runner.commands
+    assert isinstance(command, UpdateEach)
+    stops = [update["$push"]["trail"]["$each"] for _, update in command.pairs]
+    stop = {"q": "a", "at": NOW}
+    first, second = stop | {"tries": 1, "waited": 0.0}, stop | {"tries": 2, "waited": 1.0}
+    assert stops == [[first], [second]] * 2
+
+
 def test_later_move_of_a_settled_message_leaves_it_unknown() -> None:
     """Another consumer moved both on since: which of the two this move settled is not stored."""
     held = [reservation("m1"), reservation("m2")]

@@ -29,6 +29,7 @@ from pyqueue.backends.bucket.settling import (
 from pyqueue.backends.forms import Failure, each_part
 from pyqueue.backends.handover import Handover, Result, hand_over
 from pyqueue.backends.hidden import copy_filter, is_copy
+from pyqueue.backends.moving import stay_of
 from pyqueue.backends.options import QueueTerms, Target
 from pyqueue.errors import DuplicateKey, QueueError, Unavailable
 from pyqueue.facts import as_stored
@@ -219,9 +220,14 @@ def _stored(pack: Document, place: int) -> Document:
     return {name: document[name] for name in kept if name in document}
 
 
-def trail_after(document: Document, queue: str, now: datetime) -> dict[str, Any]:
-    """Return the field ``trail`` of a message after it has left this queue."""
-    trail = [*document.get("trail", ()), {"q": queue, "at": now}]
+def trail_after(
+    document: Document, queue: str, now: datetime, stay: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the field ``trail`` of a message after it has left this queue.
+
+    ``stay``: facts of its stay in the queue.
+    """
+    trail = [*document.get("trail", ()), {"q": queue, "at": now, **stay}]
     return {"trail": trail[-TRAIL_LENGTH:]}
 
 
@@ -340,19 +346,25 @@ def bury(terms: QueueTerms, held: Held, failure: Failure, reason: str = "buried"
     target = yield from namespace.dead_letter_target(queue, kind, name, priorities=[None])
 
     def make(each: PackedReservation[Any]) -> Make:
-        return burial(queue, target, reason, each.tries, error or as_stored(each.error))
+        why = error or as_stored(each.error)
+        return burial(queue, target, reason, stay_of(each), why)
 
     groups = by_pack(queue, kind, held)
     yield from leave_each(queue, held, groups, make, session=failure.session)
 
 
-def burial(queue: str, target: Target, reason: str, tries: int, error: ErrorRecord) -> Make:
-    """Return the function that makes the document of a buried message."""
+def burial(
+    queue: str, target: Target, reason: str, stay: Mapping[str, Any], error: ErrorRecord
+) -> Make:
+    """Return the function that makes the document of a buried message.
+
+    ``stay``: the tries, and other facts of its stay in the queue.
+    """
 
     def buried(stored: Document, now: datetime) -> Document:
-        entering = target.kind.entering(target.queue, now)
-        document = stored | entering | trail_after(stored, queue, now)
-        death = {"reason": reason, "tries": tries, "error": error}
+        trail = trail_after(stored, queue, now, stay)
+        document = stored | target.kind.entering(target.queue, now) | trail
+        death = {"reason": reason, "tries": stay["tries"], "error": error}
         document["dead"] = {"from": queue, "at": now, **death}
         return document | ({} if error is None else {"error": error})
 

@@ -19,7 +19,7 @@ from pyqueue.backends.bucket.leaving import Make, leave_each, trail_after
 from pyqueue.backends.bucket.settling import Group, Held, by_pack
 from pyqueue.backends.forms import Move, Outcomes
 from pyqueue.backends.hidden import HANDED
-from pyqueue.backends.moving import refuse_taken, stored_payload
+from pyqueue.backends.moving import refuse_taken, stay_of, stored_payload
 from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.errors import DuplicateKey, InvalidMessage, LeaseLost, Unavailable
 from pyqueue.messages import UNCHANGED, PackedReservation
@@ -119,7 +119,7 @@ def _move(
             if value is not UNCHANGED:
                 changed[f"b.{each.place}.p"] = value
             changed |= {f"b.{each.place}.h.{name}": label for name, label in labels.items()}
-        return _move_whole(one, move, changed)
+        return _move_whole(one, move, changed, stay_of(members[0]))
 
     def make(each: PackedReservation[Any]) -> Make:
         value, labels = contents[id(each)]
@@ -127,7 +127,7 @@ def _move(
         def moved(stored: Document, now: datetime) -> Document:
             when = arguments.starting(now, move.delay, move.at)
             put = target.kind.entering(target.queue, when, move.priority, move.group)
-            document = stored | put | trail_after(stored, queue, now)
+            document = stored | put | trail_after(stored, queue, now, stay_of(each))
             document.pop("type", None)
             if target.codec.name is not None:
                 document["type"] = target.codec.name
@@ -154,13 +154,16 @@ def _move(
     )
 
 
-def _move_whole(group: Group, move: Move, changed: Mapping[str, Any]) -> Plan[bool]:
+def _move_whole(
+    group: Group, move: Move, changed: Mapping[str, Any], stay: Mapping[str, Any]
+) -> Plan[bool]:
     """Move a pack to another bucket. Return False if the pack cannot move as a whole.
 
     Args:
         group: its messages.
         move: how it moves.
         changed: the fields to write into its messages: payloads and headers.
+        stay: facts of their stay in the queue, for the trail.
     """
     target = move.target
     # Each payload was checked. Together they may exceed a document: then they move in parts.
@@ -176,6 +179,7 @@ def _move_whole(group: Group, move: Move, changed: Mapping[str, Any]) -> Plan[bo
     if target.codec.name is not None:
         put["type"] = target.codec.name
     update = transitions.leaving(group.kind, group.queue, put, now)
+    update = transitions.noting(update, None, stay)
     del update["$rename"]  # a pack has no key
     update["$unset"]["level"] = ""
     # The pack has no other messages, and no message that left it is still hidden.

@@ -269,7 +269,7 @@ def _bury_misfits(
     leavers: list[Leaver] = []
     for place, misfit in misfits:
         error = error_record(misfit, now)
-        leavers.append((place, burial(terms.queue, target, "invalid", tries, error)))
+        leavers.append((place, burial(terms.queue, target, "invalid", {"tries": tries}, error)))
         id, text = hold.message_id(place), str(error["message"])
         how.misfits.add(terms.queue, how.codec.name, terms.dead_letter, id, text, now=now)
     bits = packs.bits_set([place for place, _ in leavers])
@@ -354,7 +354,7 @@ def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
         target = yield from namespace.dead_letter_target(
             terms.queue, terms.kind, terms.dead_letter, priorities=[None]
         )
-        make = burial(terms.queue, target, "tries", hold.before, error)
+        make = burial(terms.queue, target, "tries", {"tries": hold.before}, error)
         yield from leave(_group(terms, hold, alive), [(0, make)])
         return
     if packs.window(hold.size, alive, hold.level) is None:

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, NamedTuple
 from pyqueue.backends.bucket import packs
 from pyqueue.backends.receiving import Claims
 from pyqueue.backends.scan import Memory
+from pyqueue.documents import trail_of
 from pyqueue.facts import ErrorInfo
 from pyqueue.messages import Id, Message, PackedReservation
 from pyqueue.requests import Document
@@ -317,7 +318,7 @@ def maker(drawn: Drawn, tries: int, lease: tuple[datetime, datetime, float] | No
     entries, queue, owner = document["b"], document["q"], document.get("owner", "")
     due, pushed = document["due"], document["pushed"]
     error = ErrorInfo.of(document.get("error"))
-    trail, token, pack = document.get("trail", ()), hold.token, hold.id
+    trail, token, pack = trail_of(document), hold.token, hold.id
     message_id, deliveries = hold.message_id, max(tries, int(document.get("deliveries", 0)))
 
     def make(place: int, payload: Any) -> Message[Any]:

@@ -451,7 +451,7 @@ def _copy(state: GroupState, queue: str, message: Buried, now: datetime) -> Docu
     death |= {"group": state.name, "position": message.position}
     copy: Document = {"_id": ObjectId(), "q": state.hidden, "to": queue, "copied": now}
     copy |= {**message.document, "pushed": message.pushed, "dead": death}
-    copy["trail"] = [{"q": state.stream, "at": now}]
+    copy["trail"] = [{"q": state.stream, "at": now, "tries": message.tries}]
     if message.error is not None:
         copy["error"] = message.error
     return copy
