@@ -124,10 +124,17 @@ class _TimeLimited(OrderedDict[str, Any]):
 
 
 def _send_limited(collection: Any, limit_s: float, command: str, **fields: Any) -> Any:
-    """Send a write that the server ends at a time limit, acknowledged by the primary alone."""
+    """Send a write that the server ends at a time limit, acknowledged by the primary alone.
+
+    PyMongo has no method for that. A collection that changes documents on their way, for example
+    one that renames fields, has a method ``limited``, which sends the command.
+    """
     given = {name: value for name, value in fields.items() if value is not None}
     given |= {"writeConcern": {"w": 1}, "maxTimeMS": round(limit_s * 1000)}
     limited = _TimeLimited({command: collection.name, **given})
+    # Asked of the class: an object of PyMongo has a sub-collection under any name.
+    if hasattr(type(collection), "limited"):
+        return collection.limited(limited)
     return collection.database.command(limited, codec_options=collection.codec_options)
 
 

@@ -30,6 +30,7 @@ from pyqueue.messages import PackedReservation
 from pyqueue.payloads import OPTIONS
 from tests.contract.newest import Newest
 from tests.contract.portal import PortalClient
+from tests.contract.renaming import RenamingDatabase
 from tests.support.eventually import eventually, waiters
 
 STANDARD: Final = Standard()
@@ -80,7 +81,7 @@ class Place:
         """
         if differs_by == "client" and self.kind.name != "standard":
             return False
-        if self.driver == "memory":
+        if self.driver in ("memory", "renaming"):
             return True
         if differs_by == "kind":
             return False
@@ -112,6 +113,8 @@ MOTOR_FILES: Final = {"test_push", "test_receive", "test_settle", "test_transact
 #: The test files that ``make test`` runs on an async client in memory. In the other files it runs
 #: the same plans as the blocking one.
 ASYNC_MEMORY_FILES: Final = {"test_push", "test_receive"}
+#: The only test file for collections that rename a field: it receives, settles, pauses and reads.
+RENAMING_FILE: Final = "test_receive"
 #: The test files that ``make test`` runs on a server for the other kinds. A kind changes plans and
 #: not drivers, so the rest runs in memory.
 KIND_FILES: Final = {
@@ -133,6 +136,7 @@ ASYNC_KIND_FILES: Final = {"test_ordered", "test_buckets"}
 
 PLACES: Final = [
     *(Place(driver) for driver in ("memory", "async-memory", "pymongo", "asyncmongo", "motor")),
+    Place("renaming"),
     *(
         Place(driver, kind)
         for kind in (Newest(), Priority(), Ordered(), Bucket())
@@ -236,6 +240,8 @@ def open_world(place: Place, base: str | None) -> Iterator[World]:
 
         def connect(target: Any, **options: Any) -> AnyClient:
             client: Any = Client if portal is None else AsyncClient
+            if place.driver == "renaming":  # the capped bus takes plain databases only
+                options = {"signals": "memory:", **options}
             client = client(target, **options)
             if portal is not None:
                 client = PortalClient(portal, client)
@@ -251,6 +257,8 @@ def open_world(place: Place, base: str | None) -> Iterator[World]:
             mongo = stack.enter_context(pymongo.MongoClient[dict[str, Any]](target))
             stack.callback(mongo.drop_database, name)
             raw = mongo[name]
+            if place.driver == "renaming":
+                target = raw = RenamingDatabase(mongo, name)
             if place.driver == "motor":
                 assert portal is not None
                 motor = portal.call(_motor, target)
