@@ -166,6 +166,17 @@ def namespace_name(value: Any) -> str:
     return value
 
 
+def collection_name(namespace: str, suffix: Any) -> str:
+    """Return the name of another collection that belongs to a namespace."""
+    name = f"{namespace}.{suffix}"
+    if not isinstance(suffix, str) or not _NAMESPACE.fullmatch(name):
+        raise InvalidName(
+            f"suffix: {shown(suffix)} is not allowed: use A-Z a-z 0-9 _ - and single dots, up to "
+            f"{99 - len(namespace)} characters"
+        )
+    return name
+
+
 def duration(name: str, value: Any, *, positive: bool = False) -> float:
     """Return a duration in seconds. It is finite, not negative and no longer than 100 years."""
     if isinstance(value, bool) or not isinstance(value, (int, float, timedelta)):

@@ -56,6 +56,11 @@ def memory_database(name: str) -> Any:
     return mongomock.MongoClient()[name]
 
 
+def is_memory(database: object) -> bool:
+    """Return whether a database is of mongomock."""
+    return type(database).__module__.startswith("mongomock")
+
+
 def _wall_clock() -> datetime:
     return datetime.now(UTC)
 

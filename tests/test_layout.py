@@ -417,6 +417,7 @@ CLIENT = {
     "transaction": "",
     "run_transaction": "fn",
     "close": "",
+    "collection": "suffix",
 }
 
 

@@ -24,7 +24,7 @@ from pyqueue.backends.options import QueueShape
 from pyqueue.backends.recovering import Sweep
 from pyqueue.clock import Clock, Sample
 from pyqueue.errors import ConfigurationError, QueueClosed, TimeLimitReached, Unavailable
-from pyqueue.memory import MemoryCollection
+from pyqueue.memory import MemoryCollection, is_memory
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
     Command,
@@ -126,6 +126,22 @@ def seconds_left(request: Wait, clock: Clock | None) -> float | None:
     return max(0.0, min(limits)) if limits else None
 
 
+def collection_of(database: Any, name: str) -> Any:
+    """Return a collection as the queues use theirs: on the primary, with aware datetimes in UTC."""
+    if is_memory(database):
+        return MemoryCollection(database, name)
+    options = database.codec_options.with_options(
+        document_class=dict,
+        tz_aware=OPTIONS.tz_aware,
+        tzinfo=OPTIONS.tzinfo,
+        uuid_representation=OPTIONS.uuid_representation,
+        datetime_conversion=OPTIONS.datetime_conversion,
+    )
+    return database.get_collection(
+        name, codec_options=options, read_preference=ReadPreference.PRIMARY
+    )
+
+
 class BaseDriver(Generic[L]):
     """The part of a driver that is the same for blocking and for async code.
 
@@ -174,21 +190,12 @@ class BaseDriver(Generic[L]):
         self._listeners: dict[Waiters, L] = {}
         #: The known records of queues, and the known indexes.
         self.known = KnownQueues(name, owner)
-        self.memory = type(database).__module__.startswith("mongomock")
+        self.memory = is_memory(database)
         if self.memory:
             self._plain = self._durable = MemoryCollection(database, name, lambda: self.clock.now())
             self._w1 = self._majority = self._plain
         else:
-            options = database.codec_options.with_options(
-                document_class=dict,
-                tz_aware=OPTIONS.tz_aware,
-                tzinfo=OPTIONS.tzinfo,
-                uuid_representation=OPTIONS.uuid_representation,
-                datetime_conversion=OPTIONS.datetime_conversion,
-            )
-            self._plain = database.get_collection(
-                name, codec_options=options, read_preference=ReadPreference.PRIMARY
-            )
+            self._plain = collection_of(database, name)
             primary_only = WriteConcern(w=1)
             majority = WriteConcern(w="majority", j=True)
             self._durable = self._plain.with_options(

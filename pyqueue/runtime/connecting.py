@@ -12,6 +12,7 @@ import math
 import os
 import socket
 import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import cache, partial
@@ -27,11 +28,11 @@ from pyqueue import arguments, targets, transactions
 from pyqueue.backends import namespace as namespaces
 from pyqueue.embedded import EmbeddedServer
 from pyqueue.errors import ConfigurationError, QueueClosed
-from pyqueue.memory import memory_database
+from pyqueue.memory import is_memory, memory_database
 from pyqueue.messages import Duration
 from pyqueue.requests import Plan
 from pyqueue.runtime import opened
-from pyqueue.runtime.base_driver import BaseDriver
+from pyqueue.runtime.base_driver import BaseDriver, collection_of
 from pyqueue.runtime.drivers import AsyncDriver, Driver
 from pyqueue.runtime.opened import Finalizer, Opened
 from pyqueue.runtime.renewal import AsyncRenewer, LeaseRenewer, Renewer
@@ -53,6 +54,20 @@ class ConnectionOptions(TypedDict, total=False):
     durability: Durability
     owner: str | None
     command_timeout: Duration
+
+
+#: The connections of this process, for its forked children.
+_connections: weakref.WeakSet[BaseConnection[Any]] = weakref.WeakSet()
+#: Resources that a parent process opened and did not use. The child neither closes nor drops them.
+_of_parent: list[Opened] = []
+
+
+def _forked() -> None:
+    for each in _connections:
+        each.begin_again()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def process_label() -> str:
@@ -118,6 +133,7 @@ class BaseConnection(Generic[D]):
         self._finalizer: Finalizer | None = None
         self._closed = False
         self._opening = threading.Lock()
+        _connections.add(self)
         self._check_target()
 
     def _check_target(self) -> None:
@@ -174,6 +190,14 @@ class BaseConnection(Generic[D]):
                 self._finalizer = self.finalizer(self, label, resources)
             return self._driver
 
+    def begin_again(self) -> None:
+        """Open at the next use, in a forked child, if the parent has sent no command."""
+        self._opening = threading.Lock()  # a thread of the parent may have held it
+        unused = self._driver is not None and not self._driver.stats["commands"]
+        if unused and self._mongo is not None and self._server is None:
+            _of_parent.append(self._opened())
+            self._driver = None
+
     def _opened(self) -> Opened:
         """Return everything that this connection opened, so that it can be closed."""
         driver = self._driver
@@ -218,7 +242,7 @@ class BaseConnection(Generic[D]):
         """Return the bus that ``signals`` names, or the default bus."""
         if self._signals is not None and not isinstance(self._signals, str):
             return self._signals
-        default = "memory:" if type(database).__module__.startswith("mongomock") else "capped:"
+        default = "memory:" if is_memory(database) else "capped:"
         try:
             return self._open_bus(self._signals or default, database)
         except buses.BusError as error:
@@ -255,7 +279,7 @@ class BaseConnection(Generic[D]):
     def store(self) -> object:
         """A value that is equal for clients of one database."""
         database = self.database if self.target == "memory:" else self.target
-        if type(database).__module__.startswith("mongomock"):
+        if is_memory(database):
             return id(database)  # mongomock treats all of its databases as equal
         return self.url or database
 
@@ -426,6 +450,25 @@ class Connected(Generic[C_co]):
     def database(self) -> Any:
         """The underlying database object. The first use starts an embedded server."""
         return self._connection.database
+
+    def collection(self, suffix: str) -> Any:
+        """Return a collection for data that belong to the queues, named "<namespace>.<suffix>".
+
+        This does no I/O, except that the first use of a client starts an embedded server. The
+        collection reads from the primary, and its datetimes are aware and in UTC. On "memory:", its
+        operations return at once, also in async code.
+
+        Args:
+            suffix: A-Z a-z 0-9 _ - and single dots.
+
+        Returns:
+            A collection of the driver of the database.
+
+        Raises:
+            InvalidName: The suffix is not allowed.
+        """
+        name = arguments.collection_name(self.namespace, suffix)
+        return collection_of(self.database, name)
 
     @property
     def url(self) -> str | None:

@@ -10,7 +10,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from pyqueue import ConfigurationError, Counts, Finished, LeaseLost, Message, QueueInfo, Reservation
+from pyqueue import (
+    Client,
+    ConfigurationError,
+    Counts,
+    Finished,
+    InvalidName,
+    LeaseLost,
+    Message,
+    QueueInfo,
+    Reservation,
+)
 from tests.contract.world import AnyClient, AnyQueue, Began, World, hold, near
 
 # ---- get, peek, counts, next_when
@@ -450,3 +460,22 @@ def test_dropped_collection_is_created_again(world: World, apart: AnyClient, nam
         assert world.raw(f"ns_{name}").find_one({"_id": "~queue:a"}) is not None
     else:
         assert queue.pop(0) is not None
+
+
+# ---- collections beside the queues
+
+
+def test_collection_reads_and_writes_as_queues_do(blocking_client: Client) -> None:
+    notes, now = blocking_client.collection("notes"), datetime(2026, 1, 1, tzinfo=UTC)
+    notes.insert_one({"_id": 1, "at": now})
+    assert list(notes.find({})) == [{"_id": 1, "at": now}]
+    assert blocking_client.database["pyqueue.notes"].count_documents({}) == 1
+    assert blocking_client.queues() == []
+    notes.delete_many({})
+
+
+def test_collection_of_any_client_has_the_namespace_in_its_name(client: AnyClient) -> None:
+    assert client.collection("notes.of-mine").name == "pyqueue.notes.of-mine"
+    for suffix in ("", "a b", "a..b", "$a", "x" * 93, 5, None):
+        with pytest.raises(InvalidName, match="suffix"):
+            client.collection(suffix)

@@ -174,9 +174,12 @@ def test_client_made_after_the_fork_works(url: str, client: Client) -> None:
     assert client.queue("jobs").counts().total == 0
 
 
-def test_client_unused_before_the_fork_works(url: str) -> None:
+@pytest.mark.parametrize("opened", [False, True])
+def test_client_unused_before_the_fork_works(url: str, opened: bool) -> None:
     """A client opens at first use, so before that it shares nothing with its parent."""
     unused = Client(url)
+    if opened:
+        assert unused.database.name in url
 
     def use() -> object:
         try:
@@ -187,6 +190,21 @@ def test_client_unused_before_the_fork_works(url: str) -> None:
 
     assert in_fork(use) == "returned 1"
     unused.close()
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_async_client_unused_before_the_fork_works(url: str, opened: bool) -> None:
+    unused = AsyncClient(url)
+    if opened:
+        assert unused.database.name in url
+
+    async def use() -> object:
+        async with unused:
+            await unused.queue("jobs").push(1)
+            return (await unused.queue("jobs").counts()).ready
+
+    assert in_fork(lambda: asyncio.run(use())) == "returned 1"
+    asyncio.run(unused.close())
 
 
 def test_claims_name_the_process_that_makes_them(url: str) -> None:
