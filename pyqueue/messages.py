@@ -164,6 +164,11 @@ def seconds_left(held: Reservation[Any], now: datetime) -> float:
     return (held.until - now).total_seconds()
 
 
+def is_last_try(held: Reservation[Any], max_tries: int | None) -> bool:
+    """Return whether a rollback of a reservation buries its message."""
+    return held.dead is None and max_tries is not None and held.tries >= max_tries
+
+
 @dataclass(slots=True, eq=False)
 class Finished(Message[T]):
     """A finished message, from a queue with history."""

@@ -31,7 +31,7 @@ from pyqueue.error_records import error_record, failed_try
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.facts import as_stored
 from pyqueue.limits import shown
-from pyqueue.messages import UNCHANGED, Id, Reservation
+from pyqueue.messages import UNCHANGED, Id, Reservation, is_last_try
 from pyqueue.payloads import encode
 from pyqueue.requests import Document, Plan, ServerTime
 
@@ -179,8 +179,7 @@ class Documents(Form[Reservation[Any]]):
         settlements = []
         place = yield from kind.place_again(terms.queue)
         for each in held:
-            last_try = options.max_tries is not None and each.tries >= options.max_tries
-            if last_try and each.dead is None:
+            if is_last_try(each, options.max_tries):
                 if dead_letter is None:
                     levels = {one.priority for one in held}
                     dead_letter = yield from _dead_letter(terms, levels)

@@ -35,7 +35,7 @@ from pyqueue.errors import (
     TargetRefused,
     Unavailable,
 )
-from pyqueue.messages import UNCHANGED, Backoff, Duration, Reservation
+from pyqueue.messages import UNCHANGED, Backoff, Duration, Reservation, is_last_try
 from pyqueue.payloads import Codec, error_text, traceback_text
 from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.calls import answers_of, shown
@@ -249,11 +249,9 @@ class Verdicts:
             error: The reason.
             delay: Seconds until the next try; None means the stage's backoff.
         """
-        last = (
-            message.dead is None and self.max_tries is not None and message.tries >= self.max_tries
-        )
+        counter = "dead" if is_last_try(message, self.max_tries) else "retried"
         group = ("retry", _identity(error), delay)
-        return Verdict("dead" if last else "retried", partial(self._roll_back, error, delay), group)
+        return Verdict(counter, partial(self._roll_back, error, delay), group)
 
     def bury(self, message: Reservation[Any], error: BaseException) -> Verdict:
         """Return the verdict that a message moves to the dead-letter queue.

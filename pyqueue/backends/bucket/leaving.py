@@ -33,7 +33,7 @@ from pyqueue.backends.moving import stay_of
 from pyqueue.backends.options import QueueTerms, Target
 from pyqueue.errors import DuplicateKey, QueueError, Unavailable
 from pyqueue.facts import as_stored
-from pyqueue.messages import TRAIL_LENGTH, Id, PackedReservation
+from pyqueue.messages import TRAIL_LENGTH, Id, PackedReservation, is_last_try
 from pyqueue.payloads import encode
 from pyqueue.requests import (
     Coalesce,
@@ -286,8 +286,7 @@ def rollback(terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
     out_of_tries: list[PackedReservation[Any]] = []
     rest: list[tuple[Group, Held]] = []
     for group, members in by_pack(queue, kind, held):
-        tries = members[0].tries  # the messages of a claim have equal tries
-        if options.max_tries is not None and tries >= options.max_tries:
+        if is_last_try(members[0], options.max_tries):  # the messages of a claim have equal tries
             out_of_tries += members
             continue
         rest.append((group, members))

@@ -22,6 +22,7 @@ from pyqueue.messages import (
     UNCHANGED,
     ConsumerCounts,
     ConsumerInfo,
+    is_last_try,
 )
 from pyqueue.payloads import Codec
 from pyqueue.requests import Delete, Filter, Find, Plan, ServerTime, Signal
@@ -144,9 +145,8 @@ class GroupPlans:
         given, options = settling.reservations(self.state, held), self.options
         delay_by_tries = settling.delay_by_tries(given, options.backoff, delay)
         record = None if error is None else error_record(error, (yield from ServerTime()))
-        most = options.max_tries
-        out_of_tries = [each for each in given if most is not None and each.tries >= most]
-        rest = [each for each in given if most is None or each.tries < most]
+        out_of_tries = [each for each in given if is_last_try(each, options.max_tries)]
+        rest = [each for each in given if not is_last_try(each, options.max_tries)]
         yield from each_part(
             (settling.rollback(self.state, rest, delay_by_tries, record), rest),
             (self._bury(out_of_tries, "tries", error), out_of_tries),
