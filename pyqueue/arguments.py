@@ -252,6 +252,16 @@ def is_unicode(text: str) -> bool:
         return False
 
 
+def payloads(value: Any, single: str) -> list[Any]:
+    """Return the payloads of a call. ``single``: the operation that takes a single payload."""
+    if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
+        raise ConfigurationError(
+            f"payloads: give a list of payloads, not {type(value).__name__}; "
+            f"{single} takes a single payload"
+        )
+    return list(value)
+
+
 def key(value: Any, name: str = "key") -> str:
     """Return a valid message key: a str of 1-512 characters without NUL."""
     if (
@@ -319,6 +329,22 @@ def headers(value: Any) -> dict[str, str | int | float | bool] | None:
             "names and values, and put the rest into the payload"
         )
     return dict(value)
+
+
+def each_headers(
+    same: Any, labels: Iterable[Any] | None, number: int
+) -> list[Mapping[str, Any] | None]:
+    """Return the valid headers of each of several messages.
+
+    Args:
+        same: The headers of every message.
+        labels: The headers of each message, in place of ``same``. None: all have the same.
+        number: How many messages there are.
+    """
+    if labels is None:
+        valid: Mapping[str, Any] | None = headers(same)
+        return [valid] * number
+    return [headers(each) for each in labels]
 
 
 def _check_header(name: Any, item: Any) -> None:

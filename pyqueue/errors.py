@@ -61,13 +61,22 @@ class LeaseLost(QueueError):
 class DuplicateKey(QueueError):
     """A live message of the queue has this key, or another message has this id.
 
-    ``keys`` and ``ids`` name them. In a batch, all other messages were written.
+    ``keys`` and ``ids`` name them. In a batch, all other messages were written, and ``written`` has
+    their ids.
     """
 
-    def __init__(self, message: str, *, keys: Sequence[str] = (), ids: Sequence[Any] = ()) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        keys: Sequence[str] = (),
+        ids: Sequence[Any] = (),
+        written: Sequence[Any] = (),
+    ) -> None:
         super().__init__(message)
         self.keys = list(keys)
         self.ids = list(ids)
+        self.written = [id for id in written if id is not None]
 
 
 class QueueClosed(QueueError):

@@ -301,13 +301,16 @@ def store_placeholder(match: Filter, session: object) -> Plan[None]:
     yield from Update(match, put, upsert=True, majority=session is None, session=session)
 
 
-def raise_foreign_ids(queue: str, ids: list[Id], keys: Sequence[str] = ()) -> None:
+def raise_foreign_ids(
+    queue: str, ids: list[Id], keys: Sequence[str] = (), written: Sequence[Id | None] = ()
+) -> None:
     """Raise DuplicateKey if there are ids of messages that were never in this queue."""
     if ids:
         raise DuplicateKey(
             f"these ids belong to messages that were never in queue {queue!r}: {ids[:10]}",
             ids=ids,
             keys=keys,
+            written=written,
         )
 
 

@@ -42,6 +42,8 @@ class PushOptions(TypedDict, total=False):
     delay: float | timedelta | None
     at: datetime | None
     headers: Mapping[str, Any] | None
+    #: The headers of each message, in place of ``headers``.
+    labels: Sequence[Mapping[str, Any]]
     keys: Sequence[str | None] | None
     on_duplicate: str
     ids: Sequence[Id | None] | None
@@ -91,7 +93,7 @@ class Checked(NamedTuple):
     """The checked content of a push: the values as they are stored, and the fields of each."""
 
     values: list[Any]
-    headers: Mapping[str, Any] | None
+    headers: list[Mapping[str, Any] | None]
     keys: list[str | None]
     ids: list[Id | None]
     priorities: list[int | None]
@@ -101,7 +103,7 @@ class Checked(NamedTuple):
         """Return the content at these places."""
         return Checked(
             [self.values[place] for place in places],
-            self.headers,
+            [self.headers[place] for place in places],
             [self.keys[place] for place in places],
             [self.ids[place] for place in places],
             [self.priorities[place] for place in places],
@@ -113,9 +115,7 @@ class Checked(NamedTuple):
     ) -> list[Document]:
         """Return the documents."""
         documents: list[Document] = []
-        labels = self.headers
-        rows = zip(self.values, self.keys, self.ids, self.priorities, self.groups, strict=True)
-        for value, key, id, level, turn in rows:  # for one message, a loop is cheaper
+        for value, labels, key, id, level, turn in zip(*self, strict=True):  # cheap for one message
             content = Content(type_name, value, labels, key, id, priority=level, group=turn)
             documents.append(new_document(queue, kind, now, when, content))
         return documents
@@ -130,15 +130,15 @@ def checked(
 ) -> Checked:
     """Check the arguments of a push; see ``Queue.push_many``."""
     if not isinstance(payloads, list):
-        payloads = _listed(payloads)
+        payloads = arguments.payloads(payloads, "push()")
     if not how:
         none: Any = [None] * len(payloads)
-        return Checked(each_of(codec.dump, payloads), None, none, none, none, groups=none)
+        return Checked(each_of(codec.dump, payloads), none, none, none, none, groups=none)
     arguments.one_of(
         "on_duplicate", how.get("on_duplicate", "ignore"), ("ignore", "replace", "error")
     )
     arguments.session(how.get("session"))
-    labels = arguments.headers(how.get("headers"))
+    labels = arguments.each_headers(how.get("headers"), how.get("labels"), len(payloads))
     keys = _one_each("keys", how.get("keys"), len(payloads), arguments.key)
     ids: list[Id | None] = _one_each("ids", how.get("ids"), len(payloads), arguments.identity)
     if how.get("keys") is not None and any(keys):
@@ -153,15 +153,6 @@ def checked(
     arguments.starting(BAND, how.get("delay"), how.get("at"))
     values = each_of(codec.dump, payloads)
     return Checked(values, labels, keys, ids, priorities, groups=groups)
-
-
-def _listed(payloads: Iterable[Any]) -> list[Any]:
-    if isinstance(payloads, (str, bytes, bytearray, Mapping)) or not isinstance(payloads, Iterable):
-        raise ConfigurationError(
-            f"payloads: give a list of payloads, not {type(payloads).__name__}; "
-            "push() takes a single payload"
-        )
-    return list(payloads)
 
 
 def enter(kind: Kind, entries: Entries, on_duplicate: str) -> Plan[list[Id | None]]:
@@ -185,9 +176,9 @@ def enter(kind: Kind, entries: Entries, on_duplicate: str) -> Plan[list[Id | Non
         written = yield from inserting.write(entries)
     places = written.key_taken if on_duplicate == "error" else ()
     clashing = [str(entries.documents[place].get("key")) for place in places]
-    inserting.raise_foreign_ids(entries.queue, written.foreign, clashing)
+    inserting.raise_foreign_ids(entries.queue, written.foreign, clashing, written.ids)
     if clashing:
-        raise key_taken(entries.queue, clashing)
+        raise key_taken(entries.queue, clashing, written.ids)
     return written.ids
 
 
@@ -214,24 +205,28 @@ def enter_by_id(kind: Kind, entries: Entries, *, replacing: bool) -> Plan[list[I
         given = frozenset(document["_id"] for document in documents)
         written = yield from inserting.write(entries._replace(given=given))
     keys = [str(documents[place].get("key")) for place in written.key_taken]
-    inserting.raise_foreign_ids(queue, written.foreign, keys)
+    known = set(written.known)
+    new = [id for place, id in enumerate(written.ids) if place not in known]
+    inserting.raise_foreign_ids(queue, written.foreign, keys, new)
     if written.known:
-        raise id_taken(queue, [documents[place]["_id"] for place in written.known], keys)
+        raise id_taken(queue, [documents[place]["_id"] for place in written.known], keys, new)
     if keys:
-        raise key_taken(queue, keys)
+        raise key_taken(queue, keys, new)
     return written.ids
 
 
-def key_taken(queue: str, keys: list[str]) -> DuplicateKey:
+def key_taken(queue: str, keys: list[str], written: Sequence[Id | None] = ()) -> DuplicateKey:
     """Return the error for messages whose keys are taken."""
-    return DuplicateKey(f"queue {queue!r} has messages with these keys: {keys[:10]}", keys=keys)
+    text = f"queue {queue!r} has messages with these keys: {keys[:10]}"
+    return DuplicateKey(text, keys=keys, written=written)
 
 
-def id_taken(queue: str, ids: list[Id], keys: Sequence[str] = ()) -> DuplicateKey:
+def id_taken(
+    queue: str, ids: list[Id], keys: Sequence[str] = (), written: Sequence[Id | None] = ()
+) -> DuplicateKey:
     """Return the error for messages whose ids are or were in the queue."""
-    return DuplicateKey(
-        f"queue {queue!r} has, or had, messages with these ids: {ids[:10]}", ids=ids, keys=keys
-    )
+    text = f"queue {queue!r} has, or had, messages with these ids: {ids[:10]}"
+    return DuplicateKey(text, ids=ids, keys=keys, written=written)
 
 
 def _one_each(

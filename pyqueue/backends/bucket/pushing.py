@@ -26,7 +26,7 @@ from pyqueue.backends.inserting import Entries, raise_foreign_ids
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options, QueueShape
 from pyqueue.backends.pushing import Checked, Content, PushOptions, checked, enter, new_document
-from pyqueue.errors import QueueError, Unavailable
+from pyqueue.errors import DuplicateKey, QueueError, Unavailable
 from pyqueue.messages import MAX_PACK, Id
 from pyqueue.payloads import Codec, each_of, encode
 from pyqueue.requests import Coalesce, Document, Insert, Plan, ServerTime, Signal
@@ -46,8 +46,9 @@ def push(
         return []
     now = yield from ServerTime()
     when = arguments.starting(now, how.get("delay"), how.get("at"))
-    more = {"h": given.headers} if given.headers else {}
-    entries = each_of(encode, [{"p": value, **more} for value in given.values])
+    rows = zip(given.values, given.headers, strict=True)
+    bodies = [{"p": value, "h": labels} if labels else {"p": value} for value, labels in rows]
+    entries = each_of(encode, bodies)
     packable = _packable(given, entries) if when == now else []
     yield from namespace.ensure(queue, kind, options)
     if len(entries) == 1 and packable and how.get("session") is None:
@@ -66,6 +67,9 @@ def push(
     except Unavailable as error:
         unknown = [id for _, id in sorted(id_at.items()) if id is not None]
         raise Unavailable(str(error), ids=unknown) from error
+    except DuplicateKey as clash:
+        clash.written += [id_at[place] for place in packable]
+        raise
     id_at.update(zip(ordinary, entered, strict=True))
     return [id_at[place] for place in range(len(entries))]
 
@@ -130,7 +134,7 @@ def _enter_ordinary(
         encoded = list(map(encode, rest))
         entries = Entries(queue, rest, encoded, chosen, session)
         entered = yield from enter(kind, entries, duplicate)
-    raise_foreign_ids(queue, foreign)
+    raise_foreign_ids(queue, foreign, (), entered)
     remaining = iter(entered)
     # A message that is already in a pack was pushed before, with the same id.
     return [id if id in known else next(remaining) for id in ids]

@@ -9,7 +9,7 @@ deleted. So an append with an old tail meets the pack that took its place.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple
 import bson
 from bson.raw_bson import RawBSONDocument
 
-from pyqueue import arguments
 from pyqueue.backends.streams.log import (
     MAX_PACK,
     TAIL_AGE_S,
@@ -31,7 +30,7 @@ from pyqueue.backends.streams.log import (
 )
 from pyqueue.backends.streams.retention import retain
 from pyqueue.backends.transitions import new_token, record_id
-from pyqueue.errors import ConfigurationError, QueueError, Unavailable
+from pyqueue.errors import QueueError, Unavailable
 from pyqueue.payloads import OPTIONS, Codec, each_of, encode
 from pyqueue.requests import (
     Coalesce,
@@ -81,9 +80,9 @@ def append(
     codec: Codec[Any],
     shape: Mapping[str, object],
     state: LogState,
-    payloads: Iterable[Any],
+    payloads: Sequence[Any],
     *,
-    headers: Mapping[str, Any] | None,
+    labels: Sequence[Mapping[str, Any] | None],
     limit_s: float,
 ) -> Plan[list[int]]:
     """Append messages. Return their positions.
@@ -94,19 +93,14 @@ def append(
         shape: the options of the record that the caller gave.
         state: the state of the log in this process.
         payloads: the payloads.
-        headers: the headers of every message.
+        labels: the headers of each message.
         limit_s: how long an append with an unknown outcome is tried again, in seconds.
 
     Raises:
         Unavailable: the outcome is unknown for some messages. The error text says how many are
             certainly stored.
     """
-    if isinstance(payloads, (str, bytes, bytearray, Mapping)) or not isinstance(payloads, Iterable):
-        raise ConfigurationError(
-            f"payloads: give a list of payloads, not {type(payloads).__name__}; "
-            "append() takes a single payload"
-        )
-    chunks = _chunks(codec, list(payloads), arguments.headers(headers))
+    chunks = _chunks(codec, payloads, labels)
     yield from ensure(stream, shape)
     positions: list[int] = []
     batch = partial(_append_chunks, stream, codec.name, state, limit_s)
@@ -128,12 +122,12 @@ def append(
 
 
 def _chunks(
-    codec: Codec[Any], payloads: Sequence[Any], headers: Mapping[str, Any] | None
+    codec: Codec[Any], payloads: Sequence[Any], labels: Sequence[Mapping[str, Any] | None]
 ) -> list[Chunk]:
     """Encode messages, and divide them into chunks that each fit in a pack."""
-    more = {"h": headers} if headers else {}
-    values = each_of(codec.dump, payloads)
-    encoded = each_of(encode, [{"p": value, **more} for value in values])
+    rows = zip(each_of(codec.dump, payloads), labels, strict=True)
+    bodies = [{"p": value, "h": some} if some else {"p": value} for value, some in rows]
+    encoded = each_of(encode, bodies)
     chunks: list[Chunk] = []
     entries: list[RawBSONDocument] = []
     size = 0

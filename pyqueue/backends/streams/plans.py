@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from pyqueue import arguments
 from pyqueue.backends.options import Options
 from pyqueue.backends.streams import appending, consumers, log, retention
 from pyqueue.backends.streams.consumers import GroupPlans
@@ -48,16 +49,26 @@ class StreamPlans:
         self.state = LogState()
 
     def append(
-        self, payloads: Iterable[Any], headers: Mapping[str, Any] | None = None
+        self,
+        payloads: Iterable[Any],
+        headers: Mapping[str, Any] | None = None,
+        labels: Sequence[Mapping[str, Any]] | None = None,
     ) -> Plan[list[int]]:
-        """Append messages. Return their positions."""
+        """Append messages. Return their positions.
+
+        Args:
+            payloads: the payloads.
+            headers: the headers of every message.
+            labels: the headers of each message, in place of ``headers``.
+        """
+        listed = arguments.payloads(payloads, "append()")
         return appending.append(
             self.stream,
             self.codec,
             self.shape,
             self.state,
-            payloads,
-            headers=headers,
+            listed,
+            labels=arguments.each_headers(headers, labels, len(listed)),
             limit_s=self.command_timeout,
         )
 
