@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from pyqueue.async_streams import AsyncConsumer, AsyncStream
     from pyqueue.client import Client
     from pyqueue.delivery import BatchFailed, Delivery, Drop, Many, Reject, RetryLater, To
+    from pyqueue.hooks import Hooks
     from pyqueue.pipeline import Pipeline
     from pyqueue.queues import Queue
     from pyqueue.streams import Consumer, Stream
@@ -70,6 +71,7 @@ __all__ = [
     "ErrorInfo",
     "Fenced",
     "Finished",
+    "Hooks",
     "InvalidMessage",
     "InvalidName",
     "LeaseLost",
@@ -108,6 +110,7 @@ if not TYPE_CHECKING:
             "delivery": [
                 *("BatchFailed", "Delivery", "Drop", "Many", "Reject", "RetryLater", "To"),
             ],
+            "hooks": ["Hooks"],
             "pipeline": ["Pipeline"],
             "queues": ["Queue"],
             "streams": ["Consumer", "Stream"],

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
@@ -44,6 +44,7 @@ class AsyncClient(Connected[AsyncConnection]):
         owner: A label, written into the messages that this client holds; "host:pid" by default.
         command_timeout: Seconds that a command may take, retries included, before ``Unavailable``
             is raised.
+        hooks: Objects whose methods are called when something happens to messages; see ``Hooks``.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class AsyncClient(Connected[AsyncConnection]):
         durability: Durability = "majority",
         owner: str | None = None,
         command_timeout: Duration = 30,
+        hooks: Iterable[object] = (),
     ) -> None:
         super().__init__(
             AsyncConnection(
@@ -64,6 +66,7 @@ class AsyncClient(Connected[AsyncConnection]):
                 durability=durability,
                 owner=owner,
                 command_timeout=command_timeout,
+                hooks=hooks,
             )
         )
 

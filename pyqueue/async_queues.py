@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from pyqueue.backends.moving import MoveOptions
+from pyqueue.backends.pushing import PushOptions
 from pyqueue.claim import AsyncClaim, ClaimSize, claimed_async
 from pyqueue.messages import (
     MAX_BATCH_BYTES,
@@ -120,17 +121,19 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             The ids, as in ``push``. It raises the same errors as ``push``.
         """
         return await self._runner.run(
-            self._backend.push(
+            self._push_many(
                 payloads,
-                delay=delay,
-                at=at,
-                headers=headers,
-                keys=keys,
-                on_duplicate=on_duplicate,
-                ids=ids,
-                priorities=priorities,
-                groups=groups,
-                session=session,
+                PushOptions(
+                    delay=delay,
+                    at=at,
+                    headers=headers,
+                    keys=keys,
+                    on_duplicate=on_duplicate,
+                    ids=ids,
+                    priorities=priorities,
+                    groups=groups,
+                    session=session,
+                ),
             )
         )
 
@@ -145,7 +148,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         Returns:
             The message, or None after the timeout.
         """
-        received = await self._runner.run(self._receive(1, timeout, pop=True))
+        received = await self._runner.run(self._receive(1, timeout=timeout, pop=True))
         return received[0] if received else None
 
     async def pop_many(
@@ -170,7 +173,9 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         Returns:
             The messages in order, or an empty list after the timeout.
         """
-        return await self._runner.run(self._receive(limit, timeout, max_bytes=max_bytes, pop=True))
+        return await self._runner.run(
+            self._receive(limit, timeout=timeout, max_bytes=max_bytes, pop=True)
+        )
 
     async def reserve(
         self, timeout: Duration | None = None, *, lease: Duration | None = None
@@ -187,7 +192,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             The reservation, or None after the timeout. Settle it by commit, rollback, move, bury or
             release.
         """
-        received = await self._runner.run(self._receive(1, timeout, lease=lease))
+        received = await self._runner.run(self._receive(1, timeout=timeout, lease=lease))
         return received[0] if received else None
 
     async def reserve_many(
@@ -212,7 +217,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             The reservations in order, or an empty list after the timeout.
         """
         return await self._runner.run(
-            self._receive(limit, timeout, max_bytes=max_bytes, lease=lease)
+            self._receive(limit, timeout=timeout, max_bytes=max_bytes, lease=lease)
         )
 
     @asynccontextmanager
@@ -270,6 +275,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         """
         return await self._runner.run(
             self._settles(
+                "commit",
                 reservations,
                 session,
                 self._backend.commit(reservations, payload=payload, session=session),
@@ -296,6 +302,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         """
         return await self._runner.run(
             self._settles(
+                "rollback",
                 reservations,
                 session,
                 self._backend.rollback(reservations, delay=delay, error=error, session=session),
@@ -324,7 +331,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             LeaseLost: Some were no longer held. The rest were released.
         """
         return await self._runner.run(
-            self._settles(reservations, None, self._backend.release(reservations))
+            self._settles("release", reservations, None, self._backend.release(reservations))
         )
 
     async def move(
@@ -414,7 +421,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             ConfigurationError: A message is already in a dead-letter queue.
         """
         return await self._runner.run(
-            self._settles(reservations, None, self._backend.bury(reservations, error=error))
+            self._settles("bury", reservations, None, self._backend.bury(reservations, error=error))
         )
 
     async def progress(

@@ -49,7 +49,7 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
             InvalidMessage: The payload is not BSON, is too large or does not fit the model.
             Unavailable: The message may be stored. If you append it again, it may be stored twice.
         """
-        positions = await self._runner.run(self._backend.append([payload], headers))
+        positions = await self._runner.run(self._append([payload], headers))
         return positions[0]
 
     async def append_many(
@@ -71,7 +71,7 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
             InvalidMessage: A payload cannot be stored. Nothing was written.
             Unavailable: Some messages may be stored. The text says how many certainly are.
         """
-        return await self._runner.run(self._backend.append(payloads, headers))
+        return await self._runner.run(self._append(payloads, headers))
 
     async def read(self, *, after: int | None = None, limit: int = 1000) -> list[StreamMessage[T]]:
         """Return messages by position. This needs no consumer group, and changes nothing.
@@ -182,7 +182,9 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             The reservation, or None after the timeout. Settle it by commit, rollback, bury or
             release.
         """
-        return next(iter(await self._runner.run(self._receive(1, timeout, lease=lease))), None)
+        return next(
+            iter(await self._runner.run(self._receive(1, timeout=timeout, lease=lease))), None
+        )
 
     async def reserve_many(
         self,
@@ -208,7 +210,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             The reservations in the order of their positions, or an empty list after the timeout.
         """
         return await self._runner.run(
-            self._receive(limit, timeout, max_bytes=max_bytes, lease=lease)
+            self._receive(limit, timeout=timeout, max_bytes=max_bytes, lease=lease)
         )
 
     @asynccontextmanager
@@ -253,7 +255,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             LeaseLost: Some were no longer held (``lost``). The rest were finished.
         """
         return await self._runner.run(
-            self._settles(reservations, None, self._plans.commit(reservations))
+            self._settles("commit", reservations, None, self._plans.commit(reservations))
         )
 
     async def rollback(
@@ -273,7 +275,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             LeaseLost: Some were no longer held. The rest were rolled back.
         """
         plan = self._plans.rollback(reservations, delay=delay, error=error)
-        return await self._runner.run(self._settles(reservations, None, plan))
+        return await self._runner.run(self._settles("rollback", reservations, None, plan))
 
     async def extend(
         self, *reservations: StreamReservation[T], lease: Duration | None = None
@@ -302,7 +304,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             LeaseLost: Some were no longer held. The rest were released.
         """
         return await self._runner.run(
-            self._settles(reservations, None, self._plans.release(reservations))
+            self._settles("release", reservations, None, self._plans.release(reservations))
         )
 
     async def bury(
@@ -318,7 +320,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             LeaseLost: Some were no longer held. The rest were buried.
         """
         plan = self._plans.bury(reservations, error=error)
-        return await self._runner.run(self._settles(reservations, None, plan))
+        return await self._runner.run(self._settles("bury", reservations, None, plan))
 
     async def counts(self) -> ConsumerCounts:
         """Count the messages that the group has not finished yet, by state.

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import anyio
 import anyio.to_thread
 
-from pyqueue import arguments
+from pyqueue import arguments, telling
 from pyqueue.backends.claims.admitting import MAX_CLAIM
 from pyqueue.backends.claims.claims import NamedClaims
 from pyqueue.backends.claims.groups import hold, runner_lease_s
 from pyqueue.backends.queue_plans import QueuePlans, found
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
-from pyqueue.messages import Duration, Id
+from pyqueue.messages import Duration, Id, Reservation
 from pyqueue.requests import Document, Plan
 from pyqueue.reserved import log_failed_rollback
 from pyqueue.runtime.plan_runner import AsyncPlanRunner, PlanRunner, RunnerBase
@@ -54,6 +54,8 @@ class ClaimBase(Generic[Runs]):
         self._settled = False
         #: The ids of the claimed messages; empty if no message was ready.
         self.ids: list[Id] = []
+        #: Their reservations, without payloads; empty if the client has no hooks.
+        self._held: list[Reservation[Any]] = []
         #: The name of the group.
         self.group = claims.group
         #: The length of the lease in seconds.
@@ -90,9 +92,26 @@ class ClaimBase(Generic[Runs]):
         return f"{type(self).__name__}({queue!r}, group={self.group!r}, {len(self)} messages)"
 
     def _begin(self, size: ClaimSize) -> Plan[None]:
+        if self._runner.hooks is None:
+            yield from self._claim(size)
+        else:
+            plan = self._claim_for_hooks(size)
+            self._held = yield from telling.receiving(self._claims.backend.queue, plan)
+
+    def _claim(self, size: ClaimSize) -> Plan[None]:
         self._token, self._upto, self.ids = yield from self._claims.begin(
             size.limit, self.lease, max_bytes=size.max_bytes
         )
+
+    def _claim_for_hooks(self, size: ClaimSize) -> Plan[list[Reservation[Any]]]:
+        yield from self._claim(size)
+        if not self.ids:
+            return []
+        return (yield from self._claims.reservations(self._token, 0, self._upto))
+
+    def _telling(self, verb: str, plan: Plan[None]) -> Plan[None]:
+        tells = telling.tells_of(self._claims.backend, verb, self._held)
+        return telling.settling(plan, tells) if tells else plan
 
     def _documents(self) -> Plan[list[Document]]:
         documents: list[Document] = []
@@ -113,11 +132,15 @@ class ClaimBase(Generic[Runs]):
 
     def _commit(self) -> Plan[None]:
         self._settle()
+        yield from self._telling("commit", self._finish())
+
+    def _finish(self) -> Plan[None]:
         done = yield from self._claims.finish(self._token, self._upto)
         if done < len(self):
             raise LeaseLost(
                 f"{len(self) - done} of {len(self)} messages of group {self.group!r} "
-                "were no longer held: they will be delivered again"
+                "were no longer held: they will be delivered again",
+                unknown=self._held,  # hooks cannot know which of them were finished
             )
 
     def _renew(self) -> Plan[None]:
@@ -128,7 +151,15 @@ class ClaimBase(Generic[Runs]):
 
     def _rollback(self, error: BaseException | str | None) -> Plan[None]:
         self._settle()
-        yield from self._claims.rollback(self._token, self._upto, error)
+        with suppress(LeaseLost):  # only hooks get it
+            yield from self._telling("rollback", self._give_back(error))
+
+    def _give_back(self, error: BaseException | str | None) -> Plan[None]:
+        """Roll back. If there are hooks, raise LeaseLost for messages that were not given back."""
+        given_back = yield from self._claims.rollback(self._token, self._upto, error)
+        ids = {each.id for each in given_back}
+        if lost := [each for each in self._held if each.id not in ids]:
+            raise LeaseLost(f"group {self.group!r} no longer held some messages", lost=lost)
 
 
 class Claim(ClaimBase[PlanRunner]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
@@ -43,6 +43,7 @@ class Client(Connected[Connection]):
         owner: A label, written into the messages that this client holds; "host:pid" by default.
         command_timeout: Seconds that a command may take, retries included, before ``Unavailable``
             is raised.
+        hooks: Objects whose methods are called when something happens to messages; see ``Hooks``.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Client(Connected[Connection]):
         durability: Durability = "majority",
         owner: str | None = None,
         command_timeout: Duration = 30,
+        hooks: Iterable[object] = (),
     ) -> None:
         super().__init__(
             Connection(
@@ -63,6 +65,7 @@ class Client(Connected[Connection]):
                 durability=durability,
                 owner=owner,
                 command_timeout=command_timeout,
+                hooks=hooks,
             )
         )
 

@@ -12,6 +12,7 @@ text of an error of this module, or of its cause, contains a value of a payload.
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import re
 import sys
 import traceback
@@ -33,6 +34,8 @@ from pyqueue.errors import ConfigurationError, InvalidMessage
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
     from pydantic_core import ErrorDetails
+
+log = logging.getLogger("pyqueue")
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -238,6 +241,15 @@ def traceback_text(error: BaseException) -> str | None:
         found = re.compile(r"\n[ |]*".join(map(re.escape, str(each).split("\n"))))
         text = found.sub(error_text(each).replace("\\", r"\\"), text)
     return text
+
+
+def log_failure(failure: BaseException, text: str, *values: object) -> None:
+    """Log a text and a traceback. Errors of pydantic and BSON would show payloads in it."""
+    trace = traceback_text(failure)
+    if trace is None:
+        log.warning(text, *values, exc_info=failure)
+    else:
+        log.warning(f"{text}\n%s", *values, trace)
 
 
 def _storable(value: Any) -> Any:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, Unpack
 
-from pyqueue import arguments
+from pyqueue import arguments, telling
 from pyqueue.backends import managing
 from pyqueue.backends.moving import MoveOptions
+from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.queue_plans import QueuePlans, in_recorded_kind
+from pyqueue.backends.receiving import ReceiveOptions
 from pyqueue.errors import ConfigurationError, LeaseLost
-from pyqueue.messages import MAX_RECEIVED_BYTES, Duration, Id
+from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Plan
 from pyqueue.runtime.plan_runner import RunnerBase
 
@@ -33,23 +35,9 @@ class QueueBase(Generic[T, Runs]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, namespace={self._runner.namespace!r})"
 
-    def _receive(
-        self,
-        limit: int,
-        timeout: Duration | None,
-        *,
-        max_bytes: int = MAX_RECEIVED_BYTES,
-        pop: bool = False,
-        lease: Duration | None = None,
-    ) -> Plan[list[Any]]:
-        return self._backend.receive(
-            self._runner.waiters(self.name),
-            limit,
-            timeout=timeout,
-            max_bytes=max_bytes,
-            pop=pop,
-            lease=lease,
-        )
+    def _receive(self, limit: int, **how: Unpack[ReceiveOptions]) -> Plan[list[Any]]:
+        plan = self._backend.receive(self._runner.waiters(self.name), limit, **how)
+        return plan if self._runner.hooks is None else telling.receiving(self.name, plan)
 
     def _push(
         self, payload: object, on_duplicate: str, own: Mapping[str, Any], same: Mapping[str, Any]
@@ -59,7 +47,13 @@ class QueueBase(Generic[T, Runs]):
         given |= {name: [value] for name, value in own.items() if value is not None}
         if on_duplicate != "ignore":
             given["on_duplicate"] = on_duplicate
-        return self._backend.push([payload], **given)
+        return self._push_many([payload], given)
+
+    def _push_many(self, payloads: Iterable[Any], how: PushOptions) -> Plan[list[Id | None]]:
+        hooks = self._runner.hooks
+        if hooks is None:
+            return self._backend.push(payloads, **how)
+        return telling.push(hooks, self._backend, payloads, how)
 
     def _move(self, given: Iterable[tuple[Any, Any]], to: Any, edits: MoveOptions) -> Plan[None]:
         if isinstance(to, QueueBase):
@@ -78,7 +72,8 @@ class QueueBase(Generic[T, Runs]):
         if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
             raise ConfigurationError("pairs: give pairs of a reservation and its payload")
         plan = self._backend.move(pairs, to=to, **edits)
-        return self._settles([each for each, _ in pairs], edits["session"], plan)
+        held, name = [each for each, _ in pairs], to if isinstance(to, str) else to.queue
+        return self._settles("move", held, edits["session"], plan, name)
 
     def _reprioritize(self, id: Id, priority: int) -> Plan[bool]:
         def reprioritize(found: QueuePlans) -> Plan[bool]:
@@ -89,13 +84,23 @@ class QueueBase(Generic[T, Runs]):
     def _notify(self) -> Plan[None]:
         return managing.notify(self.name)
 
-    def _settles(self, reservations: Iterable[Any], session: Any, plan: Plan[None]) -> Plan[None]:
+    def _settles(
+        self,
+        verb: str,
+        reservations: Iterable[Any],
+        session: Any,
+        plan: Plan[None],
+        to: str | None = None,
+    ) -> Plan[None]:
         """Run a plan that settles reservations, and stop renewing them.
 
         In a transaction, renewing stops before the plan runs: a renewal between the first command
         of the transaction and the settlement would abort the transaction with a write conflict.
         """
         arguments.session(session)
+        if self._runner.hooks is not None:
+            tells = telling.tells_of(self._backend, verb, reservations, session, to)
+            plan = telling.settling(plan, tells)
         renewer = self._runner.renewer
         held = renewer.registered(reservations)
         for each in held:
@@ -127,3 +132,15 @@ def backend_of(queue: QueueBase[Any, Any]) -> QueuePlans:
 def runs_on(queue: QueueBase[Any, Any], runner: object) -> bool:
     """Return whether a queue belongs to this plan runner."""
     return queue._runner is runner
+
+
+def receiving(
+    queue: QueueBase[Any, Any], limit: int, **how: Unpack[ReceiveOptions]
+) -> Plan[list[Any]]:
+    """Return the plan by which a queue receives, for the other modules of pyqueue."""
+    return queue._receive(limit, **how)
+
+
+def committing(queue: QueueBase[Any, Any], held: Reservation[Any], plan: Plan[None]) -> Plan[None]:
+    """Return a plan that finishes a message of a queue, for the other modules of pyqueue."""
+    return queue._settles("commit", [held], None, plan)

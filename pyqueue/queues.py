@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from pyqueue.backends.moving import MoveOptions
+from pyqueue.backends.pushing import PushOptions
 from pyqueue.claim import Claim, ClaimSize, claimed
 from pyqueue.messages import (
     MAX_BATCH_BYTES,
@@ -119,17 +120,19 @@ class Queue(QueueBase[T, PlanRunner]):
             The ids, as in ``push``. It raises the same errors as ``push``.
         """
         return self._runner.run(
-            self._backend.push(
+            self._push_many(
                 payloads,
-                delay=delay,
-                at=at,
-                headers=headers,
-                keys=keys,
-                on_duplicate=on_duplicate,
-                ids=ids,
-                priorities=priorities,
-                groups=groups,
-                session=session,
+                PushOptions(
+                    delay=delay,
+                    at=at,
+                    headers=headers,
+                    keys=keys,
+                    on_duplicate=on_duplicate,
+                    ids=ids,
+                    priorities=priorities,
+                    groups=groups,
+                    session=session,
+                ),
             )
         )
 
@@ -144,7 +147,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Returns:
             The message, or None after the timeout.
         """
-        received = self._runner.run(self._receive(1, timeout, pop=True))
+        received = self._runner.run(self._receive(1, timeout=timeout, pop=True))
         return received[0] if received else None
 
     def pop_many(
@@ -169,7 +172,9 @@ class Queue(QueueBase[T, PlanRunner]):
         Returns:
             The messages in order, or an empty list after the timeout.
         """
-        return self._runner.run(self._receive(limit, timeout, max_bytes=max_bytes, pop=True))
+        return self._runner.run(
+            self._receive(limit, timeout=timeout, max_bytes=max_bytes, pop=True)
+        )
 
     def reserve(
         self, timeout: Duration | None = None, *, lease: Duration | None = None
@@ -186,7 +191,7 @@ class Queue(QueueBase[T, PlanRunner]):
             The reservation, or None after the timeout. Settle it by commit, rollback, move, bury or
             release.
         """
-        received = self._runner.run(self._receive(1, timeout, lease=lease))
+        received = self._runner.run(self._receive(1, timeout=timeout, lease=lease))
         return received[0] if received else None
 
     def reserve_many(
@@ -210,7 +215,9 @@ class Queue(QueueBase[T, PlanRunner]):
         Returns:
             The reservations in order, or an empty list after the timeout.
         """
-        return self._runner.run(self._receive(limit, timeout, max_bytes=max_bytes, lease=lease))
+        return self._runner.run(
+            self._receive(limit, timeout=timeout, max_bytes=max_bytes, lease=lease)
+        )
 
     @contextmanager
     def reserved(
@@ -267,6 +274,7 @@ class Queue(QueueBase[T, PlanRunner]):
         """
         return self._runner.run(
             self._settles(
+                "commit",
                 reservations,
                 session,
                 self._backend.commit(reservations, payload=payload, session=session),
@@ -293,6 +301,7 @@ class Queue(QueueBase[T, PlanRunner]):
         """
         return self._runner.run(
             self._settles(
+                "rollback",
                 reservations,
                 session,
                 self._backend.rollback(reservations, delay=delay, error=error, session=session),
@@ -321,7 +330,7 @@ class Queue(QueueBase[T, PlanRunner]):
             LeaseLost: Some were no longer held. The rest were released.
         """
         return self._runner.run(
-            self._settles(reservations, None, self._backend.release(reservations))
+            self._settles("release", reservations, None, self._backend.release(reservations))
         )
 
     def move(
@@ -409,7 +418,7 @@ class Queue(QueueBase[T, PlanRunner]):
             ConfigurationError: A message is already in a dead-letter queue.
         """
         return self._runner.run(
-            self._settles(reservations, None, self._backend.bury(reservations, error=error))
+            self._settles("bury", reservations, None, self._backend.bury(reservations, error=error))
         )
 
     def progress(

@@ -18,6 +18,7 @@ from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
 from pyqueue.messages import Reservation, StreamReservation
 from pyqueue.requests import Plan
 from pyqueue.runtime.plan_runner import AsyncPlanRunner, PlanRunner
+from pyqueue.telling import tell_lost
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Reservation[Any])
@@ -91,7 +92,10 @@ def holding(
     try:
         yield
     except BaseException as error:
-        if renewer.discard(reservation) not in (None, "lost"):
+        state = renewer.discard(reservation)
+        if state == "lost":
+            tell_lost(runner.hooks, queue.name, [reservation])
+        elif state is not None:
             try:
                 queue.rollback(reservation, error=error)
             except QueueError as failure:  # the exception of the block matters more
@@ -100,6 +104,7 @@ def holding(
     try:
         state = renewer.state(reservation)
         if state == "lost":
+            tell_lost(runner.hooks, queue.name, [reservation])
             raise _lost(reservation)
         if state == "renewed":  # the renewal continues while the commit runs
             queue.commit(reservation)
@@ -119,7 +124,10 @@ async def holding_async(
     try:
         yield
     except BaseException as error:
-        if renewer.discard(reservation) not in (None, "lost"):
+        state = renewer.discard(reservation)
+        if state == "lost":
+            tell_lost(runner.hooks, queue.name, [reservation])
+        elif state is not None:
             try:
                 with anyio.CancelScope(shield=True):
                     await queue.rollback(reservation, error=error)
@@ -129,6 +137,7 @@ async def holding_async(
     try:
         state = renewer.state(reservation)
         if state == "lost":
+            tell_lost(runner.hooks, queue.name, [reservation])
             raise _lost(reservation)
         if state == "renewed":  # the renewal continues while the commit runs
             await queue.commit(reservation)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
-from pyqueue import arguments
+from pyqueue import arguments, telling
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.streams.consumers import GroupPlans
 from pyqueue.backends.streams.log import check_start
 from pyqueue.backends.streams.plans import StreamPlans
 from pyqueue.errors import ConfigurationError, InvalidName
-from pyqueue.messages import Backoff, Duration
+from pyqueue.messages import Backoff, Duration, Headers
 from pyqueue.queue_base import QueueBase
+from pyqueue.requests import Plan
 from pyqueue.runtime.plan_runner import RunnerBase
 
 T = TypeVar("T")
@@ -34,6 +36,12 @@ class StreamBase(Generic[T, Runs]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, namespace={self._runner.namespace!r})"
+
+    def _append(self, payloads: Iterable[Any], headers: Headers | None) -> Plan[list[int]]:
+        hooks = self._runner.hooks
+        if hooks is None:
+            return self._backend.append(payloads, headers)
+        return telling.append(hooks, self._backend, payloads, headers)
 
     def _group(
         self,

@@ -48,7 +48,7 @@ class Stream(StreamBase[T, PlanRunner]):
             InvalidMessage: The payload is not BSON, is too large or does not fit the model.
             Unavailable: The message may be stored. If you append it again, it may be stored twice.
         """
-        positions = self._runner.run(self._backend.append([payload], headers))
+        positions = self._runner.run(self._append([payload], headers))
         return positions[0]
 
     def append_many(self, payloads: Iterable[T], *, headers: Headers | None = None) -> list[int]:
@@ -68,7 +68,7 @@ class Stream(StreamBase[T, PlanRunner]):
             InvalidMessage: A payload cannot be stored. Nothing was written.
             Unavailable: Some messages may be stored. The text says how many certainly are.
         """
-        return self._runner.run(self._backend.append(payloads, headers))
+        return self._runner.run(self._append(payloads, headers))
 
     def read(self, *, after: int | None = None, limit: int = 1000) -> list[StreamMessage[T]]:
         """Return messages by position. This needs no consumer group, and changes nothing.
@@ -179,7 +179,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             The reservation, or None after the timeout. Settle it by commit, rollback, bury or
             release.
         """
-        return next(iter(self._runner.run(self._receive(1, timeout, lease=lease))), None)
+        return next(iter(self._runner.run(self._receive(1, timeout=timeout, lease=lease))), None)
 
     def reserve_many(
         self,
@@ -204,7 +204,9 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         Returns:
             The reservations in the order of their positions, or an empty list after the timeout.
         """
-        return self._runner.run(self._receive(limit, timeout, max_bytes=max_bytes, lease=lease))
+        return self._runner.run(
+            self._receive(limit, timeout=timeout, max_bytes=max_bytes, lease=lease)
+        )
 
     @contextmanager
     def reserved(
@@ -247,7 +249,9 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         Raises:
             LeaseLost: Some were no longer held (``lost``). The rest were finished.
         """
-        return self._runner.run(self._settles(reservations, None, self._plans.commit(reservations)))
+        return self._runner.run(
+            self._settles("commit", reservations, None, self._plans.commit(reservations))
+        )
 
     def rollback(
         self,
@@ -266,7 +270,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             LeaseLost: Some were no longer held. The rest were rolled back.
         """
         plan = self._plans.rollback(reservations, delay=delay, error=error)
-        return self._runner.run(self._settles(reservations, None, plan))
+        return self._runner.run(self._settles("rollback", reservations, None, plan))
 
     def extend(self, *reservations: StreamReservation[T], lease: Duration | None = None) -> None:
         """Hold messages for another lease, counted from now. This updates ``until``.
@@ -293,7 +297,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             LeaseLost: Some were no longer held. The rest were released.
         """
         return self._runner.run(
-            self._settles(reservations, None, self._plans.release(reservations))
+            self._settles("release", reservations, None, self._plans.release(reservations))
         )
 
     def bury(
@@ -309,7 +313,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             LeaseLost: Some were no longer held. The rest were buried.
         """
         plan = self._plans.bury(reservations, error=error)
-        return self._runner.run(self._settles(reservations, None, plan))
+        return self._runner.run(self._settles("bury", reservations, None, plan))
 
     def counts(self) -> ConsumerCounts:
         """Count the messages that the group has not finished yet, by state.

@@ -36,14 +36,18 @@ from pyqueue.backends.hidden import (
     call_of,
     copy_filter,
     is_copy,
+    is_new,
     is_source,
     lists,
+    origin_of,
+    target_of,
     token_of,
 )
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.scan import FIRST
 from pyqueue.backends.transitions import HIDDEN, hidden_queue, lock_removal, unset
 from pyqueue.errors import DuplicateKey, QueueError, Unavailable
+from pyqueue.hooks import Tell
 from pyqueue.payloads import encode
 from pyqueue.requests import (
     Coalesce,
@@ -94,6 +98,8 @@ class Handover(NamedTuple):
     #: Distinguishes calls that hand over the same documents in different ways. None: there is one
     #: way, and a repeated call makes equal copies.
     call: str | None = None
+    #: Whether the documents are new messages, and not messages that leave the source.
+    new: bool = False
 
     @property
     def hidden(self) -> str:
@@ -292,6 +298,8 @@ def _hidden(handover: Handover, now: datetime) -> list[Document]:
         mark = {"to": document["q"], "source": handover.source, "token": handover.token}
         if handover.call is not None:
             mark["call"] = handover.call
+        if handover.new:
+            mark["new"] = True
         copy = {**document, "q": handover.hidden, "when": max(document["when"], now), MARK: mark}
         if "key" in copy:  # keys are unique among hidden documents, too
             copy["last_key"] = mark["key"] = copy.pop("key")
@@ -396,16 +404,19 @@ def _unhide(copies: Sequence[Document]) -> Plan[int]:
     rest = [each for each in copies if "key" not in each[MARK]]
     pairs = [
         (_any_of(members[start : start + MAX_BATCH]), {"$set": {"q": to}, **raised})
-        for to, members in _grouped(_target, rest)
+        for to, members in _grouped(target_of, rest)
         for start in range(0, len(members), MAX_BATCH)
     ]
     published = yield from _update_each(pairs, many=True)
     for each in keyed:
-        update = {"$set": {"q": _target(each)}, **raised}
+        update = {"$set": {"q": target_of(each)}, **raised}
         key = each[MARK]["key"]
         published += yield from update_with_key(copy_filter(each), update, key, majority=True)
-    for to, members in _grouped(_target, copies):
+    for to, members in _grouped(target_of, copies):
         yield from Signal(to, max(now, min(each["when"] for each in members)))
+        new = [each["_id"] for each in members if is_new(each)]
+        if new and published == len(copies):  # otherwise another process reports some
+            yield from Tell("pushed", to, new)
     return published
 
 
@@ -413,17 +424,9 @@ def _any_of(copies: Sequence[Document]) -> Filter:
     """Return the filter that matches hidden copies."""
     some = [
         {"q": q, TOKEN: token, CALL: call, "_id": {"$in": [each["_id"] for each in same]}}
-        for (q, token, call), same in _grouped(_origin, copies)
+        for (q, token, call), same in _grouped(origin_of, copies)
     ]
     return {"$or": some}
-
-
-def _origin(copy: Document) -> tuple[str, str, str | None]:
-    return copy["q"], token_of(copy), call_of(copy)
-
-
-def _target(copy: Document) -> str:
-    return str(copy[MARK]["to"])
 
 
 def _grouped(

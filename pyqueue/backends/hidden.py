@@ -15,7 +15,7 @@ from pyqueue.requests import Document, Filter
 #: The field of a source that lists handed-over copies that may not be published yet:
 #: ``{h: token, ids: [...]}`` for each handover.
 HANDED: Final = "handed"
-#: The field of a copy while it is hidden: ``{to, source, token, key, call}``.
+#: The field of a copy while it is hidden: ``{to, source, token, key, call, new}``.
 MARK: Final = "handover"
 TOKEN: Final = f"{MARK}.token"
 #: The field of a source that has ended: ``{token, at, put}``. ``put`` sends it to history.
@@ -32,6 +32,21 @@ def call_of(copy: Document) -> str | None:
     """Return the label of the call that made a copy. The holder's other calls have other labels."""
     call: str | None = copy[MARK].get("call")
     return call
+
+
+def origin_of(copy: Document) -> tuple[str, str, str | None]:
+    """Return where a copy was made: its hidden queue, the token and the label of the call."""
+    return copy["q"], token_of(copy), call_of(copy)
+
+
+def target_of(copy: Document) -> str:
+    """Return the queue that a copy enters."""
+    return str(copy[MARK]["to"])
+
+
+def is_new(copy: Document) -> bool:
+    """Return whether a copy is a new message, and not a message that leaves the source."""
+    return "new" in copy[MARK]
 
 
 def copy_filter(copy: Document) -> Filter:

@@ -23,6 +23,7 @@ from pyqueue.documents import group_of, invalid_fields, message_of, priority_of,
 from pyqueue.error_records import error_record
 from pyqueue.errors import InvalidMessage
 from pyqueue.facts import ErrorInfo
+from pyqueue.hooks import tell_burial
 from pyqueue.messages import Message
 from pyqueue.payloads import Codec, encode, error_text
 from pyqueue.requests import Document, Filter, Find, Plan, Signal, Update
@@ -182,8 +183,10 @@ def bury_claimed(
     put = target.kind.entering(target.queue, now, priority, group_of(document))
     update = transitions.burying(kind, queue, put, now, death, keyed=keyed)
     holds = {"_id": document["_id"], "token": document["token"]}
-    yield from Update(holds, _without_invalid(update, invalid))
+    buried = yield from Update(holds, _without_invalid(update, invalid))
     yield from Signal(target.queue, now)
+    if buried.matched:
+        yield from tell_burial(queue, decode(Codec(), document, now), target.queue)
     yield from kind.ended(queue, [document])
 
 
@@ -200,7 +203,7 @@ def bury_unclaimable(
     text = "queue %r: message %r cannot be claimed and goes to %r: %s"
     log.warning(text, queue, match["_id"], dead_letter, " ".join(error_text(fault).split()))
     try:
-        yield from Update(match, _without_invalid(update, LABEL_FIELDS))  # one may be at fault
+        buried = yield from Update(match, _without_invalid(update, LABEL_FIELDS))
     except InvalidMessage as refusal:
         log.error(
             "queue %r: message %r cannot be buried and is hidden: %s", queue, match["_id"], refusal
@@ -208,6 +211,9 @@ def bury_unclaimable(
         yield from Update(match, {"$unset": transitions.unset("when", *kind.held_fields)})
     else:
         yield from Signal(target.queue, now)
+        if buried.matched:
+            known = decode(Codec(), {"_id": match["_id"], "q": queue}, now)
+            yield from tell_burial(queue, known, target.queue)
     yield from kind.ended(queue, ended)
 
 

@@ -245,8 +245,7 @@ def _wake_time(queue: str, state: ScanState, now: datetime, poll_s: float) -> Pl
     if limit.blocked_until is not None:  # nothing can start before then
         return max(min(until, limit.blocked_until, now + PAUSE_READ_INTERVAL), soonest)
     if not state.due_known:
-        next_read = yield from _read_due(queue, state, now)
-        until = _earliest(until, next_read)
+        until = _earliest(until, (yield from _read_due(queue, state, now)))
     return max(_earliest(until, state.due), soonest)
 
 
@@ -396,8 +395,7 @@ def _message_or_refusal(
             raise invalid.invalid_document_error(document, fields)
         if "payload" not in document:
             raise InvalidMessage("the stored document has no payload")
-        payload = how.codec.load(document["payload"])
-        message = message_of(document, payload, now, lease=how.lease_s)
+        message = message_of(document, how.codec.load(document["payload"]), now, lease=how.lease_s)
         how.misfits.count_valid()
         return message
     except Exception as misfit:  # the validators of a model are user code
@@ -410,9 +408,8 @@ def _bury(
     terms = how.terms
     yield from invalid.bury_claimed(terms.graveyard, document, refusal, now)
     if refusal.reason == "invalid" and refusal.error is not None:
-        text = str(refusal.error["message"])
-        id, dead_letter = document["_id"], terms.dead_letter
-        how.misfits.add(terms.queue, how.codec.name, dead_letter, id, text, now=now)
+        id, text = document["_id"], str(refusal.error["message"])
+        how.misfits.add(terms.queue, how.codec.name, terms.dead_letter, id, text, now=now)
 
 
 CLAIMS: Final = Claims(claim_for_callers, _undo)

@@ -243,7 +243,7 @@ class Documents(Form[Reservation[Any]]):
     ) -> Plan[tuple[Handover, Result]]:
         """Finish a message, and publish documents in its place. Return the handover and result."""
         kind = terms.kind
-        handover = Handover(terms.queue, held.id, held.token, copies)
+        handover = Handover(terms.queue, held.id, held.token, copies, new=True)
         history_s, now = terms.options.history, (yield from ServerTime())
         finishing = kind.finishing(now, "committed", history_s, keyed=held.key is not None)
         match = transitions.holds_filter([held])

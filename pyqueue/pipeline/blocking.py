@@ -18,6 +18,7 @@ from pyqueue.backends.namespace import ensure
 from pyqueue.backends.queue_plans import QueuePlans, found
 from pyqueue.backends.taking_kind import again_in_kind
 from pyqueue.errors import ConfigurationError
+from pyqueue.hooks import HookCalls
 from pyqueue.messages import QueueOptions, Reservation, seconds_left
 from pyqueue.queue_base import backend_of
 from pyqueue.queues import Queue
@@ -118,6 +119,11 @@ class ClientRunner:
     def renewer(self) -> LeaseRenewer:
         """The renewer of the client."""
         return self._connection.renewer
+
+    @property
+    def hooks(self) -> HookCalls | None:
+        """The hooks of the client, or None if it has none."""
+        return self._connection.hooks
 
     @property
     def stats(self) -> Counter[str]:

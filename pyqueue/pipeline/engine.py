@@ -19,7 +19,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -32,16 +32,18 @@ from pyqueue.backends.recovering import pending
 from pyqueue.delivery import Delivery
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueClosed, QueueError, Unavailable
 from pyqueue.messages import Backoff, Reservation
+from pyqueue.payloads import log_failure
 from pyqueue.pipeline.blocking import AnyClient, ClientRunner
 from pyqueue.pipeline.calls import Call, grouped
 from pyqueue.pipeline.graph import Graph, Stage
 from pyqueue.pipeline.running_stage import RunningStage
 from pyqueue.pipeline.spark_stage import batches_of, run_batches
-from pyqueue.pipeline.verdicts import UNAVAILABLE, Decision, log_failure
+from pyqueue.pipeline.verdicts import UNAVAILABLE, Decision
 from pyqueue.queue_base import backend_of
 from pyqueue.runtime.renewal import State
 from pyqueue.runtime.retrying import RetryDelays
 from pyqueue.runtime.thread_pool import DaemonThreadPool
+from pyqueue.telling import tell_lost
 
 log = logging.getLogger("pyqueue")
 
@@ -381,6 +383,10 @@ class Run:
                 counted.append((message, _settled_by_handler(message, failure)))
             else:
                 held[place] = message
+        lapsed = [
+            each for each, state in zip(call.messages, states, strict=True) if state == "lost"
+        ]
+        tell_lost(self._runner.hooks, running.stage.name, lapsed)
         if held:
             decisions = _decisions(running, call, held, answer, failure)
             counted += await running.verdicts.settle(decisions, lambda: self._forced)
@@ -406,7 +412,7 @@ class Run:
             else self._loop.call_later(stage.time_limit, call.cancel, "late")
         )
         try:
-            with call.scope:
+            with call.scope, self._handling(call):
                 if stage.awaited:
                     answer = await stage.handler(*call.arguments)
                 else:
@@ -427,6 +433,11 @@ class Run:
             if limit is not None:
                 limit.cancel()
         return answer, failure
+
+    def _handling(self, call: Call) -> AbstractContextManager[object]:
+        """Return the context managers of hooks around the handler."""
+        hooks = self._runner.hooks
+        return nullcontext() if hooks is None else hooks.handling(call.deliveries)
 
     def _on_lost_lease(self, stage: Stage, call: Call, delivery: Delivery[Any]) -> None:
         """Note that a lease was lost. The renewer of a blocking client calls this in a thread."""

@@ -17,7 +17,7 @@ from pyqueue.messages import PackedReservation, Reservation, StreamReservation
 from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.graph import Stage
 from pyqueue.pipeline.verdicts import Verdicts
-from pyqueue.queue_base import backend_of
+from pyqueue.queue_base import receiving
 
 log = logging.getLogger("pyqueue")
 
@@ -106,8 +106,7 @@ class RunningStage:
         Raises:
             ConfigurationError: Most of the first messages did not fit the model.
         """
-        waiters, misfits = self._runner.waiters(self.stage.name), self._misfits
-        plan = backend_of(self.queue).receive(waiters, limit, timeout=timeout, misfits=misfits)
+        plan = receiving(self.queue, limit, timeout=timeout, misfits=self._misfits)
         return await self._runner.run(plan)
 
     async def fill(

@@ -36,11 +36,11 @@ from pyqueue.errors import (
     Unavailable,
 )
 from pyqueue.messages import UNCHANGED, Backoff, Duration, Reservation, is_last_try
-from pyqueue.payloads import Codec, error_text, traceback_text
+from pyqueue.payloads import Codec, error_text, log_failure
 from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.calls import answers_of, shown
 from pyqueue.pipeline.graph import Stage
-from pyqueue.queue_base import backend_of
+from pyqueue.queue_base import backend_of, committing
 from pyqueue.requests import Plan
 from pyqueue.runtime.retrying import RetryDelays
 
@@ -433,8 +433,8 @@ class Verdicts:
             self._queue.name,
             *(to if isinstance(to, str) else to.name for _, to, *_ in outputs),
         ]
-        make = partial(self._fanned_out, outputs, message)
-        await self._runner.run(again_in_kind(queues, make))
+        plan = again_in_kind(queues, partial(self._fanned_out, outputs, message))
+        await self._runner.run(committing(self._queue, message, plan))
 
     def _fanned_out(self, outputs: Sequence[_Output], message: Reservation[Any]) -> Plan[None]:
         source = yield from found(backend_of(self._queue))
@@ -457,15 +457,6 @@ def _dumped(payload: Any) -> Any:
     if isinstance(payload, BaseModel) or is_dataclass(payload):
         return _ANY_TYPE.dump(payload)
     return payload
-
-
-def log_failure(failure: BaseException, text: str, *values: object) -> None:
-    """Log a text and a traceback. Errors of pydantic and BSON would show payloads in it."""
-    trace = traceback_text(failure)
-    if trace is None:
-        log.warning(text, *values, exc_info=failure)
-    else:
-        log.warning(f"{text}\n%s", *values, trace)
 
 
 def _shown(answer: object) -> str:

@@ -24,6 +24,7 @@ from pyqueue.backends.options import QueueShape
 from pyqueue.backends.recovering import Sweep
 from pyqueue.clock import Clock, Sample
 from pyqueue.errors import ConfigurationError, QueueClosed, TimeLimitReached, Unavailable
+from pyqueue.hooks import HookCalls, Tell
 from pyqueue.memory import MemoryCollection, is_memory
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
@@ -153,6 +154,7 @@ class BaseDriver(Generic[L]):
         timeout: Seconds that a command may take, including its retries.
         topic: The prefix of the topics on the bus.
         owner: Returns the label of this process, which records show.
+        hooks: The hooks of the client, or None.
     """
 
     def __init__(
@@ -165,16 +167,18 @@ class BaseDriver(Generic[L]):
         timeout: float,
         topic: str,
         owner: Callable[[], str] = str,
+        hooks: HookCalls | None = None,
     ) -> None:
         self.clock = Clock()
         self.stats: Counter[str] = Counter()
         self._sweep = Sweep()
         self.bus: Bus | AsyncBus = bus
         self.topic = topic
+        self.hooks = hooks
         self.closed = False
-        #: Signals that wait for the commit of a transaction, by the id() of its session. The
-        #: sessions of motor cannot be hashed.
-        self.sessions: dict[int, list[Signal]] = {}
+        #: The signals and events that wait for the commit of a transaction, by the id() of its
+        #: session. The sessions of motor cannot be hashed.
+        self.sessions: dict[int, list[Signal | Tell]] = {}
         #: Whether the server is a replica set or a mongos. If so, it has transactions.
         self.replicated = False
         self._admit: Callable[[list[Any]], object] = _admit_none
@@ -388,6 +392,10 @@ class BaseDriver(Generic[L]):
             return self.signal(request)
         if type(request) is Latecomers:
             return self._admit(request.items)
+        if type(request) is Tell:
+            if self.hooks is not None:
+                self.hooks.tell(request, self.sessions.get(id(request.session)))
+            return None
         return PENDING
 
     def signal(self, request: Signal) -> None:
@@ -402,9 +410,10 @@ class BaseDriver(Generic[L]):
             self.sessions[id(request.session)].append(request)
 
     def committed(self, session: Any) -> None:
-        """Publish the signals that waited for the commit of a transaction."""
+        """Publish the signals and events that waited for the commit of a transaction."""
         for request in self.sessions.get(id(session), ()):
-            self.signal(Signal(request.queue, request.when))
+            request.session = None
+            self._answer_now(request)
 
     def close_waiters(self) -> None:
         """Wake every waiting consumer. Each then finds the client closed."""

@@ -28,6 +28,7 @@ from pyqueue import arguments, targets, transactions
 from pyqueue.backends import namespace as namespaces
 from pyqueue.embedded import EmbeddedServer
 from pyqueue.errors import ConfigurationError, QueueClosed
+from pyqueue.hooks import HookCalls, calls_of
 from pyqueue.memory import is_memory, memory_database
 from pyqueue.messages import Duration
 from pyqueue.requests import Plan
@@ -54,6 +55,7 @@ class ConnectionOptions(TypedDict, total=False):
     durability: Durability
     owner: str | None
     command_timeout: Duration
+    hooks: object
 
 
 #: The connections of this process, for its forked children.
@@ -91,6 +93,7 @@ class BaseConnection(Generic[D]):
         durability: "majority" or "acknowledged".
         owner: The label that is written into claimed messages; None: "host:pid".
         command_timeout: Seconds that a command may take.
+        hooks: As for ``Client``.
 
     Raises:
         ConfigurationError: An argument is not allowed.
@@ -112,6 +115,7 @@ class BaseConnection(Generic[D]):
         durability: Durability = "majority",
         owner: str | None = None,
         command_timeout: Duration = 30,
+        hooks: object = (),
     ) -> None:
         self.target = target
         #: The name of the collection.
@@ -119,6 +123,8 @@ class BaseConnection(Generic[D]):
         self._durability = arguments.one_of("durability", durability, ("majority", "acknowledged"))
         #: Seconds that a command may take.
         self.command_timeout = arguments.duration("command_timeout", command_timeout, positive=True)
+        #: The hooks of the client, or None if it has none.
+        self.hooks: HookCalls | None = calls_of(hooks)
         if signals is not None and not isinstance(signals, str) and not hasattr(signals, "emit"):
             raise ConfigurationError(f"signals: give a URL or a bus, not {type(signals).__name__}")
         #: Returns the label written into claims and records.
@@ -183,6 +189,7 @@ class BaseConnection(Generic[D]):
                 timeout=self.command_timeout,
                 topic=f"{self._database.name}/{self.namespace}",
                 owner=self.owner,
+                hooks=self.hooks,
             )
             resources = self._opened()
             if resources.leaks:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Protocol, TypeVar
 
+from pyqueue.hooks import HookCalls
 from pyqueue.requests import Plan
 from pyqueue.runtime.renewal import LeaseRenewer
 from pyqueue.runtime.waiters import Waiters
@@ -31,6 +32,10 @@ class RunnerBase(Protocol):
     @property
     def renewer(self) -> LeaseRenewer:
         """Renews the leases of reservations and claims."""
+
+    @property
+    def hooks(self) -> HookCalls | None:
+        """The hooks of the client, or None if it has none."""
 
     def waiters(self, queue: str) -> Waiters:
         """Return the consumers of a queue that wait in this client."""

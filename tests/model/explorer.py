@@ -25,6 +25,7 @@ from pyqueue import UNCHANGED, LeaseLost, Reservation, Unavailable
 from pyqueue.backends.options import Options
 from pyqueue.backends.pushing import Content, new_document
 from pyqueue.backends.queue_plans import plans_of
+from pyqueue.hooks import Tell
 from pyqueue.requests import (
     Change,
     Coalesce,

@@ -13,6 +13,7 @@ from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.concurrently import Concurrently
+from pyqueue.hooks import Tell
 from pyqueue.messages import Reservation
 from pyqueue.requests import (
     AtOneInstant,

@@ -22,6 +22,7 @@ from pyqueue.backends.transitions import record_id
 from pyqueue.clock import Clock
 from pyqueue.concurrently import Concurrently
 from pyqueue.errors import LeaseLost, MissingIndex, QueueError, Unavailable
+from pyqueue.hooks import Tell
 from pyqueue.memory import memory_database
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (

@@ -29,6 +29,7 @@ from pyqueue.backends.transitions import record_id
 from pyqueue.backends.turns import MAX_PAGE, FirstOfEach
 from pyqueue.concurrently import Concurrently
 from pyqueue.errors import DuplicateKey, QueueError
+from pyqueue.hooks import Tell
 from pyqueue.memory import MemoryCollection, memory_database
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (

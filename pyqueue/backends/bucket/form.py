@@ -76,7 +76,7 @@ class Packed(Form[PackedReservation[Any]]):
     ) -> Plan[tuple[Handover, Result]]:
         """Finish a message, and publish documents in its place. Return the handover and result."""
         [(group, _)] = by_pack(terms.queue, terms.kind, [held])  # one message is in one pack
-        handover = Handover(terms.queue, held.pack, held.token, copies)
+        handover = Handover(terms.queue, held.pack, held.token, copies, new=True)
         result = yield from leaving.hand_over_shared(group, handover)
         return handover, result
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import bson
 
-from pyqueue.backends import namespace
+from pyqueue.backends import invalid, namespace
 from pyqueue.backends.bucket import packs
 from pyqueue.backends.bucket.leaving import Leaver, burial, leave
 from pyqueue.backends.bucket.settling import Group, emptied, end_claim, give_back
@@ -43,9 +43,10 @@ from pyqueue.backends.scan import ByAge, ScanState
 from pyqueue.documents import hashable_id, invalid_fields
 from pyqueue.error_records import error_record
 from pyqueue.errors import Unavailable
+from pyqueue.hooks import tell_burial
 from pyqueue.limits import WHOLE_QUEUE
 from pyqueue.messages import MAX_RECEIVED_BYTES
-from pyqueue.payloads import OPTIONS
+from pyqueue.payloads import OPTIONS, Codec
 from pyqueue.requests import Delete, Document, Plan, ServerTime, Signal, Update
 
 #: A lease may be shorter than requested by a tenth, or by this many seconds if that is less.
@@ -273,7 +274,11 @@ def _bury_misfits(
         id, text = hold.message_id(place), str(error["message"])
         how.misfits.add(terms.queue, how.codec.name, terms.dead_letter, id, text, now=now)
     bits = packs.bits_set([place for place, _ in leavers])
-    yield from leave(_group(terms, hold, bits), leavers)
+    lost, unknown = yield from leave(_group(terms, hold, bits), leavers)
+    make = maker(drawn, tries, None)
+    for place in packs.places(bits & ~lost & ~unknown):
+        message = make(place, drawn.document["b"][place].get("p"))
+        yield from tell_burial(terms.queue, message, target.queue)
 
 
 def _group(terms: ClaimTerms, hold: HeldPack, bits: int) -> Group:
@@ -355,7 +360,9 @@ def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
             terms.queue, terms.kind, terms.dead_letter, priorities=[None]
         )
         make = burial(terms.queue, target, "tries", {"tries": hold.before}, error)
-        yield from leave(_group(terms, hold, alive), [(0, make)])
+        if (yield from leave(_group(terms, hold, alive), [(0, make)])) == (0, 0):
+            message = invalid.decode(Codec(), packs.document_in(document, 0), hold.until)
+            yield from tell_burial(terms.queue, message, target.queue)
         return
     if packs.window(hold.size, alive, hold.level) is None:
         # A holder died while this was its only message of the pack. The message leaves the pack,

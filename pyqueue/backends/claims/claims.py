@@ -254,7 +254,7 @@ class NamedClaims(ClaimGroup):
         except InvalidMessage as error:
             # The server refused a document of another program. Halve the ids to find and bury it.
             if len(ids) == 1:
-                yield from bury_unclaimable(self.backend, still, error, now)
+                yield from bury_unclaimable(self.backend, {**still, "_id": ids[0]}, error, now)
                 return 0
             half = len(ids) // 2
             yield from self._stamp_some(ids[:half], n, token, lease_s, until)
@@ -451,7 +451,7 @@ class NamedClaims(ClaimGroup):
         *,
         tried: bool = True,
         pieces: int = 1,
-    ) -> Plan[None]:
+    ) -> Plan[list[Reservation[Any]]]:
         """Give back the messages still held, each as ``Queue.rollback`` does.
 
         Args:
@@ -461,17 +461,23 @@ class NamedClaims(ClaimGroup):
             tried: whether they were tried. If not, each is given back as ``Queue.release`` does.
             pieces: into how many parts to divide them. Messages of different parts no longer share
                 a document, so smaller claims may follow.
+
+        Returns:
+            The messages that were given back, as reservations without payloads.
         """
         every = yield from self.reservations(token, 0, upto)
-        size = max(1, -(-len(every) // pieces))
+        size, taken = max(1, -(-len(every) // pieces)), set[Id]()
         for start in range(0, len(every), size):
             held = tuple(every[start : start + size])
-            with suppress(LeaseLost):  # another process took some of them just now
+            try:
                 if tried:
                     yield from self.backend.rollback(held, error=error)
                 else:
                     yield from self.backend.release(held)
+            except LeaseLost as lost:  # another process took some of them just now
+                taken.update(each.id for each in (*lost.lost, *lost.unknown))
         yield from self.acknowledge(token, upto)
+        return [each for each in every if each.id not in taken]
 
 
 def forget_tries(claims: NamedClaims, token: str) -> Plan[None]:

@@ -72,8 +72,6 @@ class GroupPlans:
         shape: Mapping[str, object],
         owner: Callable[[], str],
     ) -> None:
-        #: The name of the group among queues and groups. No queue can have it.
-        self.queue = f"{stream}~{group}"
         self.stream = stream
         self.options = options
         self.codec = codec
@@ -81,6 +79,7 @@ class GroupPlans:
         self.shape = shape
         self.owner = owner
         self.state = GroupState(stream, group)
+        self.queue = self.state.label
 
     # ---- received and settled
 

@@ -29,13 +29,15 @@ from pyqueue.backends.streams.settling import (
     reload,
     settle,
 )
+from pyqueue.documents import message_of
 from pyqueue.error_records import error_record
 from pyqueue.errors import LeaseLost, Unavailable
 from pyqueue.facts import ErrorInfo
+from pyqueue.hooks import tell_burial
 from pyqueue.limits import FollowedLimit
 from pyqueue.messages import StreamReservation
 from pyqueue.payloads import OPTIONS, Codec
-from pyqueue.requests import Plan, ServerTime
+from pyqueue.requests import Document, Plan, ServerTime
 
 log = logging.getLogger("pyqueue")
 
@@ -187,13 +189,25 @@ def deliver(
         yield from give_back(state, {one.token: rest})
     if delivery.dead:
         with suppress(LeaseLost):
-            yield from entomb(state, terms.dead_letter, delivery.dead)
+            yield from _bury(state, terms.dead_letter, delivery.dead)
     if delivery.skipped:
         yield from _skip(state, one.token, delivery.skipped, first)
     if rest and not touched and not share.messages:
         text = f"stream {state.stream!r}: a majority lacks position {rest[0]} now: try again"
         raise Unavailable(text)
     return bool(rest)
+
+
+def _bury(state: GroupState, dead_letter: str, dead: Sequence[Buried]) -> Plan[None]:
+    """Bury messages, and report the burial of each that was still held."""
+    lost = yield from entomb(state, dead_letter, dead)
+    for each in dead:
+        if (each.position, each.token) not in lost:
+            document: Document = {"_id": f"{state.stream}~{each.position}", "q": state.stream}
+            document |= {"when": each.pushed, "pushed": each.pushed, "tries": each.tries}
+            document |= each.document
+            message = message_of(document, document["payload"], each.pushed)
+            yield from tell_burial(state.label, message, dead_letter)
 
 
 def _with_packs(

@@ -81,9 +81,14 @@ class GroupState:
         self.kept: list[Pack] = []
 
     @property
+    def label(self) -> str:
+        """The name of the group among queues and groups. No queue can have it."""
+        return f"{self.stream}~{self.name}"
+
+    @property
     def hidden(self) -> str:
         """The ``q`` of copies that are not published yet."""
-        return f"~handover:{self.stream}~{self.name}"
+        return f"~handover:{self.label}"
 
 
 def reload(state: GroupState) -> Plan[Group | None]:

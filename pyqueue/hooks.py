@@ -1,0 +1,286 @@
+"""Hooks: plain functions of a program that a client calls when something happens to its messages.
+
+``Hooks`` lists them, and says when each is called. Metrics, traces and adapters attach here only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Final, Literal
+
+from pyqueue.delivery import Delivery
+from pyqueue.errors import ConfigurationError
+from pyqueue.messages import Id, Message
+from pyqueue.payloads import log_failure
+from pyqueue.requests import Request
+
+
+class Uncommitted(Exception):
+    """Passed as the error of a call that worked in a transaction of the program.
+
+    The program controls the transaction itself, so its end is unknown. After the transactions of
+    ``Client.transaction`` and ``Client.run_transaction``, hooks are called only if they were
+    committed.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Pushing:
+    """A message that is about to be pushed, or appended to a stream."""
+
+    #: The payload, as the caller gave it.
+    payload: Any
+    #: The headers, which a hook may change.
+    headers: dict[str, Any]
+
+
+class Hooks:
+    """The hooks of a client: override any of the methods. Any object with some of them will do.
+
+    They are plain functions, for ``AsyncClient``, too. Each is called once for each call of the
+    program, in the thread or the task of the caller. A call returns only after its hooks, so they
+    should return at once. Their exceptions are logged and otherwise ignored. Events that concurrent
+    calls share, such as the burial of an invalid message, may be reported in another thread or task
+    of the client.
+
+    ``queue`` is the name of a queue or of a stream; for a consumer group it is the stream, "~" and
+    the name of the group.
+    """
+
+    def pushing(self, queue: str, items: Sequence[Pushing]) -> None:
+        """Note that messages are about to be pushed, or appended. This may change their headers.
+
+        The headers are checked after it.
+
+        Args:
+            queue: The queue or the stream.
+            items: The messages of the call.
+        """
+
+    def pushed(self, queue: str, ids: Sequence[Id | None], error: BaseException | None) -> None:
+        """Note that a push or an append has ended.
+
+        It is also called for the outputs of ``Many``, once they are published.
+
+        Args:
+            queue: The queue or the stream.
+            ids: The ids of the messages; None for each message that a taken key kept out. A push
+                that was repeated, or that replaced a message, has the id of the stored message. If
+                the call failed: the ids of the messages that were certainly written.
+            error: The error that the caller gets. None: there is none. ``Uncommitted``: the push is
+                in a transaction of the program.
+        """
+
+    def received(self, queue: str, messages: Sequence[Message[Any]], waited: float) -> None:
+        """Note that a call received messages. It is not called if there were none.
+
+        Args:
+            queue: The queue or the consumer group.
+            messages: The popped messages or the reservations. For ``Queue.claim``, reservations
+                without payloads.
+            waited: How long the call took, in seconds.
+        """
+
+    def settled(
+        self,
+        queue: str,
+        verb: str,
+        reservations: Sequence[Message[Any]],
+        error: BaseException | None,
+        to: str | None,
+    ) -> None:
+        """Note that reservations were settled, or that this failed.
+
+        A rollback of messages that have no try left has the verb "bury". So has the burial of
+        messages that no consumer received. These messages are not reservations.
+
+        Args:
+            queue: The queue or the consumer group.
+            verb: "commit", "rollback", "release", "move" or "bury"; or "lost" if a renewal found
+                that a lease was lost, so that nothing was settled.
+            reservations: The messages.
+            error: The error that the caller gets. ``LeaseLost`` names the messages that were not
+                settled; the rest was settled. The rollback of a ``Queue.claim`` raises no
+                ``LeaseLost``, but hooks get it. None: all were settled. ``Uncommitted``: they are
+                settled in a transaction of the program.
+            to: The queue to which a "move" or a "bury" sent them; else None.
+        """
+
+    def handling(self, deliveries: Sequence[Delivery[Any]]) -> AbstractContextManager[object]:
+        """Return a context manager that is entered around the handler of a worker or a stage.
+
+        The handler sees the context variables that it sets. It gets the exception of the handler,
+        and cannot suppress it.
+
+        Args:
+            deliveries: The messages of the call: one, or all messages of a batch.
+
+        Returns:
+            The context manager.
+        """
+        return nullcontext()
+
+
+#: The names of the methods.
+EVENTS: Final = ("pushing", "pushed", "received", "settled", "handling")
+
+
+@dataclass(slots=True)
+class Tell(Request[None]):
+    """Report an event to the hooks of the client. Without hooks it does nothing."""
+
+    #: The method of the hooks; see ``Hooks``.
+    event: Literal["pushed", "received", "settled"]
+    queue: str
+    #: The ids, messages or reservations.
+    items: Sequence[Any]
+    verb: str = ""
+    error: BaseException | None = None
+    to: str | None = None
+    waited: float = 0.0
+    #: The session of the caller's transaction, or None.
+    session: Any = None
+
+
+def tell_burial(queue: str, message: Any, to: str) -> Tell:
+    """Return the report of a burial by a plan, of a message that no consumer has received."""
+    return Tell("settled", queue, [message], verb="bury", to=to)
+
+
+class HookCalls:
+    """The hooks of a client, by the events for which they are called.
+
+    Args:
+        given: The hooks.
+
+    Raises:
+        ConfigurationError: One of them has no method of ``Hooks``, or an async one.
+    """
+
+    def __init__(self, given: Iterable[object]) -> None:
+        self._calls: dict[str, list[Callable[..., Any]]] = {event: [] for event in EVENTS}
+        for hook in given:
+            found = _methods(hook)
+            for event, method in found.items():
+                self._calls[event].append(method)
+
+    def takes(self, event: str) -> bool:
+        """Return whether a hook is called for an event."""
+        return bool(self._calls[event])
+
+    def pushing(self, queue: str, items: Sequence[Pushing]) -> None:
+        """Call the hooks before a push."""
+        self._call("pushing", queue, items)
+
+    def tell(self, told: Tell, at_commit: list[Any] | None = None) -> None:
+        """Call the hooks for an event.
+
+        Args:
+            told: The event.
+            at_commit: The events that wait for the commit of the transaction, to which this event
+                is added. None: there is no transaction, or the program controls it.
+        """
+        if told.session is not None and at_commit is not None:
+            at_commit.append(told)
+            return
+        error = told.error
+        if told.session is not None and error is None:
+            error = Uncommitted("the transaction may be aborted")
+        values: tuple[object, ...] = (told.items, error)
+        if told.event == "received":
+            values = (told.items, told.waited)
+        elif told.event == "settled":
+            values = (told.verb, told.items, error, told.to)
+        self._call(told.event, told.queue, *values)
+
+    def handling(self, deliveries: Sequence[Delivery[Any]]) -> AbstractContextManager[object]:
+        """Return the context managers of all hooks as one."""
+        calls = self._calls["handling"]
+        return _Around(calls, deliveries) if calls else nullcontext()
+
+    def _call(self, event: str, queue: str, *values: object) -> None:
+        for call in self._calls[event]:
+            try:
+                call(queue, *values)
+            except Exception as failure:
+                log_failure(failure, "queue %r: the hook %r failed", queue, event)
+
+
+class _Around(AbstractContextManager[None]):
+    """The context managers of hooks around one call of a handler."""
+
+    def __init__(
+        self, calls: Sequence[Callable[..., Any]], deliveries: Sequence[Delivery[Any]]
+    ) -> None:
+        self._calls = calls
+        self._deliveries = deliveries
+        self._entered: list[Any] = []
+
+    def __enter__(self) -> None:
+        for call in self._calls:
+            try:
+                manager = call(self._deliveries)
+                manager.__enter__()
+            except Exception as failure:
+                self._log(failure)
+            else:
+                self._entered.append(manager)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        while self._entered:
+            try:
+                self._entered.pop().__exit__(kind, error, trace)
+            except Exception as failure:
+                if failure is not error:
+                    self._log(failure)
+
+    def _log(self, failure: Exception) -> None:
+        queue = self._deliveries[0].message.queue
+        log_failure(failure, "queue %r: the hook 'handling' failed", queue)
+
+
+def calls_of(given: object) -> HookCalls | None:
+    """Return the hooks of a client, or None if there are none.
+
+    Raises:
+        ConfigurationError: They are not a list of objects with methods of ``Hooks``.
+    """
+    if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
+        raise ConfigurationError(
+            f"hooks: give a list of objects with methods of pyqueue.Hooks, not "
+            f"{type(given).__name__}"
+        )
+    hooks = list(given)
+    return HookCalls(hooks) if hooks else None
+
+
+def _methods(hook: object) -> dict[str, Callable[..., Any]]:
+    """Return the methods of one hook by their events."""
+    name = type(hook).__name__
+    if isinstance(hook, type):
+        raise ConfigurationError(f"hooks: {hook.__name__} is a class: give an object of it")
+    found: dict[str, Callable[..., Any]] = {}
+    for event in EVENTS:
+        method = getattr(hook, event, None)
+        if callable(method) and getattr(method, "__func__", None) is not getattr(Hooks, event):
+            found[event] = method
+    if not found:
+        raise ConfigurationError(
+            f"hooks: {name} has none of the methods {', '.join(EVENTS)}: define at least one"
+        )
+    for event, method in found.items():
+        plain = inspect.unwrap(method)
+        if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
+            raise ConfigurationError(
+                f"hooks: {event} of {name} is async: give a plain function, which may start a task"
+            )
+    return found

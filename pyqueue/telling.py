@@ -1,0 +1,159 @@
+"""How the calls of a program reach the hooks of its client.
+
+Each function here wraps the plan of one call. The wrapper runs as part of the call, outside of the
+batches that calls share, so hooks are called in the thread or the task of the caller. Events that
+plans find themselves are reported by the plans, with ``Tell``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pyqueue import arguments
+from pyqueue.backends.pushing import PushOptions
+from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.streams.plans import StreamPlans
+from pyqueue.documents import hashable_id
+from pyqueue.errors import ConfigurationError, DuplicateKey
+from pyqueue.hooks import HookCalls, Pushing, Tell
+from pyqueue.messages import Id, Reservation, is_last_try
+from pyqueue.requests import MonotonicTime, Plan
+
+M = TypeVar("M")
+
+
+def receiving(queue: str, plan: Plan[list[M]]) -> Plan[list[M]]:
+    """Run a plan that receives, and report the messages that it returns."""
+    began = yield from MonotonicTime()
+    messages = yield from plan
+    if messages:
+        waited = (yield from MonotonicTime()) - began
+        yield from Tell("received", queue, messages, waited=waited)
+    return messages
+
+
+# ---- pushes
+
+
+def push(
+    hooks: HookCalls, plans: QueuePlans, payloads: Iterable[Any], how: PushOptions
+) -> Plan[list[Id | None]]:
+    """Push messages, and call the hooks before and after."""
+    given = arguments.payloads(payloads, "push()")
+    if labels := _labels(hooks, plans.queue, given, how.get("headers")):
+        how = {**how, "labels": labels}
+    try:
+        ids = yield from plans.push(given, **how)
+    except GeneratorExit:  # the plan was dropped, and may yield no more requests
+        raise
+    except BaseException as error:
+        yield _failed(plans.queue, error, how.get("session"))
+        raise
+    if ids:
+        yield Tell("pushed", plans.queue, ids, session=how.get("session"))
+    return ids
+
+
+def append(
+    hooks: HookCalls, plans: StreamPlans, payloads: Iterable[Any], headers: Any
+) -> Plan[list[int]]:
+    """Append messages to a stream, and call the hooks before and after."""
+    given = arguments.payloads(payloads, "append()")
+    labels = _labels(hooks, plans.stream, given, headers)
+    try:
+        positions = yield from plans.append(given, headers, labels)
+    except GeneratorExit:  # the plan was dropped, and may yield no more requests
+        raise
+    except BaseException as error:
+        yield _failed(plans.stream, error)
+        raise
+    if positions:
+        yield Tell("pushed", plans.stream, [f"{plans.stream}~{each}" for each in positions])
+    return positions
+
+
+def _labels(
+    hooks: HookCalls, queue: str, payloads: Sequence[Any], headers: Any
+) -> list[Mapping[str, Any]] | None:
+    """Let hooks change the headers of messages.
+
+    Returns:
+        The headers of each message; None: no hook may have changed them.
+    """
+    if not payloads or not hooks.takes("pushing"):
+        return None
+    same = arguments.headers(headers) or {}
+    items = [Pushing(each, dict(same)) for each in payloads]
+    hooks.pushing(queue, items)
+    return [each.headers for each in items]
+
+
+def _failed(queue: str, error: BaseException, session: Any = None) -> Tell:
+    """Return the report of a push that failed."""
+    written = error.written if isinstance(error, DuplicateKey) else []
+    return Tell("pushed", queue, written, error=error, session=session)
+
+
+# ---- settlements
+
+
+def settling(plan: Plan[None], tells: Sequence[Tell]) -> Plan[None]:
+    """Run a plan that settles, and then report it, with the error if there is one.
+
+    A call that refuses its arguments has changed nothing, and is not reported.
+    """
+    try:
+        yield from plan
+    except (ConfigurationError, GeneratorExit):
+        raise
+    except BaseException as error:
+        for each in tells:
+            each.error = error
+            yield each
+        raise
+    for each in tells:
+        yield each
+
+
+def tells_of(
+    plans: QueuePlans,
+    verb: str,
+    given: Iterable[object],
+    session: Any = None,
+    to: str | None = None,
+) -> list[Tell]:
+    """Return the reports for the hooks once reservations are settled.
+
+    Args:
+        plans: The plans of the queue or of the consumer group.
+        verb: How they are settled.
+        given: The reservations, as the caller gave them.
+        session: The session of the caller's transaction, or None.
+        to: The target of a move.
+    """
+    held = {
+        (hashable_id(each.id), each.token): each for each in given if isinstance(each, Reservation)
+    }
+    options = plans.options
+    kinds: dict[str, list[Reservation[Any]]] = {}
+    for each in held.values():
+        last = verb == "rollback" and is_last_try(each, options.max_tries)
+        kinds.setdefault("bury" if last else verb, []).append(each)
+    return [
+        Tell(
+            "settled",
+            plans.queue,
+            some,
+            verb=kind,
+            to=options.dead_letter if kind == "bury" else to,
+            session=session,
+        )
+        for kind, some in kinds.items()
+    ]
+
+
+def tell_lost(hooks: HookCalls | None, queue: str, held: Sequence[Reservation[Any]]) -> None:
+    """Report reservations that are not settled, because a renewal found their leases lost."""
+    if hooks is not None and held:
+        hooks.tell(Tell("settled", queue, held, verb="lost"))
