@@ -37,12 +37,12 @@ ROOT = Path(__file__).parents[1]
 LAYERS: dict[str, set[str]] = {
     "values": {
         *("_watchdog", "arguments", "clock", "concurrently", "delivery", "documents", "embedded"),
-        *("error_records", "errors", "facts", "lazy", "limits", "memory", "messages", "payloads"),
-        *("requests", "targets"),
+        *("error_records", "errors", "facts", "hooks", "lazy", "limits", "memory", "messages"),
+        *("payloads", "requests", "targets"),
     },
     "runtime": {"transactions"},
     "queues": {
-        *("claim", "queue_base", "queues", "reserved", "stream_base", "streams"),
+        *("claim", "queue_base", "queues", "reserved", "stream_base", "streams", "telling"),
         *("async_queues", "async_streams"),
     },
     "client": {"async_client", "client", "client_base", "worker"},
@@ -365,7 +365,7 @@ PROMISED = {
     *("Unavailable", "Disconnected", "TimedOut", "Fenced", "ConfigurationError"),
     *("Stream", "AsyncStream", "StreamMessage", "StreamReservation"),
     *("Consumer", "AsyncConsumer", "ConsumerCounts", "ConsumerInfo"),
-    *("BatchFailed", "Attempt", "Burial", "ErrorInfo", "Progress"),
+    *("BatchFailed", "Attempt", "Burial", "ErrorInfo", "Progress", "Hooks"),
 }
 SIGNATURES = {
     "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "
@@ -457,6 +457,7 @@ def test_the_arguments_of_a_client() -> None:
         "durability": "majority",
         "owner": None,
         "command_timeout": 30,
+        "hooks": (),
     }
 
 

@@ -28,7 +28,8 @@ from pyqueue.requests import Find
 from pyqueue.runtime.base_driver import BaseDriver
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.runtime.drivers import AsyncDriver
-from tests.support.eventually import LONG, async_eventually
+from tests.support.eventually import LONG, async_eventually, waiters
+from tests.support.recorder import Recorder
 from tests.support.samples import sampled
 
 STORE = 40  # messages that are there to the last
@@ -311,3 +312,28 @@ def test_raw_driver_loses_messages(url: str, cancel: Cancel) -> None:
 
     assert any(asyncio.run(main()) > 0 for _ in range(10)), "the storms lost nothing"
     gc.collect()
+
+
+def test_cancelled_receive_tells_hooks_nothing(url: str) -> None:
+    async def main() -> None:
+        recorder = Recorder()
+        async with AsyncClient(url, hooks=[recorder]) as client:
+            queue = client.queue("jobs")
+            await queue.push(0)
+            assert await queue.pop(0)
+            recorder.take()
+            for receive in (queue.reserve, queue.pop):
+                task = asyncio.create_task(receive(60))
+                await async_eventually(lambda: waiters(client, "jobs") == 1, "a waiting consumer")
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            assert recorder.take() == []
+            pushing = asyncio.create_task(queue.push(1))
+            await asyncio.sleep(0)
+            pushing.cancel()
+            with suppress(asyncio.CancelledError):
+                await pushing
+            assert recorder.take("pushed") == [("jobs", [], asyncio.CancelledError)]
+
+    asyncio.run(main())

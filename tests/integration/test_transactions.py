@@ -29,9 +29,12 @@ from pyqueue import (
     Reservation,
     Unavailable,
 )
+from pyqueue.hooks import Uncommitted
 from pyqueue.runtime.connecting import runner_of
+from pyqueue.runtime.server_errors import transient
 from tests.integration.conftest import Connect
 from tests.support.eventually import LONG, eventually, waiters
+from tests.support.recorder import Recorder
 
 Mongo = pymongo.MongoClient[dict[str, Any]]
 
@@ -684,3 +687,43 @@ def test_connection_without_sessions_is_unavailable(client: Client, refuse: Any)
     with pytest.raises(Unavailable, match="Sessions"):
         queue.counts()
     assert not refusals
+
+
+# ---- hooks
+
+
+def test_hooks_are_told_once_of_a_repeated_transaction(url: str) -> None:
+    recorder = Recorder()
+    with Client(url, hooks=[recorder]) as client:
+        queue = client.queue("jobs")
+        queue.push(0)
+        recorder.take()
+        attempts: list[Any] = []
+
+        def act(session: Any) -> None:
+            attempts.append(queue.push(1, session=session))
+            if len(attempts) == 1:
+                raise transient(OSError("once more"))
+
+        client.run_transaction(act)
+    pushing = ("pushing", "jobs", [1])
+    assert recorder.take() == [pushing, pushing, ("pushed", "jobs", attempts[1:], None)]
+
+
+def test_hooks_are_told_at_once_in_a_session_of_the_program(url: str) -> None:
+    recorder = Recorder()
+    with Client(url, hooks=[recorder]) as client:
+        queue = client.queue("jobs")
+        queue.push(0)
+        held = queue.reserve(0)
+        assert held is not None
+        recorder.take()
+        with client.database.client.start_session() as session, session.start_transaction():
+            id = queue.push(1, session=session)
+            queue.commit(held, session=session)
+            assert recorder.take()[1:] == [
+                ("pushed", "jobs", [id], Uncommitted),
+                ("settled", "jobs", "commit", [held.id], Uncommitted, None),
+            ]
+            session.abort_transaction()
+        assert queue.counts().reserved == 1

@@ -369,7 +369,7 @@ class Explorer:
                     answer = None
                 case EnsureQueue():
                     answer = asks.kind
-                case Signal() | Latecomers():
+                case Signal() | Latecomers() | Tell():
                     answer = None
                 case MonotonicTime():
                     answer = 0.0

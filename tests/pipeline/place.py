@@ -38,6 +38,8 @@ class Place:
         self.server = server
         self.awaited = awaited
         self.namespace = f"n{uuid4().hex[:12]}"
+        #: The hooks of the client that runs.
+        self.hooks: list[object] = []
         self.client = Client(target, namespace=self.namespace)
 
     def queue(self, name: str, **options: Any) -> Queue[Any]:
@@ -74,12 +76,13 @@ class Place:
         """Build a pipeline or worker on a client of this place, and run it."""
         options.setdefault("handle_signals", False)
         if self.blocking:
-            with Client(self.target, namespace=self.namespace) as client:
+            with Client(self.target, namespace=self.namespace, hooks=self.hooks) as client:
                 report: Report = build(client).run(**options)
                 return report
 
         async def work() -> Report:
-            async with AsyncClient(self.target, namespace=self.namespace) as client:
+            client = AsyncClient(self.target, namespace=self.namespace, hooks=self.hooks)
+            async with client:
                 report: Report = await build(client).run(**options)
                 return report
 

@@ -125,6 +125,7 @@ class Runner:
         #: The database commands that plans requested.
         self.commands: list[Any] = []
         self.signals: list[tuple[str, datetime | None]] = []
+        self.told: list[Tell] = []
         self.entered: list[str] = []
         self.waits: list[Wait] = []
         #: Called when a plan waits; it may advance ``now``.
@@ -169,6 +170,8 @@ class Runner:
                 return self.signals.append((request.queue, request.when))
             case ForgetQueue():
                 return None
+            case Tell():
+                return self.told.append(request)
             case Latecomers():
                 request.items += self.latecomers
                 self.latecomers = []

@@ -156,6 +156,7 @@ class Steps:
         self.seconds = 0.0
         self.driver.clock = _Clock(self)
         self.signals: list[tuple[str, datetime | None]] = []
+        self.told: list[Tell] = []
         #: The waiters that hear signals. Their topic is the name of their queue.
         self.listeners: list[Waiters] = []
         #: The commands of the last plan.
@@ -247,6 +248,8 @@ class Steps:
                 return {} if found is None else found.get("shape", {})
             case ForgetQueue() | Latecomers():
                 return None
+            case Tell():
+                return self.told.append(request)
             case Signal():
                 for each in self.listeners:
                     if each.topic == request.queue:

@@ -568,7 +568,7 @@ class Process:
             case Coalesce():
                 # Like blocking clients: each call runs alone, and all calls share one scan state.
                 return (yield from self.run(request.batch([request.item]), slow=slow))[0]
-            case Latecomers():
+            case Latecomers() | Tell():
                 return None
             case Concurrently():
                 return (yield from self._each(request.plans, slow))

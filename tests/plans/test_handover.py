@@ -191,6 +191,11 @@ def consume(steps: Steps) -> Counter[Any]:
     return Counter(tuple(each["payload"]) for each in found)
 
 
+def told(steps: Steps) -> list[Any]:
+    """Return the ids of the new messages that were reported to hooks."""
+    return [id for each in steps.told if each.event == "pushed" for id in each.items]
+
+
 def audit(steps: Steps, kind: type[Process], seen: Counter[Any]) -> None:
     """Recover, and check that each is shown once, or is still to be made. Then make the rest."""
     steps.seconds += 100
@@ -202,13 +207,18 @@ def audit(steps: Steps, kind: type[Process], seen: Counter[Any]) -> None:
     steps.seconds += 2 * DAY
     steps.run(recovering.recover_all())
     assert not consume(steps), "shown late"
+    assert len(set(told(steps))) == len(told(steps)), "told twice"
     assert [each for each in steps.all() if str(each.get("q")).startswith("~")] == []
 
 
-def number_of_commands(kind: type[Process]) -> int:
+def commands_of(kind: type[Process]) -> list[Any]:
     steps = made(kind)
     steps.run(kind().work())
-    return len(steps.commands)
+    return steps.commands
+
+
+def number_of_commands(kind: type[Process]) -> int:
+    return len(commands_of(kind))
 
 
 @each_kind
@@ -217,6 +227,22 @@ def test_handover_without_faults(kind: type[Process]) -> None:
     steps.run(kind().work())
     assert consume(steps) == kind.wanted
     audit(steps, kind, kind.wanted)
+    assert len(told(steps)) == (0 if kind is Pack else kind.wanted.total())
+
+
+def test_recovery_tells_what_it_publishes() -> None:
+    """It reports new messages, but not the messages that leave a pack."""
+    for kind in (Message, Pack):
+        steps = made(kind)
+        names = [type(each).__name__ for each in commands_of(kind)]
+        decided = names.index("Update", names.index("Insert"))
+        with pytest.raises(Cut):
+            steps.run(kind().work(), cut(decided, after=True))
+        assert told(steps) == []
+        steps.seconds += 10
+        for _ in range(2):
+            steps.run(recovering.recover("in"))
+        assert len(told(steps)) == len(consume(steps)) * (kind is Message)
 
 
 @each_kind

@@ -149,13 +149,13 @@ def test_refused_document_is_found_by_halves_and_buried() -> None:
         if isinstance(command, Find):
             return []  # nothing waits for the document
         assert isinstance(command, Update)
-        ids = command.filter["_id"]["$in"]
         if "claim" not in command.update["$set"]:
-            put_away.append(ids)
-        elif "m3" in ids:
+            put_away.append(command.filter["_id"])
+            return Change(1, None)
+        ids = command.filter["_id"]["$in"]
+        if "m3" in ids:
             raise InvalidMessage("cannot increment")
-        else:
-            marked.extend(ids)
+        marked.extend(ids)
         return Change(len(ids), None)
 
     runner = Runner(*[answer] * 9)
@@ -163,7 +163,10 @@ def test_refused_document_is_found_by_halves_and_buried() -> None:
         NamedClaims(standard(), "g")._stamp_some([f"m{n}" for n in range(5)], 1, "t", LEASE, None)
     )
     assert sorted(marked) == ["m0", "m1", "m2", "m4"]
-    assert put_away == [["m3"]]
+    assert put_away == ["m3"]
+    assert [(each.verb, [one.id for one in each.items]) for each in runner.told] == [
+        ("bury", ["m3"])
+    ]
     assert len(runner.commands) == 9
 
 
