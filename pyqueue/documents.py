@@ -19,6 +19,7 @@ from pyqueue.messages import (
     HIGHEST_PRIORITY,
     NEVER,
     TRAIL_LENGTH,
+    Deferral,
     Finished,
     Message,
     Reservation,
@@ -143,6 +144,14 @@ def group_of(document: Mapping[str, Any]) -> str | None:
     return None
 
 
+def key_of(document: Mapping[str, Any]) -> str | None:
+    """Return the message key of a stored message, or the key that it had, if it is gone."""
+    key: str | None = document.get("key")
+    if not key and ("processed" in document or "dead" in document):
+        return document.get("last_key")
+    return key
+
+
 def state_of(document: Mapping[str, Any], now: datetime) -> State:
     """Return the state of a stored message at an instant."""
     if "processed" in document:
@@ -150,6 +159,31 @@ def state_of(document: Mapping[str, Any], now: datetime) -> State:
     if document.get("when", NEVER) <= now:
         return "ready"
     return "reserved" if "token" in document else "scheduled"
+
+
+def deferral_of(document: Mapping[str, Any], now: datetime) -> Deferral | None:
+    """Return what a message waits for whose time has come; None: it does not wait.
+
+    A scan that met it moved its ``when`` into the future, and left ``due``; see ``turns``.
+    """
+    if "token" in document or "processed" in document:
+        return None
+    due, when = document.get("due"), document.get("when")
+    if not isinstance(due, datetime) or not isinstance(when, datetime) or not due <= now < when:
+        return None
+    if "limited" in document:
+        return "limit"
+    return "group" if "group" in document else None
+
+
+def mark_dead(message: Message[Any]) -> Message[Any]:
+    """Give a message that waits in a dead-letter queue the state "dead".
+
+    The message says so itself: it has ``dead`` from its burial until it leaves that queue.
+    """
+    if message.dead is not None and message.state in ("ready", "scheduled"):
+        message.state = "dead"
+    return message
 
 
 def eligible_since(document: Mapping[str, Any]) -> datetime | None:
@@ -198,16 +232,13 @@ def message_of(
     """
     get = document.get
     when = get("when", NEVER)
-    key = get("key")
     tries = int(get("tries", 0))
-    if not key and ("processed" in document or "dead" in document):
-        key = get("last_key")
     common = (
         document["_id"],
         get("q", ""),
         payload,
         get("headers") or {},
-        key,
+        key_of(document),
         eligible_since(document) or when,
         get("pushed", when),
         tries,
@@ -231,6 +262,8 @@ def message_of(
             more["slot"] = slot
         more["reserved"] = get("reserved", now)
         return Reservation(*common, document["token"], when, get("owner", ""), lease, **more)
+    if "limited" in document or "group" in document:
+        more["deferred"] = deferral_of(document, now)
     if "processed" in document:
         return Finished(*common, get("outcome", ""), document["processed"], **more)
     return Message(*common, **more)

@@ -40,7 +40,10 @@ Duration = float | timedelta
 #: How an ordered group treats a failed message: it waits for the next try, or continues.
 OnFailure = Literal["block", "skip"]
 
-State = Literal["scheduled", "ready", "reserved", "finished"]
+State = Literal["scheduled", "ready", "reserved", "finished", "dead"]
+
+#: What a message waits for although its time has come: another message of its group, or a limit.
+Deferral = Literal["group", "limit"]
 
 #: Added to the ``when`` of a finished message. It moves the message out of the range that claims
 #: scan, and keeps the order of finishing.
@@ -99,7 +102,8 @@ class Message(Generic[T]):
     #: when it came and left, ``tries``, and ``waited``, how many seconds it was eligible before its
     #: last claim. A value is None if it is unknown. ``at`` is ``out``.
     trail: list[dict[str, Any]]
-    #: scheduled, ready, reserved or finished.
+    #: scheduled, ready, reserved or finished; in dead-letter queues, ``Client.find`` and
+    #: ``Queue.browse`` show dead in place of scheduled and ready.
     state: State
     #: Where and why the message was buried. Only in a dead-letter queue.
     dead: Burial | None
@@ -113,6 +117,9 @@ class Message(Generic[T]):
     #: The last 5 tries in which the holder gave an error, oldest first. A burial and a redrive keep
     #: them, and a move drops them. Messages of streams and packs have none.
     attempts: tuple[Attempt, ...] = field(default=(), kw_only=True)
+    #: Why a scheduled message whose ``when`` has passed still waits: for a message of its "group"
+    #: that comes first, or for a "limit". None: it does not.
+    deferred: Deferral | None = field(default=None, kw_only=True)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
         """Restore a pickled message. Release 0.1 has fewer fields, and some of them are dicts."""
@@ -195,6 +202,22 @@ class StreamReservation(Reservation[T]):
     position: int
     #: The consumer group that holds it.
     group: str = field(kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """A page of messages, as ``Queue.browse`` returns it."""
+
+    messages: list[Message[T]]
+    #: The ``after=`` of the next page; None: this is the last one.
+    after: str | None
+    #: How many messages were examined, including messages that did not match.
+    looked: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether this is the last page."""
+        return self.after is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ MANY_ARGUMENTS: dict[str, int] = {
 #: Named tuples and dataclasses.
 LARGE_VALUES: dict[str, int] = {
     "pyqueue/backends/scan.py::ScanState": 18,
-    "pyqueue/messages.py::Message": 18,
+    "pyqueue/messages.py::Message": 19,
     "pyqueue/pipeline/graph.py::Stage": 12,
     "pyqueue/spark/option_table.py::ReadOptions": 16,
 }
