@@ -252,16 +252,16 @@ def log_failure(failure: BaseException, text: str, *values: object) -> None:
         log.warning(f"{text}\n%s", *values, trace)
 
 
-def _storable(value: Any) -> Any:
+def storable(value: Any) -> Any:
     """Return a dump of pydantic in Python mode, with types that BSON lacks replaced."""
     if isinstance(value, dict):
-        return {_key(key): _storable(item) for key, item in value.items()}
+        return {_key(key): storable(item) for key, item in value.items()}
     if isinstance(value, Enum):
-        return _storable(value.value)
+        return storable(value.value)
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_storable(item) for item in value]
+        return [storable(item) for item in value]
     if isinstance(value, Decimal):
         return Decimal128(_DECIMAL.create_decimal(value))
     if type(value).__module__.startswith("bson."):
@@ -345,7 +345,7 @@ class Codec(Generic[T]):
         try:
             value = adapter.validate_python(payload)
             # A warning of pydantic would show the value.
-            return _storable(adapter.dump_python(value, mode="python", warnings=False))
+            return storable(adapter.dump_python(value, mode="python", warnings=False))
         except Exception as error:  # the validators of a model may raise anything
             if not _is_validation_error(error):
                 raise InvalidMessage(
