@@ -6,13 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, Unpack
 
 from pyqueue import arguments, telling
-from pyqueue.backends import managing
+from pyqueue.backends import browsing, managing
+from pyqueue.backends.browsing import BrowseOptions
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.queue_plans import QueuePlans, in_recorded_kind
 from pyqueue.backends.receiving import ReceiveOptions
 from pyqueue.errors import ConfigurationError, LeaseLost
-from pyqueue.messages import Id, Reservation
+from pyqueue.messages import MAX_RECEIVED_BYTES, Duration, Id, Page, Reservation
 from pyqueue.requests import Plan
 from pyqueue.runtime.plan_runner import RunnerBase
 
@@ -80,6 +81,9 @@ class QueueBase(Generic[T, Runs]):
             return managing.reprioritize(self.name, found.kind, id, priority)
 
         return in_recorded_kind(self._backend, reprioritize)
+
+    def _browse(self, options: BrowseOptions) -> Plan[Page[T]]:
+        return browsing.browse(self._backend.terms, browsing.checked(**options))
 
     def _notify(self) -> Plan[None]:
         return managing.notify(self.name)

@@ -6,11 +6,12 @@ result. The module is long because users look up all operations of a queue in on
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 
+from pyqueue.backends.browsing import BrowseOptions
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.claim import Claim, ClaimSize, claimed
@@ -24,7 +25,9 @@ from pyqueue.messages import (
     Headers,
     Id,
     Message,
+    Page,
     Reservation,
+    State,
 )
 from pyqueue.queue_base import OnDuplicate, QueueBase
 from pyqueue.reserved import OnLost, check_on_lost, holding
@@ -541,6 +544,41 @@ class Queue(QueueBase[T, PlanRunner]):
             limit: The maximum number of messages.
         """
         return self._runner.run(self._backend.peek(limit))
+
+    def browse(
+        self,
+        state: State | None = None,
+        where: Mapping[str, object] | None = None,
+        after: str | None = None,
+        limit: int = 100,
+        newest: bool = False,
+        budget: int = 5000,
+    ) -> Page[T]:
+        """Return a page of messages in any state, in the order of the times when they are eligible.
+
+        A held message is eligible at the end of its lease; finished messages come last. If nothing
+        changes, the pages together have each message once.
+
+        Args:
+            state: "scheduled", "ready", "reserved", "finished" or "dead"; None: any state.
+            where: Maps paths, such as "payload.n", "headers.tenant" or "error.type", to values or
+                to conditions of ``pyqueue.where``.
+            after: The ``after`` of the page before. None: start at the beginning.
+            limit: The maximum number of messages to return.
+            newest: Start at the end of the order.
+            budget: The maximum number of messages to examine. If it is reached, a page has fewer
+                than ``limit`` messages although it is not the last page.
+
+        Returns:
+            The page. A message that does not fit the model has its raw payload and an ``error``.
+
+        Raises:
+            ConfigurationError: An argument is not allowed, or the name belongs to a stream.
+        """
+        options = BrowseOptions(
+            state=state, where=where, after=after, limit=limit, newest=newest, budget=budget
+        )
+        return self._runner.run(self._browse(options))
 
     def counts(self, cap: int | None = None) -> Counts:
         """Count the messages by state. The more messages, the longer it takes.

@@ -38,7 +38,7 @@ LAYERS: dict[str, set[str]] = {
     "values": {
         *("_watchdog", "arguments", "clock", "concurrently", "delivery", "documents", "embedded"),
         *("error_records", "errors", "facts", "hooks", "lazy", "limits", "memory", "messages"),
-        *("payloads", "requests", "targets"),
+        *("payloads", "requests", "targets", "where"),
     },
     "runtime": {"transactions"},
     "queues": {
@@ -78,6 +78,7 @@ PARTS: dict[str, set[str]] = {
     "bulk": {"core", "limits"},
     "claims": {"bulk", "core", "limits"},
     "all_queues": {"bucket", "bulk", "core", "streams"},
+    "finding": {"bucket", "core", "streams"},
     "reshaping": {"core", "limits", "streams"},
     "": {"bucket", "ordered", "priority", "standard"},
 }
@@ -365,7 +366,7 @@ PROMISED = {
     *("Unavailable", "Disconnected", "TimedOut", "Fenced", "ConfigurationError"),
     *("Stream", "AsyncStream", "StreamMessage", "StreamReservation"),
     *("Consumer", "AsyncConsumer", "ConsumerCounts", "ConsumerInfo"),
-    *("BatchFailed", "Attempt", "Burial", "ErrorInfo", "Progress", "Hooks"),
+    *("BatchFailed", "Attempt", "Burial", "ErrorInfo", "Progress", "Hooks", "Page"),
 }
 SIGNATURES = {
     "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "
@@ -394,6 +395,7 @@ SIGNATURES = {
     "reprioritize": "id, priority",
     "get": "id",
     "peek": "limit=10",
+    "browse": "state=None, where=None, after=None, limit=100, newest=False, budget=5000",
     "counts": "cap=None",
     "next_when": "",
     "pause": "",
@@ -411,6 +413,7 @@ CLIENT = {
     "kind=None, strict=None, on_failure=None, pack=None, limit=None",
     "stream": "name, model=None, *, retention=None, limit=None",
     "queues": "*, cap=None, held=True",
+    "find": "id",
     "delete_queue": "name, force=False",
     "reshape": "name, *, strict=None, on_failure=None, retention=None, pack=None, limit=None",
     "pipeline": "name='pipeline'",
@@ -494,9 +497,8 @@ def test_the_fields_of_what_users_hold() -> None:
         "state",
         "dead",
     ]
-    assert list(inspect.signature(pyqueue.Message).parameters) == [
-        *(*message, "priority", "group", "deliveries", "attempts")
-    ]
+    more = ["priority", "group", "deliveries", "attempts", "deferred"]
+    assert list(inspect.signature(pyqueue.Message).parameters) == [*message, *more]
     assert list(inspect.signature(pyqueue.Reservation).parameters)[:17] == [
         *message,
         "token",
@@ -507,10 +509,7 @@ def test_the_fields_of_what_users_hold() -> None:
         *message,
         "outcome",
         "processed",
-        "priority",
-        "group",
-        "deliveries",
-        "attempts",
+        *more,
     ]
     assert set(pyqueue.Counts.__dataclass_fields__) == {
         "ready",

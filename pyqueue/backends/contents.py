@@ -58,6 +58,8 @@ class SharedRows(NamedTuple):
 class Contents:
     """The messages in the documents of a queue. Here each document is a message."""
 
+    #: Whether messages may share documents.
+    shared: bool = False
     #: Matches the documents that are one message each.
     separate: Filter = _ALL
     #: The projection for ``size``.
@@ -84,6 +86,10 @@ class Contents:
     def messages(self, document: Document) -> Sequence[Document]:
         """Return its messages, each as a document."""
         return [document]
+
+    def numbered(self, document: Document) -> Sequence[tuple[int, Document]]:
+        """Return its messages as documents, each with its number, which never changes."""
+        return [(0, document)]
 
     def encoded(self, found: Sequence[bytes]) -> Sequence[bytes]:
         """Return the messages of documents in BSON, each as a document in BSON."""

@@ -29,6 +29,7 @@ from pyqueue import (
 from pyqueue.backends.options import Options
 from pyqueue.documents import message_of
 from pyqueue.payloads import OPTIONS
+from pyqueue.where import le
 from tests.contract.world import AnyQueue
 from tests.hostile.conftest import Place
 from tests.hostile.test_documents import message, record
@@ -89,6 +90,13 @@ ARGUMENTS: dict[str, tuple[str, Call]] = {
     "peek limit": ("limit", lambda q, h, v: q.peek(v)),
     "history limit": ("limit", lambda q, h, v: q.history(v)),
     "history since": ("since", lambda q, h, v: q.history(since=v)),
+    "browse state": ("state", lambda q, h, v: q.browse(v)),
+    "browse where": ("where", lambda q, h, v: q.browse(where=v)),
+    "browse value": ("where", lambda q, h, v: q.browse(where={"payload.a": v})),
+    "browse bound": ("where", lambda q, h, v: q.browse(where={"payload": le(v)})),
+    "browse after": ("after", lambda q, h, v: q.browse(after=v)),
+    "browse limit": ("limit", lambda q, h, v: q.browse(limit=v)),
+    "browse budget": ("budget", lambda q, h, v: q.browse(budget=v)),
     "replay": ("id", lambda q, h, v: q.replay(v)),
 }
 

@@ -170,6 +170,7 @@ CASES: Final = [
     ),
     Case("get", lambda queue, held: queue.get("first")),
     Case("peek", lambda queue, held: queue.peek()),
+    Case("browse", lambda queue, held: queue.browse(where={"payload": 1})),
     Case("counts", lambda queue, held: queue.counts(), reads="one instant"),
     Case("next_when", lambda queue, held: queue.next_when()),
     Case("paused", lambda queue, held: queue.paused()),

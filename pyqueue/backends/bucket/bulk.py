@@ -54,6 +54,7 @@ _PLACES: Final[Mapping[str, object]] = {"at": 1, "w": 1, "done": 1}
 class PackContents(Contents):
     """The messages in the documents of a bucket: packs and ordinary messages."""
 
+    shared = True
     separate = _ORDINARY
     sized = _SIZED
     named = _NAMED
@@ -85,6 +86,13 @@ class PackContents(Contents):
             return [document]
         common = packs.common_fields(document)
         return [{**common, **own} for own in _own_fields(document)]
+
+    def numbered(self, document: Document) -> Sequence[tuple[int, Document]]:
+        """Return its messages as documents, each with its place in its pack."""
+        if not packs.is_pack(document):
+            return super().numbered(document)
+        places = packs.places(packs.alive_of(document))
+        return list(zip(places, self.messages(document), strict=True))
 
     def encoded(self, found: Sequence[bytes]) -> Sequence[bytes]:
         """Return the messages of documents in BSON, each as a document in BSON."""

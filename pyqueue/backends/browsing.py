@@ -1,0 +1,340 @@
+"""Browse: read the messages of a queue page by page, in any state. This claims and writes nothing.
+
+A page is read in rounds. A round first reads the places of the next documents from the index
+``hot``, which has them in the order of ``when``. Then it reads the documents among them that may
+match. So a call examines a bounded number of messages, whatever the conditions are. The cursor of a
+page is the place of the last message that was examined.
+"""
+
+from __future__ import annotations
+
+import operator
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import NoneType
+from typing import Any, Final, NamedTuple, TypedDict, Unpack, get_args
+
+import bson
+from bson import ObjectId
+from bson.errors import BSONError
+
+from pyqueue import arguments
+from pyqueue.backends import kind as kinds
+from pyqueue.backends import namespace
+from pyqueue.backends.contents import Contents, contents_of
+from pyqueue.backends.invalid import decode
+from pyqueue.backends.matching import Where, conditions
+from pyqueue.backends.namespace import HOT
+from pyqueue.backends.options import QueueTerms
+from pyqueue.backends.transitions import messages_only
+from pyqueue.clock import BAND
+from pyqueue.documents import mark_dead
+from pyqueue.errors import ConfigurationError
+from pyqueue.messages import NEVER, Id, Message, Page, State
+from pyqueue.payloads import OPTIONS, Codec
+from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, Sort
+
+#: The most documents of one round, and the most if each may have many messages.
+_MAX_ROUND: Final = 1000
+_MAX_SHARED_ROUND: Final = 100
+#: The fields that give the place of a document. The index has them.
+_PLACE: Final = {"_id": 1, "when": 1}
+#: The fields that tell messages of a state from other messages with the same range of ``when``.
+_TELLING: Final[Mapping[str | None, Filter]] = {
+    "scheduled": {"token": {"$exists": False}},
+    "reserved": {"token": {"$exists": True}},
+    "dead": {"dead": {"$exists": True}},
+}
+
+
+class Position(NamedTuple):
+    """The place up to which a queue was examined."""
+
+    when: datetime
+    #: None: this instant was reached, and no message that became eligible then was examined.
+    id: Id | None
+    #: The last message of a pack that was examined; None: the whole document was.
+    part: int | None
+
+
+class _Way(NamedTuple):
+    """One of the two orders of a page."""
+
+    direction: int
+    #: The operators for what follows a value, without and with the value.
+    after: str
+    since: str
+    precedes: Callable[[Any, Any], bool]
+    #: Operators compare ids of one type. Every ObjectId follows every str: these are the type whose
+    #: ids come first in this order, and the name of the type whose ids come last.
+    first: type
+    last: str
+
+
+_OLDEST_FIRST: Final = _Way(1, "$gt", "$gte", operator.lt, first=str, last="objectId")
+_NEWEST_FIRST: Final = _Way(-1, "$lt", "$lte", operator.gt, first=ObjectId, last="string")
+
+
+class BrowseOptions(TypedDict):
+    """The arguments of ``Queue.browse``."""
+
+    state: State | None
+    where: Mapping[str, object] | None
+    after: str | None
+    limit: int
+    newest: bool
+    budget: int
+
+
+class Wanted(NamedTuple):
+    """The checked arguments of ``Queue.browse``."""
+
+    state: State | None
+    where: Where
+    after: Position | None
+    limit: int
+    way: _Way
+    budget: int
+
+
+#: The messages of a document, each with its number in it.
+Parts = Sequence[tuple[int, Document]]
+
+
+def checked(**options: Unpack[BrowseOptions]) -> Wanted:
+    """Check the arguments of ``Queue.browse``.
+
+    Raises:
+        ConfigurationError: one of them is not allowed.
+    """
+    state, newest = options["state"], options["newest"]
+    if state is not None:
+        arguments.one_of("state", state, get_args(State))
+    if not isinstance(newest, bool):
+        raise ConfigurationError(f"newest: give True or False, not {type(newest).__name__}")
+    return Wanted(
+        state,
+        conditions(options["where"]),
+        None if options["after"] is None else _position(options["after"]),
+        arguments.count("limit", options["limit"]),
+        _NEWEST_FIRST if newest else _OLDEST_FIRST,
+        budget=arguments.count("budget", options["budget"]),
+    )
+
+
+def browse(terms: QueueTerms, wanted: Wanted) -> Plan[Page[Any]]:
+    """Return the next page of the messages of a queue.
+
+    Raises:
+        ConfigurationError: the name belongs to a stream, or this release does not know the kind.
+    """
+    contents = yield from _contents(terms)
+    now = yield from ServerTime()
+    walk = _Walk(terms.queue, terms.codec, wanted, now, wanted.after)
+    # A shared document may have a thousand messages, so the first rounds are small.
+    size, most = (1, _MAX_SHARED_ROUND) if contents.shared else (wanted.limit, _MAX_ROUND)
+    while True:
+        size = min(size, most, wanted.budget - walk.looked)
+        places, last = yield from _next_places(walk, size)
+        documents = yield from _read(walk, contents, places)
+        examined = all(walk.examine(each, parts) for each, parts in documents)
+        if examined and last:
+            return Page(walk.found, None, walk.looked)
+        if walk.full:
+            return Page(walk.found, _cursor(walk.place), walk.looked)
+        size *= 2
+
+
+def _contents(terms: QueueTerms) -> Plan[Contents]:
+    """Return the contents of the documents of a queue, by its record."""
+    queue = terms.queue
+    stored = yield from namespace.kind_of(queue)
+    if stored == namespace.STREAM:
+        raise ConfigurationError(
+            f"browse: {queue!r} is a stream: use client.stream({queue!r}).read(), or "
+            "`pyqueue stream read`"
+        )
+    return contents_of(terms.kind if stored is None else kinds.lookup(stored))
+
+
+def shown(codec: Codec[Any], document: Document, now: datetime) -> Message[Any]:
+    """Return the message of a document; in a dead-letter queue, with the state "dead"."""
+    return mark_dead(decode(codec, document, now))
+
+
+@dataclass(slots=True)
+class _Walk:
+    """How far a call has come, and the messages that it has found."""
+
+    queue: str
+    codec: Codec[Any]
+    wanted: Wanted
+    now: datetime
+    #: The place up to which messages were examined; None: the beginning.
+    place: Position | None
+    found: list[Message[Any]] = field(default_factory=list)
+    looked: int = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether it has found, or examined, as many messages as it may."""
+        return len(self.found) >= self.wanted.limit or self.looked >= self.wanted.budget
+
+    def examine(self, place: Document, parts: Parts | None) -> bool:
+        """Examine the messages of a document. Return whether this came to its end.
+
+        Args:
+            place: the place of the document.
+            parts: its messages; None: the server found that it does not match.
+        """
+        if self.full:
+            return False
+        when, id = place["when"], place["_id"]
+        if parts is None:
+            self.looked += 1
+        for number, part in self._rest(id, parts or ()):
+            if self.full:
+                return False
+            self.looked += 1
+            self.place = Position(when, id, number)
+            if self.wanted.where.matches(part):
+                message = shown(self.codec, part, self.now)
+                if self.wanted.state in (None, message.state):
+                    self.found.append(message)
+        self.place = Position(when, id, None)
+        return True
+
+    def _rest(self, id: Id, parts: Parts) -> Parts:
+        """Return the messages of a document that were not examined yet, in order."""
+        way = self.wanted.way
+        ordered = parts if way.direction > 0 else parts[::-1]
+        if self.place is None or self.place.id != id or (done := self.place.part) is None:
+            return ordered
+        return [each for each in ordered if way.precedes(done, each[0])]
+
+
+# ---- rounds
+
+
+def _next_places(walk: _Walk, size: int) -> Plan[tuple[list[Document], bool]]:
+    """Read the places of the next documents.
+
+    Documents whose place cannot be in a cursor are left out: another program wrote them. If all
+    are such documents, the place is an instant, without an id.
+
+    Returns:
+        Up to ``size`` places, and whether they are the last ones.
+    """
+    places = yield from Find(
+        _ahead(walk), _PLACE, sort=_order(walk.wanted.way), limit=size + 1, hint=HOT
+    )
+    last = len(places) <= size
+    known = [each for each in places if _has_place(each)]
+    if known or last:
+        return known[:size], last
+    instants = _instants(places)
+    return [{"_id": None, "when": each} for each in instants[:1]], not instants
+
+
+def _read(
+    walk: _Walk, contents: Contents, places: Sequence[Document]
+) -> Plan[list[tuple[Document, Parts | None]]]:
+    """Return the places, each with the messages of its document, or None if it does not match."""
+    ids = [each["_id"] for each in places if each["_id"] is not None]
+    stored: list[Document] = []
+    if ids:
+        match: Filter = {"_id": {"$in": ids}, "q": walk.queue}
+        if filters := contents.conditions(_filters(walk.wanted)):
+            match = {**match, "$and": filters}
+        stored = yield from Find(match, hint="_id_")
+    parts = {each["_id"]: contents.numbered(each) for each in stored}
+    return [(each, parts.get(each["_id"])) for each in places]
+
+
+def _has_place(document: Document) -> bool:
+    return isinstance(document["_id"], (ObjectId, str)) and bool(_instants([document]))
+
+
+def _instants(documents: Sequence[Document]) -> list[datetime]:
+    return [each["when"] for each in documents if isinstance(each["when"], datetime)]
+
+
+def _filters(wanted: Wanted) -> list[Filter]:
+    """Return filters that match every message that is wanted, and perhaps more."""
+    telling = _TELLING.get(wanted.state)
+    return [*([] if telling is None else [telling]), *wanted.where.filter()]
+
+
+def _range(state: State | None, now: datetime) -> dict[str, datetime]:
+    """Return the range of ``when`` that has all messages in a state."""
+    if state == "ready":
+        return {"$lte": now}
+    if state in ("scheduled", "reserved"):
+        return {"$gt": now, "$lt": BAND}
+    if state == "dead":
+        return {"$lt": BAND}
+    return {"$gte": BAND, "$lte": NEVER} if state == "finished" else {"$lte": NEVER}
+
+
+def _ahead(walk: _Walk) -> Filter:
+    """Return the filter that matches the documents that are not yet examined to their ends."""
+    queue, way, start = walk.queue, walk.wanted.way, walk.place
+    span = _range(walk.wanted.state, walk.now)
+    begin = span.get(way.after) or span.get(way.since)
+    # The range of a state moves with the time, so a place may lie before it now.
+    if start is None or (begin is not None and way.precedes(start.when, begin)):
+        return {"q": queue, "when": span, **messages_only(queue)}
+    some: list[Filter] = [
+        {"q": queue, "when": start.when, "_id": each} for each in _ids_ahead(start, way)
+    ]
+    rest = {name: span[name] for name in span if name not in (way.after, way.since)}
+    some.append({"q": queue, "when": {way.after: start.when, **rest}})
+    return {"$or": some, **messages_only(queue)}
+
+
+def _ids_ahead(start: Position, way: _Way) -> list[Filter]:
+    """Return conditions on ids. A document with this ``when`` is ahead if it meets one of them."""
+    if start.id is None:
+        return [{"$type": "string"}, {"$type": "objectId"}]
+    bound = way.after if start.part is None else way.since
+    types = [{"$type": way.last}] if isinstance(start.id, way.first) else []
+    return [{bound: start.id}, *types]
+
+
+def _order(way: _Way) -> Sort:
+    return (("when", way.direction), ("_id", way.direction))
+
+
+# ---- cursors
+
+
+def _cursor(place: Position | None) -> str | None:
+    """Return the text that stands for a place."""
+    if place is None:
+        return None
+    data = bson.encode({"w": place.when, "i": place.id, "p": place.part}, codec_options=OPTIONS)
+    return urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _position(cursor: object) -> Position:
+    """Return the place that a cursor stands for.
+
+    Raises:
+        ConfigurationError: it is not the cursor of a page.
+    """
+    found: Mapping[str, object] = {}
+    if isinstance(cursor, str):
+        with suppress(BSONError, ValueError):
+            padding = "=" * (-len(cursor) % 4)
+            found = bson.decode(urlsafe_b64decode(cursor + padding), OPTIONS)
+    when, id, part = (found.get(name) for name in ("w", "i", "p"))
+    if (
+        isinstance(when, datetime)
+        and isinstance(id, (ObjectId, str, NoneType))
+        and isinstance(part, (int, NoneType))
+    ):
+        return Position(when, id, part)
+    raise ConfigurationError("after: this is not a cursor: give the `after` of a Page, unchanged")
