@@ -11,10 +11,10 @@ from typing import Any, Literal, Self, TypeVar, Unpack, overload
 from pyqueue import arguments
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.async_streams import AsyncStream
-from pyqueue.backends import all_queues, reshaping
+from pyqueue.backends import all_queues, finding, reshaping
 from pyqueue.client_base import make_backend, make_stream_backend, shape_of
 from pyqueue.limits import Limit
-from pyqueue.messages import Backoff, Duration, OnFailure, QueueInfo, QueueOptions
+from pyqueue.messages import Backoff, Duration, Id, Message, OnFailure, QueueInfo, QueueOptions
 from pyqueue.pipeline import Pipeline
 from pyqueue.runtime.connecting import AsyncConnection, Connected, Durability
 from signals import AsyncBus
@@ -209,6 +209,23 @@ class AsyncClient(Connected[AsyncConnection]):
             One QueueInfo for each queue, sorted by name.
         """
         return await self._connection.run(all_queues.queues(cap, held))
+
+    async def find(self, id: Id) -> Message[Any] | None:
+        """Return a message, wherever it is in the namespace.
+
+        This includes dead-letter queues, histories and streams. A message that waits in a
+        dead-letter queue has the state "dead". The payload is as stored, without a model.
+
+        Args:
+            id: The id of the message; you may pass an ObjectId as text. The id of a message in a
+                pack of a bucket is "<pack>:<place>", and the id of a message of a stream is
+                "<stream>~<position>".
+
+        Returns:
+            The message: a Finished if it is in a history, a StreamMessage if it is in a stream.
+            None if it was never stored, or if it is finished and no history keeps it.
+        """
+        return await self._connection.run(finding.find(id))
 
     async def delete_queue(self, name: str, force: bool = False) -> int:
         """Delete a queue: its record and its history and, with ``force``, all of its messages.

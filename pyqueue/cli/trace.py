@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pyqueue.arguments import identity
-from pyqueue.backends.bucket.managing import find_anywhere
+from pyqueue.backends import finding
 from pyqueue.backends.reading import options_of
 from pyqueue.cli.common import (
     Commands,
@@ -44,7 +44,7 @@ def trace(
     ids = dict.fromkeys((identity(parse_id(id)), id))  # an id like an ObjectId may be a string
     with connect(url, namespace) as client:
         run = runner_of(client).run
-        now, documents = run(find_anywhere(list(ids)))
+        now, documents = run(finding.documents(list(ids)))
         options = [run(options_of(str(document.get("q")))) for document in documents]
         found = [
             to_json(document, now, each.get("max_tries"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -114,18 +113,7 @@ def in_packs(
 # ---- reading
 
 
-def find_anywhere(ids: Sequence[Id]) -> Plan[tuple[datetime, list[Document]]]:
-    """Return the current instant, and the messages with these ids in any queue."""
-    now = yield from ServerTime()
-    found = yield from Find({"_id": {"$in": list(ids)}})
-    for id in ids:
-        named = packs.place_of(id)
-        if named is not None and not any(each["_id"] == id for each in found):
-            found += yield from _find_packed({}, named)
-    return now, found
-
-
-def _find_packed(match: Filter, place: packs.Place) -> Plan[list[Document]]:
+def find_packed(match: Filter, place: packs.Place) -> Plan[list[Document]]:
     """Return the packed message that an id names as a document; an empty list if it has left.
 
     ``match``: a condition on its pack.
@@ -144,7 +132,7 @@ def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:
     if message is not None or named is None:
         return message
     now = yield from ServerTime()
-    for document in (yield from _find_packed({"q": queue}, named)):
+    for document in (yield from find_packed({"q": queue}, named)):
         return decode(codec, document, now)
     return None
 

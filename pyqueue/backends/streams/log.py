@@ -340,6 +340,16 @@ def read(
     return found
 
 
+def message(stream: str, codec: Codec[Any], position: int) -> Plan[StreamMessage[Any] | None]:
+    """Return the message at a position; None if the stream has none there, or no longer."""
+    packs = yield from fetch(stream, position, position + 1, limit=1)
+    now = yield from ServerTime()
+    for pack in packs:
+        if pack.first <= position < pack.end:
+            return _message_or_misfit(stream, codec, pack, position, now)
+    return None
+
+
 def _message_or_misfit(
     stream: str, codec: Codec[Any], pack: Pack, position: int, now: datetime
 ) -> StreamMessage[Any]:
