@@ -13,7 +13,7 @@ from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.queue_plans import QueuePlans, in_recorded_kind
 from pyqueue.backends.receiving import ReceiveOptions
 from pyqueue.errors import ConfigurationError, LeaseLost
-from pyqueue.messages import MAX_RECEIVED_BYTES, Duration, Id, Page, Reservation
+from pyqueue.messages import Id, Page, Reservation
 from pyqueue.requests import Plan
 from pyqueue.runtime.plan_runner import RunnerBase
 

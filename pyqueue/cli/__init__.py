@@ -14,7 +14,17 @@ from typing import Annotated, Literal
 
 import typer
 
-from pyqueue.cli import checkout, doctor, managing, queues, stages, streams, trace, work
+from pyqueue.cli import (
+    browsing,
+    checkout,
+    doctor,
+    managing,
+    queues,
+    stages,
+    streams,
+    trace,
+    work,
+)
 from pyqueue.cli.common import Commands, Json, emit
 
 __all__ = ["app"]
@@ -49,7 +59,7 @@ def pyqueue(
     """Queues on MongoDB."""
 
 
-for _part in (queues, managing, trace, work, doctor, checkout):
+for _part in (queues, browsing, managing, trace, work, doctor, checkout):
     app.add_typer(_part.app)
 app.add_typer(streams.app, name="stream")
 app.add_typer(stages.app, name="stage")

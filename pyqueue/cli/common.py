@@ -11,9 +11,9 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import pymongo
 import typer
@@ -30,6 +30,8 @@ from pyqueue.runtime.connecting import runner_of
 
 #: How long a command tries to reach the server.
 CONNECT_TIMEOUT_S = 5.0
+#: What a deferred message waits for.
+DEFERRED: Final = {"group": "an earlier message of its group", "limit": "the limit of its queue"}
 #: The exit statuses of a shell for a program that Ctrl-C or a closed pipe ended.
 INTERRUPTED, CLOSED_PIPE = 130, 141
 #: The error for a wrong command line. Typer does not export it, but it exports a subclass.
@@ -275,10 +277,23 @@ def cell(value: object) -> str:
     return str(value)
 
 
+def age(instant: datetime) -> str:
+    """Return how long ago an instant was, or in how long it will be, for people: "5m ago"."""
+    passed_s = round((datetime.now(UTC) - instant).total_seconds())
+    length, unit = abs(passed_s), "s"
+    for size, name in ((60, "m"), (60, "h"), (24, "d")):
+        if length < 2 * size:
+            break
+        length, unit = length // size, name
+    return f"in {length}{unit}" if passed_s < 0 else f"{length}{unit} ago"
+
+
 def table(
     columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, right: Sequence[str] = ()
 ) -> None:
     """Print rows: a table at a terminal, tab-separated lines with a header otherwise.
+
+    Ids are never broken, so that they can be copied.
 
     Args:
         columns: The names of the columns, in order.
@@ -294,10 +309,13 @@ def table(
     from rich.console import Console
     from rich.table import Column, Table
 
-    heads = (
+    heads = [
         Column(name, justify="right" if name in right else "left", overflow="fold")
         for name in columns
-    )
+    ]
+    for head, *values in zip(heads, *cells, strict=True):
+        if head.header == "id":
+            head.min_width, head.no_wrap = max(map(len, values), default=0), True
     grid = Table(*heads, box=box.SIMPLE_HEAD)
     for line in cells:
         grid.add_row(*line)

@@ -293,7 +293,7 @@ def _push_lines(target: Queue[Any], file: Path | None, text: bool, how: Entry) -
 def to_json(message: Message[Any]) -> dict[str, Any]:
     """Return the fields of a message that programs need."""
     names = "id queue payload headers key when pushed tries error trail state dead priority group "
-    names += "deliveries"
+    names += "deliveries deferred"
     attempts = [asdict(each) for each in message.attempts]
     return {name: getattr(message, name) for name in names.split()} | {"attempts": attempts}
 

@@ -13,6 +13,7 @@ from pyqueue.arguments import identity
 from pyqueue.backends import finding
 from pyqueue.backends.reading import options_of
 from pyqueue.cli.common import (
+    DEFERRED,
     Commands,
     Json,
     Namespace,
@@ -24,7 +25,8 @@ from pyqueue.cli.common import (
     note,
     parse_id,
 )
-from pyqueue.documents import invalid_fields, message_of, without_fields
+from pyqueue.documents import invalid_fields, mark_dead, message_of, without_fields
+from pyqueue.messages import StreamMessage
 from pyqueue.runtime.connecting import runner_of
 
 app = typer.Typer(cls=Commands)
@@ -37,9 +39,10 @@ def trace(
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """Find a message in any queue, and show its history. The exit status is 1 if there is none.
+    """Find a message in any queue or stream, and show its history.
 
-    A finished message is found as long as the history of its queue keeps it.
+    A finished message is found as long as the history of its queue keeps it. The exit status is 1
+    if there is no such message.
     """
     ids = dict.fromkeys((identity(parse_id(id)), id))  # an id like an ObjectId may be a string
     with connect(url, namespace) as client:
@@ -50,6 +53,8 @@ def trace(
             to_json(document, now, each.get("max_tries"))
             for document, each in zip(documents, options, strict=True)
         ]
+        if not found and (message := run(finding.in_stream(id))) is not None:
+            found = [of_stream(message)]
     if not found:
         note(
             f"no message with id {id} in namespace {namespace!r}: it never existed, "
@@ -71,7 +76,7 @@ def to_json(document: Mapping[str, Any], now: datetime, max_tries: int | None) -
     invalid = invalid_fields(document)
     invalid_values = {name: document[name] for name in invalid}
     document = without_fields(document, invalid)
-    message = message_of(document, document.get("payload"), now)
+    message = mark_dead(message_of(document, document.get("payload"), now))
     lease = None
     if "token" in document:
         lease = {
@@ -84,6 +89,7 @@ def to_json(document: Mapping[str, Any], now: datetime, max_tries: int | None) -
         "id": message.id,
         "queue": message.queue,
         "state": message.state,
+        "deferred": message.deferred,
         "type": document.get("type"),
         "key": message.key,
         "headers": message.headers,
@@ -112,11 +118,20 @@ def to_json(document: Mapping[str, Any], now: datetime, max_tries: int | None) -
     }
 
 
+def of_stream(message: StreamMessage[Any]) -> dict[str, Any]:
+    """Return the facts about a message of a stream. Its consumer groups keep no facts about it."""
+    names = ("id", "queue", "state", "position", "headers", "pushed", "when", "tries", "payload")
+    facts = {name: getattr(message, name) for name in names}
+    return {name: value for name, value in facts.items() if name != "headers" or value}
+
+
 def show(facts: Mapping[str, Any]) -> None:
     """Print one line for each fact."""
     _line("message", facts["id"])
     _line("queue", facts["queue"])
     _line("state", _state(facts))
+    if why := facts.get("deferred"):
+        _line("waits", f"for {DEFERRED[why]}")
     _line("pushed", cell(facts["pushed"]))
     for stop in facts.get("trail", ()):
         _line("passed", _stop(stop))
@@ -141,7 +156,7 @@ def show(facts: Mapping[str, Any]) -> None:
         where = f"from {dead['from']} at {cell(dead['at'])} after {dead.get('tries')} tries"
         _line("dead", f"{dead.get('reason')}: {where}")
         _line("", f"to send it back: pyqueue redrive {facts['queue']}")
-    for name in ("type", "key", "headers", "checkpoint"):
+    for name in ("position", "type", "key", "headers", "checkpoint"):
         if name in facts:
             _line(name, cell(facts[name]))
     for name, value in facts.get("wrong", {}).items():
