@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack, overload
 from pyqueue import arguments
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.async_streams import AsyncStream
-from pyqueue.backends import all_queues, finding, reshaping
+from pyqueue.backends import all_queues, finding, freeing, reshaping
 from pyqueue.client_base import make_backend, make_stream_backend, shape_of
 from pyqueue.limits import Limit
 from pyqueue.messages import Backoff, Duration, Id, Message, OnFailure, QueueInfo, QueueOptions
@@ -226,6 +226,23 @@ class AsyncClient(Connected[AsyncConnection]):
             None if it was never stored, or if it is finished and no history keeps it.
         """
         return await self._connection.run(finding.find(id))
+
+    async def force_release(self, id: Id) -> bool:
+        """Take a message from its holder: it becomes ready again, and its try stays counted.
+
+        The holder gets ``LeaseLost`` when it settles the message or renews the lease. It may still
+        be working while another consumer receives the message.
+
+        Args:
+            id: As in ``find``.
+
+        Returns:
+            False if no queue has the message, or it is not held.
+
+        Raises:
+            ConfigurationError: The message is in a pack of a bucket and held, or in a stream.
+        """
+        return await self._connection.run(freeing.force_release(id))
 
     async def delete_queue(self, name: str, force: bool = False) -> int:
         """Delete a queue: its record and its history and, with ``force``, all of its messages.

@@ -516,6 +516,24 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         """
         return await self._runner.run(self._backend.remove(id))
 
+    async def requeue(self, id: Id) -> bool:
+        """Make a scheduled or dead message ready now.
+
+        A scheduled message keeps its tries, and in an ordered queue its place in its group. A dead
+        message goes back to the queue that it came from, as by ``redrive``.
+
+        Args:
+            id: As in ``remove``.
+
+        Returns:
+            False if the id is unknown in this queue, or the message is finished or held. The
+            messages of a pack are held together.
+
+        Raises:
+            ConfigurationError: A dead message came from a stream: ``move`` it.
+        """
+        return await self._runner.run(self._requeue(id))
+
     async def reprioritize(self, id: Id, priority: int) -> bool:
         """Change the priority of a message. For a held message, it counts from the next try on.
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from pyqueue import arguments
-from pyqueue.backends import all_queues, finding, reshaping
+from pyqueue.backends import all_queues, finding, freeing, reshaping
 from pyqueue.client_base import make_backend, make_stream_backend, shape_of
 from pyqueue.limits import Limit
 from pyqueue.messages import Backoff, Duration, Id, Message, OnFailure, QueueInfo, QueueOptions
@@ -223,6 +223,23 @@ class Client(Connected[Connection]):
             None if it was never stored, or if it is finished and no history keeps it.
         """
         return self._connection.run(finding.find(id))
+
+    def force_release(self, id: Id) -> bool:
+        """Take a message from its holder: it becomes ready again, and its try stays counted.
+
+        The holder gets ``LeaseLost`` when it settles the message or renews the lease. It may still
+        be working while another consumer receives the message.
+
+        Args:
+            id: As in ``find``.
+
+        Returns:
+            False if no queue has the message, or it is not held.
+
+        Raises:
+            ConfigurationError: The message is in a pack of a bucket and held, or in a stream.
+        """
+        return self._connection.run(freeing.force_release(id))
 
     def delete_queue(self, name: str, force: bool = False) -> int:
         """Delete a queue: its record and its history and, with ``force``, all of its messages.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, Unpack
 
 from pyqueue import arguments, telling
-from pyqueue.backends import browsing, managing
+from pyqueue.backends import browsing, managing, requeueing
 from pyqueue.backends.browsing import BrowseOptions
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.pushing import PushOptions
@@ -84,6 +84,9 @@ class QueueBase(Generic[T, Runs]):
 
     def _browse(self, options: BrowseOptions) -> Plan[Page[T]]:
         return browsing.browse(self._backend.terms, browsing.checked(**options))
+
+    def _requeue(self, id: Id) -> Plan[bool]:
+        return in_recorded_kind(self._backend, lambda found: requeueing.requeue(found.terms, id))
 
     def _notify(self) -> Plan[None]:
         return managing.notify(self.name)

@@ -79,6 +79,7 @@ PARTS: dict[str, set[str]] = {
     "claims": {"bulk", "core", "limits"},
     "all_queues": {"bucket", "bulk", "core", "streams"},
     "finding": {"bucket", "core", "streams"},
+    "freeing": {"bucket", "core", "finding"},
     "reshaping": {"core", "limits", "streams"},
     "": {"bucket", "ordered", "priority", "standard"},
 }
@@ -392,6 +393,7 @@ SIGNATURES = {
     "claim": "group, *, limit, lease=None, max_bytes=67108864",
     "redrive": "limit=None",
     "remove": "id",
+    "requeue": "id",
     "reprioritize": "id, priority",
     "get": "id",
     "peek": "limit=10",
@@ -414,6 +416,7 @@ CLIENT = {
     "stream": "name, model=None, *, retention=None, limit=None",
     "queues": "*, cap=None, held=True",
     "find": "id",
+    "force_release": "id",
     "delete_queue": "name, force=False",
     "reshape": "name, *, strict=None, on_failure=None, retention=None, pack=None, limit=None",
     "pipeline": "name='pipeline'",

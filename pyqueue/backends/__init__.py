@@ -7,6 +7,7 @@ from pyqueue.backends.bucket.bulk import PackContents
 from pyqueue.backends.bucket.form import Packed
 from pyqueue.backends.bucket.kind import Bucket
 from pyqueue.backends.bucket.plans import BucketPlans
+from pyqueue.backends.bucket.requeueing import requeue_packed
 from pyqueue.backends.ordered.kind import Ordered
 from pyqueue.backends.priority.kind import Priority
 from pyqueue.backends.standard import Standard
@@ -19,4 +20,5 @@ __all__ = [
     "Packed",
     "Priority",
     "Standard",
+    "requeue_packed",
 ]

@@ -31,7 +31,7 @@ def find(id: Id) -> Plan[Message[Any] | None]:
     now, found = yield from documents(spellings, IN_QUEUES)
     for each in spellings:
         for document in found:
-            if document["_id"] == each:
+            if document["_id"] == each and not packs.is_pack(document):
                 return shown(Codec(), document, now)
     return (yield from in_stream(id))
 

@@ -31,7 +31,7 @@ from pyqueue.requests import (
     Update,
 )
 
-_REDRIVE_FIELDS: Final = {
+REDRIVE_FIELDS: Final = {
     **dict.fromkeys(("when", "dead", "key", "last_key", "token", "trail", "priority"), 1),
     **dict.fromkeys(("group", "lock", "last_group"), 1),
 }
@@ -60,13 +60,13 @@ def redrive(queue: str, kind: Kind, limit: int | None) -> Plan[int]:
         while True:
             match = {**transitions.live(queue, start), "dead": {"$exists": True}}
             page = yield from Find(
-                match, _REDRIVE_FIELDS, sort=SCAN_ORDER, limit=MAX_BATCH, hint=HOT
+                match, REDRIVE_FIELDS, sort=SCAN_ORDER, limit=MAX_BATCH, hint=HOT
             )
             for document in page:
                 if moved == limit:
                     return moved
                 if not transitions.is_held(document, now):
-                    moved += yield from _redrive_one(queue, kind, document, now)
+                    moved += yield from redrive_one(queue, kind, document, now)
             end = page_end(page)
             if len(page) < MAX_BATCH or end is None:
                 return moved
@@ -77,7 +77,7 @@ def redrive(queue: str, kind: Kind, limit: int | None) -> Plan[int]:
         ) from error
 
 
-def _redrive_one(queue: str, kind: Kind, document: Document, now: datetime) -> Plan[bool]:
+def redrive_one(queue: str, kind: Kind, document: Document, now: datetime) -> Plan[bool]:
     """Send one dead message back. Return False if it stays."""
     if invalid_fields(document):
         return False  # a foreign document does not say where it came from

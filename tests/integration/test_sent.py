@@ -87,6 +87,10 @@ class Case(NamedTuple):
     fixed: bool = False
 
 
+def later(queue: Any) -> Any:
+    return queue.push(1, delay=60)
+
+
 def within(manager: Any) -> None:
     with manager:
         pass
@@ -139,6 +143,7 @@ CASES: Final = [
     Case("claim", lambda queue, held: within(queue.claim("group", limit=2)), (SAFE,)),
     Case("redrive", lambda queue, held: queue.redrive(), (SAFE,), options={"name": "jobs.dead"}),
     Case("remove", lambda queue, held: queue.remove("first"), (SAFE,)),
+    Case("requeue", lambda queue, held: queue.requeue(later(queue)), (SAFE,)),
     Case(
         "reprioritize",
         lambda queue, held: queue.reprioritize("first", 9),

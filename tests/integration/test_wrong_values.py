@@ -77,6 +77,7 @@ WRONG: dict[str, Callable[[Any, Any], object]] = {
     "note: ": lambda q, h: q.progress(h, 0.5, 5),
     "id: None is not": lambda q, h: q.get(None),
     "id: b'x' is not": lambda q, h: q.remove(b"x"),
+    "id: 7 is not": lambda q, h: q.requeue(7),
     "id: ['x'] is not": lambda q, h: q.replay(["x"]),
     "since: ": lambda q, h: q.history(since=NAIVE),
     "state: 5 is not": lambda q, h: q.browse(5),

@@ -1,0 +1,73 @@
+"""Take a held message from its holder: it becomes ready again, whatever its queue is."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyqueue import arguments
+from pyqueue.backends import finding, namespace, transitions
+from pyqueue.backends import kind as kinds
+from pyqueue.backends.bucket import packs
+from pyqueue.backends.bucket.managing import find_packed
+from pyqueue.backends.naming_kind import GUESSED_KIND
+from pyqueue.errors import ConfigurationError
+from pyqueue.messages import Id
+from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, Update
+
+
+def force_release(id: Id) -> Plan[bool]:
+    """Give a held message back to its queue. Its holder gets LeaseLost. The try stays counted.
+
+    Returns:
+        Whether the message was held.
+
+    Raises:
+        ConfigurationError: the message shares a document with other messages.
+    """
+    spellings = arguments.spellings(id)
+    now = yield from ServerTime()
+    found = yield from Find({"_id": {"$in": spellings}, **finding.IN_QUEUES})
+    for each in spellings:
+        for document in found:
+            if document["_id"] == each and not packs.is_pack(document):
+                return (yield from _free(document, now))
+    yield from _refuse_shared(id, now)
+    return False
+
+
+def _free(document: Document, now: datetime) -> Plan[bool]:
+    if not {"when", "token"} <= document.keys() or "processed" in document:
+        return False
+    if not transitions.is_held(document, now):
+        return False
+    queue, due = document["q"], document.get("due")
+    kind = kinds.lookup((yield from namespace.kind_of(queue)) or GUESSED_KIND)
+    back = due if isinstance(due, datetime) else now
+    update = transitions.releasing(kind, back, now, counted=False)
+    match = {"_id": document["_id"], "q": queue, "token": document["token"]}
+    if not (yield from Update({**match, "when": {"$gt": now}}, update)).matched:
+        return False
+    yield from kind.ended(queue, [document])
+    yield from Signal(queue, update["$set"]["when"])  # scans must begin there
+    return True
+
+
+def _refuse_shared(id: Id, now: datetime) -> Plan[None]:
+    """Refuse a held message of a pack, and a message of a stream.
+
+    Raises:
+        ConfigurationError: the message is one of these.
+    """
+    if (place := packs.place_of(id)) is not None:
+        found = yield from find_packed(finding.IN_QUEUES, place)
+        if any(transitions.is_held(each, now) for each in found):
+            raise ConfigurationError(
+                f"force_release: message {id} shares a document with other messages, which its "
+                "holder also holds: wait for the end of the lease, and push such messages with an "
+                "id"
+            )
+    if (yield from finding.in_stream(id)) is not None:
+        raise ConfigurationError(
+            f"force_release: {id} is a message of a stream, which each consumer group holds "
+            "separately: end all leases of a group with seek() of the consumer"
+        )
