@@ -69,8 +69,8 @@ class Hooks:
         Args:
             queue: The queue or the stream.
             ids: The ids of the messages; None for each message that a taken key kept out. A push
-                that was repeated, or that replaced a message, has the id of the stored message. If
-                the call failed: the ids of the messages that were certainly written.
+                that was repeated, or that replaced a message, has the id of the stored message.
+                After a ``DuplicateKey``: the ids that were written; after another error, none.
             error: The error that the caller gets. None: there is none. ``Uncommitted``: the push is
                 in a transaction of the program.
         """

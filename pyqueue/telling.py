@@ -15,7 +15,7 @@ from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.streams.plans import StreamPlans
 from pyqueue.documents import hashable_id
-from pyqueue.errors import ConfigurationError, DuplicateKey
+from pyqueue.errors import ConfigurationError, DuplicateKey, InvalidName
 from pyqueue.hooks import HookCalls, Pushing, Tell
 from pyqueue.messages import Id, Reservation, is_last_try
 from pyqueue.requests import MonotonicTime, Plan
@@ -105,7 +105,7 @@ def settling(plan: Plan[None], tells: Sequence[Tell]) -> Plan[None]:
     """
     try:
         yield from plan
-    except (ConfigurationError, GeneratorExit):
+    except (ConfigurationError, InvalidName, GeneratorExit):
         raise
     except BaseException as error:
         for each in tells:

@@ -143,7 +143,7 @@ def browse(terms: QueueTerms, wanted: Wanted) -> Plan[Page[Any]]:
         examined = all(walk.examine(each, parts) for each, parts in documents)
         if examined and last:
             return Page(walk.found, None, walk.looked)
-        if walk.full:
+        if walk.is_full():
             return Page(walk.found, _cursor(walk.place), walk.looked)
         size *= 2
 
@@ -178,8 +178,7 @@ class _Walk:
     found: list[Message[Any]] = field(default_factory=list)
     looked: int = 0
 
-    @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether it has found, or examined, as many messages as it may."""
         return len(self.found) >= self.wanted.limit or self.looked >= self.wanted.budget
 
@@ -190,13 +189,13 @@ class _Walk:
             place: the place of the document.
             parts: its messages; None: the server found that it does not match.
         """
-        if self.full:
+        if self.is_full():
             return False
         when, id = place["when"], place["_id"]
         if parts is None:
             self.looked += 1
         for number, part in self._rest(id, parts or ()):
-            if self.full:
+            if self.is_full():
                 return False
             self.looked += 1
             self.place = Position(when, id, number)
@@ -325,7 +324,7 @@ def _position(cursor: object) -> Position:
     Raises:
         ConfigurationError: it is not the cursor of a page.
     """
-    found: Mapping[str, object] = {}
+    found: dict[str, Any] = {}
     if isinstance(cursor, str):
         with suppress(BSONError, ValueError):
             padding = "=" * (-len(cursor) % 4)

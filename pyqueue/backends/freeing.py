@@ -43,7 +43,7 @@ def _free(document: Document, now: datetime) -> Plan[bool]:
     queue, due = document["q"], document.get("due")
     kind = kinds.lookup((yield from namespace.kind_of(queue)) or GUESSED_KIND)
     back = due if isinstance(due, datetime) else now
-    update = transitions.releasing(kind, back, now, counted=False)
+    update = transitions.releasing(kind, back, now, uncounted=())
     match = {"_id": document["_id"], "q": queue, "token": document["token"]}
     if not (yield from Update({**match, "when": {"$gt": now}}, update)).matched:
         return False

@@ -137,7 +137,8 @@ def show(facts: Mapping[str, Any]) -> None:
         _line("passed", _stop(stop))
     most = f" of {facts['max_tries']}" if "max_tries" in facts else ""
     _line("tries", f"{facts['tries']}{most}")
-    _line("deliveries", facts["deliveries"])
+    if "deliveries" in facts:  # a stream counts none
+        _line("deliveries", facts["deliveries"])
     if lease := facts.get("lease"):
         _line("held by", _holder(lease))
     if progress := facts.get("progress"):

@@ -114,6 +114,7 @@ def packed() -> list[Any]:
         steps.seconds += 1
         pushed += steps.run(plans.push(some))
     for id in (pushed[0], pushed[7], pushed[15]):
+        assert id is not None
         assert steps.run(plans.remove(id))
     return steps.all()
 

@@ -80,8 +80,8 @@ class Books(Hooks):
         """Count the messages that were settled."""
         if error is not None and not isinstance(error, LeaseLost):
             return
-        gone = [] if error is None else [*error.lost, *error.unknown]
-        number = len(reservations) - len(gone)
+        gone = set() if error is None else {each.id for each in (*error.lost, *error.unknown)}
+        number = sum(each.id not in gone for each in reservations)
         if verb in ("commit", "move", "bury"):
             self.left[queue, verb] += number
         if to is not None:

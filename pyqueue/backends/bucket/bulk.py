@@ -89,7 +89,7 @@ class PackContents(Contents):
 
     def numbered(self, document: Document) -> Sequence[tuple[int, Document]]:
         """Return its messages as documents, each with its place in its pack."""
-        if not packs.is_pack(document):
+        if not is_valid_pack(document):
             return super().numbered(document)
         places = packs.places(packs.alive_of(document))
         return list(zip(places, self.messages(document), strict=True))

@@ -11,6 +11,7 @@ from pyqueue import arguments
 from pyqueue.backends import managing, namespace, reading, transitions
 from pyqueue.backends.bucket import packs
 from pyqueue.backends.bucket.kind import PACKS
+from pyqueue.backends.bucket.receiving import is_valid_pack
 from pyqueue.backends.bucket.settling import REST, REST_FIELDS, end_rest
 from pyqueue.backends.handover import finish
 from pyqueue.backends.hidden import HANDED
@@ -119,7 +120,7 @@ def find_packed(match: Filter, place: packs.Place) -> Plan[list[Document]]:
     ``match``: a condition on its pack.
     """
     for pack in (yield from Find({**packs.packs_of(place.pack), **match})):
-        index = packs.index_in(pack, place)
+        index = packs.index_in(pack, place) if is_valid_pack(pack) else None
         if index is not None and packs.alive_of(pack) >> index & 1:
             return [packs.document_in(pack, index)]
     return []
@@ -147,7 +148,7 @@ def peek(queue: str, kind: Kind, codec: Codec[Any], limit: int) -> Plan[list[Mes
     while len(messages) < limit:
         found = yield from Find(match, sort=kind.order, limit=size, skip=skip, hint=kind.index)
         for document in found:
-            if not packs.is_pack(document):
+            if not is_valid_pack(document):
                 messages.append(decode(codec, document, now))
                 continue
             for place in packs.places(packs.alive_of(document)):

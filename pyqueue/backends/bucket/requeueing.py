@@ -26,7 +26,8 @@ def requeue_packed(terms: QueueTerms, id: Id) -> Plan[bool]:
     named = packs.place_of(id)
     if named is None:
         return False
-    match = {**packs.packs_of(named.pack), "q": terms.queue}
+    # Documents of other programs may only resemble packs.
+    match = {**packs.packs_of(named.pack), "q": terms.queue, "done": {"$type": "array"}}
     fields = {**packs.INDEX_FIELDS, **REST_FIELDS, "when": 1, "done": 1}
     for document in (yield from Find(match, fields)):
         index = packs.index_in(document, named)
@@ -58,7 +59,7 @@ def _take_out(terms: QueueTerms, pack: Id, index: int) -> Plan[bool]:
 
 def _ready(terms: QueueTerms, pack: Document) -> Make:
     """Return the function that makes the document of the message."""
-    more = {name: pack[name] for name in ("tries", "error") if name in pack}
+    more = {name: pack[name] for name in ("tries", "deliveries", "error") if name in pack}
 
     def ready(stored: Document, now: datetime) -> Document:
         return stored | terms.kind.entering(terms.queue, now) | more
