@@ -8,8 +8,8 @@ It runs as a script (``python -I -S _watchdog.py OWNER PATH PORT MONGOD...``). S
 and only from the standard library.
 
 Why a process? PR_SET_PDEATHSIG on mongod alone would follow the *thread* that started it, not the
-owner. A pipe to the owner would stay open in every fork of the owner. A pidfd names exactly one
-process, and the watchdog has one thread.
+owner. A pipe to the owner would stay open in every fork of the owner. The watchdog waits on a
+pidfd, which refers to exactly one process. It has one thread: PR_SET_PDEATHSIG ties mongod to it.
 """
 
 import contextlib

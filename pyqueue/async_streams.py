@@ -174,7 +174,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         """Receive a message under a lease.
 
         Args:
-            timeout: Seconds to wait for a message. None waits without limit, 0 does not wait.
+            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
             lease: Seconds for which no other consumer of the group receives it; None: the lease of
                 the group.
 
@@ -200,8 +200,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
 
         Args:
             limit: The maximum number of messages.
-            timeout: Seconds to wait for the first message. None waits without limit, 0 does not
-                wait.
+            timeout: Seconds to wait for the first message. None waits for ever; 0 does not wait.
             lease: Seconds; None: the lease of the group.
             max_bytes: The maximum size of all messages together, in bytes as stored. The first
                 message is returned even if it is larger.
@@ -227,7 +226,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         rolled back if the block raises an exception.
 
         Args:
-            timeout: Seconds to wait for a message. None waits without limit, 0 does not wait.
+            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
             lease: Seconds; None: the lease of the group.
             on_lost: Called with the reservation as soon as a renewal finds that the lease was lost.
 

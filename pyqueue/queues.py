@@ -145,7 +145,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Delivery is at most once: the message is lost if this process dies before its work is done.
 
         Args:
-            timeout: Seconds to wait for a message. None waits without limit, 0 does not wait.
+            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
 
         Returns:
             The message, or None after the timeout.
@@ -166,7 +166,7 @@ class Queue(QueueBase[T, PlanRunner]):
 
         Args:
             limit: The maximum number of messages.
-            timeout: Seconds to wait for the first message. None waits without limit, 0 not at all.
+            timeout: Seconds to wait for the first message. None waits for ever; 0 does not wait.
             max_bytes: The maximum size of all messages together, in bytes as stored. The first
                 message is returned even if it is larger. If messages become larger from one call to
                 the next, a call may claim more than it returns; it gives the rest back before it
@@ -187,7 +187,7 @@ class Queue(QueueBase[T, PlanRunner]):
         Delivery is at least once: the message comes back if it is not settled in time.
 
         Args:
-            timeout: Seconds to wait for a message. None waits without limit, 0 does not wait.
+            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
             lease: Seconds for which no other consumer receives it; None: the lease of the queue.
 
         Returns:
@@ -237,7 +237,7 @@ class Queue(QueueBase[T, PlanRunner]):
         the block settles the reservation itself, nothing more is done.
 
         Args:
-            timeout: Seconds to wait for a message. None waits without limit, 0 does not wait.
+            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
             lease: Seconds; None: the lease of the queue.
             on_lost: Called with the reservation as soon as a renewal finds that the lease was lost,
                 or that the client was closed. It is called in a thread of the client's renewer, and

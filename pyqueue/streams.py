@@ -171,7 +171,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         """Receive a message under a lease.
 
         Args:
-            timeout: Seconds to wait for a message. None waits without limit, 0 does not wait.
+            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
             lease: Seconds for which no other consumer of the group receives it; None: the lease of
                 the group.
 
@@ -195,8 +195,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
 
         Args:
             limit: The maximum number of messages.
-            timeout: Seconds to wait for the first message. None waits without limit, 0 does not
-                wait.
+            timeout: Seconds to wait for the first message. None waits for ever; 0 does not wait.
             lease: Seconds; None: the lease of the group.
             max_bytes: The maximum size of all messages together, in bytes as stored. The first
                 message is returned even if it is larger.
@@ -222,7 +221,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         rolled back if the block raises an exception.
 
         Args:
-            timeout: Seconds to wait for a message. None waits without limit, 0 does not wait.
+            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
             lease: Seconds; None: the lease of the group.
             on_lost: Called with the reservation as soon as a renewal finds that the lease was lost.
 

@@ -293,7 +293,7 @@ def _divide(
 
 
 def _repeated(ids: Sequence[Hashable]) -> Collection[Hashable]:
-    """Return the ids that occur several times. Most batches have none."""
+    """Return the ids that occur more than once. Most batches have none."""
     if len(set(ids)) == len(ids):
         return ()
     return {id for id, times in Counter(ids).items() if times > 1}

@@ -139,7 +139,7 @@ class Scan:
 
     @property
     def ordering(self) -> Ordering:
-        """The order of the claim, and the index that finds the messages."""
+        """The sort order of the claim, and the index that serves it."""
         ordering = self.line.ordering(self.terms.kind)
         return ordering if self.choice is None else Ordering(ordering.sort, "_id_")
 
@@ -149,7 +149,7 @@ class Scan:
         return replace(self, match=free, choice=choice, wanted=len(choice.documents))
 
     def update(self) -> UpdateFields:
-        """Return the update of a claim, with a new token."""
+        """Return the update that claims a message under a new token."""
         terms, choice = self.terms, self.choice
         update = transitions.claiming(self.now, terms.lease_s, terms.owner, count=terms.counts_try)
         if choice is not None:

@@ -191,7 +191,7 @@ class _Call(NamedTuple):
 
 
 def _hand_over_for_callers(calls: Sequence[_Call]) -> Plan[Sequence[Result | None]]:
-    """Hand over for several callers. None: this failed, so the caller tries again alone."""
+    """Share the commands of several calls. None for each if that fails: it then runs alone."""
     if len(calls) == 1:
         return (yield from _hand_over(calls))
     try:

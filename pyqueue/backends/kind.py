@@ -126,7 +126,7 @@ class Kind(Protocol):
         """
 
     def next_ones(self, queue: str, now: datetime) -> Plan[Sequence[Find]]:
-        """Return the reads that together find the ready messages, in the order of claims."""
+        """Return the queries that find ready messages in the order in which they are claimed."""
 
     def claiming(self, update: UpdateFields) -> UpdateFields:
         """Return the update of a claim, with the additions of this kind."""
@@ -205,7 +205,7 @@ def register(kind: K) -> K:
 
 
 def known() -> Mapping[str, Kind]:
-    """Return the kinds of this process, by name."""
+    """Return the kinds registered in this process, by name."""
     return _kinds
 
 

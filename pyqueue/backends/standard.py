@@ -72,7 +72,7 @@ class Standard:
         return transitions.locking(self, update)
 
     def next_ones(self, queue: str, now: datetime) -> Plan[Sequence[Find]]:
-        """Return the read that finds the ready messages, in the order of claims."""
+        """Return the query that finds ready messages in the order in which they are claimed."""
         yield from ()
         return [Find(self.claimable(queue, now, None), sort=self.order, hint=self.index)]
 

@@ -409,25 +409,26 @@ class Pipeline(Runner):
         members: int = 1,
         **options: Unpack[BatchQueueOptions],
     ) -> Self | Callable[[H], H]:
-        """Add a stage in which Spark transforms batches of messages, as a ``SparkStage`` does.
+        """Add a stage in which Spark transforms batches of messages. See ``SparkStage``.
 
-        The stage uses the active Spark session, or starts one for its first batch. One process at a
-        time runs such a stage. Further processes stand by, and one of them takes over when that
-        process ends or dies. A stage that is stopped finishes its current batch. Spark stages need
-        ``pip install "pyqueue-mongo[spark]"``.
+        The stage uses the active Spark session, or starts one for its first batch. Each member of
+        the stage runs in one process at a time. Further processes stand by, and one of them takes
+        over when that process ends or dies. A stage that is stopped finishes its current batch.
+        Spark stages need ``pip install "pyqueue-mongo[spark]"``.
 
         Args:
             queue: The queue that it reads.
-            transform: A function that takes a DataFrame with the columns of a read and returns one
-                with id and payload. See ``SparkStage``.
+            transform: A function that takes a DataFrame of messages and returns a DataFrame with
+                the columns ``id`` and ``payload``. See ``SparkStage``.
             to: The next queue. With a list of queues, the column ``queue`` of the result chooses
                 one of them for each row. None: the transform writes the messages to a table itself,
                 and returns nothing.
             group: The durable name of this consumer. By default it is "QUEUE>TO" with one target,
                 and "QUEUE" otherwise.
-            output: "move", or "transaction": then the rows become new messages.
+            output: "move" moves each message to its target. "transaction" finishes the batch and
+                writes the rows as new messages, in one transaction.
             max_messages: The maximum number of messages in a batch.
-            members: How many processes share the work. Each of them runs one member of the group.
+            members: How many processes share the work. Each of them runs one member.
             options: Model, lease, max_tries, backoff and the other options of a queue.
         """
         source = self._client.queue(queue, **options)

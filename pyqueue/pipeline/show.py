@@ -31,7 +31,7 @@ def draw(graph: Graph, name: str, format: str, counts: Mapping[str, Counts]) -> 
 
 
 def _status(counts: Mapping[str, Counts], queue: str) -> str:
-    """Return the counts of a queue in words, without counts of 0; "empty" if all are 0."""
+    """Return the nonzero counts of a queue in words, or "empty" if there are none."""
     if queue not in counts:
         return ""
     states = ("ready", "reserved", "scheduled")

@@ -1,7 +1,7 @@
 """Renewing leases while a block or a handler works. Each client has one renewer.
 
-``Schedule`` knows which leases are due, and which of them share a command. The two renewers run in
-a thread and in a task. They start the renewals, several at once, and wait for the next one.
+``Schedule`` knows which leases are due, and which share a command. The blocking renewer is a
+thread, the async renewer a task. Each starts the renewals that are due and sleeps until the next.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One call at a time: all concurrent callers share its result.
 
-A caller that is cancelled or interrupted withdraws only its own call.
+If a caller is cancelled or interrupted, the other callers still get a result.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from pyqueue.runtime.connecting import Connection
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The messages of the claims after number ``after``, up to and including ``upto``."""
+    """The messages of the claims ``after + 1`` to ``upto``."""
 
     token: str
     after: int

@@ -164,7 +164,7 @@ class StreamRunner(GroupRunner):
 
     @property
     def lineage(self) -> str | None:
-        """The lineage of this query's offsets. Offsets of another lineage do not count."""
+        """The lineage that new offsets carry. An offset of another lineage acknowledges nothing."""
         return self.lineages[-1] if self.lineages else None
 
     def take_for(self, known: str | None, *, wait: bool) -> str | None:

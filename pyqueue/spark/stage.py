@@ -42,15 +42,15 @@ class SparkStage:
         to: The queue that the stage writes. With a list of queues, the column ``queue`` of the
             transform's result chooses one of them for each row. None: the transform writes the
             messages to a table itself.
-        group: The durable name of this consumer. One process at a time runs a group; further
-            processes stand by, and one of them takes over within seconds when that process dies.
+        group: The durable name of this consumer. One process at a time runs each member of a
+            group; further processes stand by, and one takes over within seconds if it dies.
         members: How many processes share the work of the group. Each of them runs one member. If a
             member has no process, the messages that it has claimed wait for the end of their lease.
-        transform: A function that takes a DataFrame with the columns of a read and returns a
-            DataFrame. None passes all rows on unchanged. Without ``to``, the function returns
-            nothing, and may take the number of the claim as a second argument. Claims with the same
-            number have the same messages, so a function that overwrites or skips a number that
-            already exists writes them once.
+        transform: A function that takes a DataFrame of messages, with the columns that a read has,
+            and returns a DataFrame. None passes all rows on unchanged. Without ``to``, the function
+            returns nothing, and may take the number of the claim as a second argument. Claims with
+            the same number have the same messages, so a function that overwrites or skips a number
+            that already exists writes them once.
         output: With "move", the transform returns the columns ``id`` and ``payload``, and
             optionally ``headers`` and ``key``, with at most one row for each id. One atomic update
             moves each message; messages whose ids are missing are finished. With "transaction", it

@@ -103,7 +103,7 @@ class HeldPack:
 
     @property
     def alive(self) -> int:
-        """The bits of the messages that the pack still has."""
+        """A bit mask of the messages that are still in the pack."""
         return packs.full(self.size) & ~self.done
 
     def draw(self, most: int) -> tuple[int, Document] | None:

@@ -1,4 +1,4 @@
-"""Admit documents to a named claim: find the ready ones, and bury those that no reader can take."""
+"""Admit documents to a named claim: find ready documents, and bury any that cannot be read."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def first_ready(
 
 
 def valid_ids(backend: QueuePlans, found: Iterable[Document], now: datetime) -> Plan[list[Id]]:
-    """Return the valid ids. Bury documents with other ids: readers cannot divide those."""
+    """Return the valid ids. Bury documents with other ids, which cannot be divided into ranges."""
     ids: list[Id] = []
     for each in found:
         id = each["_id"]

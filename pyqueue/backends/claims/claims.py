@@ -264,11 +264,11 @@ class NamedClaims(ClaimGroup):
     # ---- held messages
 
     def _mine(self, token: str, after: int, upto: int) -> dict[str, object]:
-        """Return the filter of documents of claims above ``after`` and up to ``upto``."""
+        """Return the filter of documents of the claims ``after + 1`` to ``upto``."""
         return {"claim.g": self.tag, "claim.n": {"$gt": after, "$lte": upto}, "token": token}
 
     def ids(self, token: str, after: int, upto: int) -> Plan[list[Id]]:
-        """Return the ids of messages held by the claims above ``after`` and up to ``upto``."""
+        """Return the ids of the messages held by the claims ``after + 1`` to ``upto``."""
         contents = self.contents
         found = yield from Find(self._mine(token, after, upto), contents.named, hint=CLAIMS)
         return [id for each in found for id in contents.ids(each)]

@@ -74,7 +74,7 @@ class Priority(Standard):
         return transitions.scan_range(queue, {"$lte": now}, start, messages)
 
     def next_ones(self, queue: str, now: datetime) -> Plan[Sequence[Find]]:
-        """Return the reads of ready messages: by level, then messages without a listed level."""
+        """Return two queries of ready messages: by level, then messages without a listed level."""
         (rest,) = yield from super().next_ones(queue, now)
         levels = listed_levels((yield from flags(queue)).get("levels"))
         if not levels:

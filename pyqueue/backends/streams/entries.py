@@ -129,15 +129,15 @@ class Merged(NamedTuple):
 
 
 def merged(back: Sequence[Range], new: Sequence[Range], now: datetime) -> Merged | None:
-    """Return how to add ranges so that fewer entries result, or None to append them.
+    """Return the entries that merging removes and adds, or None to append the new ranges.
 
-    Merging never makes a message due earlier. It lengthens a wait by less than a tenth of the
-    delay, unless there would be more than ``MAX_BACK`` entries.
+    Merging never makes a message due earlier. It delays a message by less than a tenth of its
+    delay. Only if there would be more than ``MAX_BACK`` entries may it delay a message longer.
 
     Args:
-        back: the ranges that are stored.
-        new: the ranges to add.
-        now: the current instant.
+        back: The ranges that are stored.
+        new: The ranges to add.
+        now: The current instant.
     """
     every = [*back, *new]
     if len(every) <= MERGE_ABOVE:

@@ -258,9 +258,9 @@ def _claim_new(
 
 
 def skip_steps(group: Group, first: int, now: datetime) -> list[tuple[int, Step]]:
-    """Return the updates that pass over messages below ``first`` that are not held.
+    """Return the updates that skip unreserved messages below position ``first``.
 
-    Each comes with the number of messages that it passes over.
+    Each comes with the number of messages that it skips.
     """
     steps: list[tuple[int, Step]] = []
     lapsed = [("out", each) for each in group.out if each.until <= now]
