@@ -37,12 +37,12 @@ def queue_name(value: Any, argument: str = "name") -> str:
     """Return a valid queue name: 1-110 of A-Z a-z 0-9 _ - . : > (not counting ".dead")."""
     if not isinstance(value, str):
         raise InvalidName(
-            f"{argument}: give the name of a queue as a str, not {type(value).__name__}"
+            f"{argument}: expected the name of a queue as a str, found {type(value).__name__}"
         )
     stem = value.removesuffix(".dead") or value
     if not _QUEUE.fullmatch(stem):
         raise InvalidName(
-            f"{argument}: invalid queue name {value[:120]!r}: use 1-110 of A-Z a-z 0-9 _ - . : >"
+            f"{argument}: invalid queue name {value[:120]!r}; use 1-110 of A-Z a-z 0-9 _ - . : >"
         )
     return value
 
@@ -53,7 +53,7 @@ def dead_letter(queue: str, value: Any) -> str:
         return f"{queue}.dead"
     if value == queue:
         raise ConfigurationError(
-            f"dead_letter: queue {queue!r} cannot be its own dead-letter queue; give another name"
+            f"dead_letter: queue {queue!r} cannot be its own dead-letter queue; use another name"
         )
     return queue_name(value, "dead_letter")
 
@@ -61,11 +61,11 @@ def dead_letter(queue: str, value: Any) -> str:
 def targets(queue: str, value: Any, *, least: int = 1) -> tuple[str, ...]:
     """Return the target queues of a stage. Each may be listed only once."""
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise ConfigurationError(f"to: give a list of queue names for the stage of queue {queue!r}")
+        raise ConfigurationError(f"to: the stage of queue {queue!r} needs a list of queue names")
     names = tuple(map(queue_name, value))
     if len(names) < least:
         raise ConfigurationError(
-            f"to: the stage of queue {queue!r} leads nowhere: "
+            f"to: the stage of queue {queue!r} leads nowhere; "
             "name the next queue, or make the stage a sink"
         )
     if twice := sorted({each for each in names if names.count(each) > 1}):
@@ -96,13 +96,13 @@ def transaction_body(name: str, function: Any, *, awaited: bool) -> Callable[...
             it.
         awaited: Whether the caller awaits the result, as an AsyncClient does.
     """
-    fitting = (
-        "an async function, which the AsyncClient awaits"
+    fitting, reason = (
+        ("an async function", "an AsyncClient awaits it")
         if awaited
-        else "a plain function; an AsyncClient takes async functions"
+        else ("a plain function", "only an AsyncClient takes async functions")
     )
-    given = "" if callable(function) else f", not {type(function).__name__}"
-    refused = ConfigurationError(f"{name}: give {fitting}{given}")
+    given = "" if callable(function) else f", found {type(function).__name__}"
+    refused = ConfigurationError(f"{name}: expected {fitting}{given}; {reason}")
     if not callable(function) or (inspect.iscoroutinefunction(function) and not awaited):
         raise refused
 
@@ -142,7 +142,7 @@ def takes_second(what: str, function: Callable[..., Any], names: tuple[str, str]
     takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters)
     if len(required) > 2 or required_by_name or not (positional or takes_any):
         raise ConfigurationError(
-            f"{what}: give a function that takes ({first}) or ({first}, {second})"
+            f"{what}: expected a function that takes ({first}) or ({first}, {second})"
         )
     return len(required) == 2 or (len(positional) > 1 and positional[1].name == second)
 
@@ -151,7 +151,7 @@ def group(value: Any, name: str = "group") -> str:
     """Return a valid name of a claim group. The rules of queue names apply."""
     if not isinstance(value, str) or not _QUEUE.fullmatch(value):
         raise ConfigurationError(
-            f"{name}: invalid name {shown(value)}: use 1-110 of A-Z a-z 0-9 _ - . : >"
+            f"{name}: invalid name {shown(value)}; use 1-110 of A-Z a-z 0-9 _ - . : >"
         )
     return value
 
@@ -160,7 +160,7 @@ def namespace_name(value: Any) -> str:
     """Return a valid name of a namespace, which is also the name of its collection."""
     if not isinstance(value, str) or not _NAMESPACE.fullmatch(value) or value.startswith("system."):
         raise InvalidName(
-            f"namespace: invalid namespace name {shown(value)}: start with a letter or "
+            f"namespace: invalid namespace name {shown(value)}; start with a letter or "
             "_, then use up to 99 of A-Z a-z 0-9 _ - and single dots"
         )
     return value
@@ -181,7 +181,7 @@ def duration(name: str, value: Any, *, positive: bool = False) -> float:
     """Return a duration in seconds. It is finite, not negative and no longer than 100 years."""
     if isinstance(value, bool) or not isinstance(value, (int, float, timedelta)):
         raise ConfigurationError(
-            f"{name}: give seconds (int or float) or a timedelta, not {type(value).__name__}"
+            f"{name}: expected seconds (int or float) or a timedelta, found {type(value).__name__}"
         )
     try:
         length = seconds(value)
@@ -195,7 +195,7 @@ def duration(name: str, value: Any, *, positive: bool = False) -> float:
     ):
         bound = "more than 0" if positive else "0 or more"
         raise ConfigurationError(
-            f"{name}: {shown(value)} is not allowed: give {bound} seconds, and at most 100 years"
+            f"{name}: {shown(value)} is not allowed; use {bound} seconds, and at most 100 years"
         )
     return length
 
@@ -205,8 +205,8 @@ def retention(value: Any) -> float:
     length = duration("retention", value)
     if length < _LEAST_RETENTION_S:
         raise ConfigurationError(
-            f"retention: {shown(value)} is not allowed: give at least {_LEAST_RETENTION_S} "
-            "seconds; younger messages are never deleted"
+            f"retention: {shown(value)} is not allowed; use at least {_LEAST_RETENTION_S} "
+            "seconds, because younger messages are never deleted"
         )
     return length
 
@@ -215,12 +215,12 @@ def instant(name: str, value: Any) -> datetime:
     """Return an aware instant before the year 8000, in UTC and whole milliseconds."""
     if not isinstance(value, datetime):
         raise ConfigurationError(
-            f"{name}: give a timezone-aware datetime, not {type(value).__name__}"
+            f"{name}: expected a timezone-aware datetime, found {type(value).__name__}"
         )
     if value.utcoffset() is None:
         raise ConfigurationError(
-            f"{name}: {value!r} has no time zone: "
-            "give an aware datetime, e.g. datetime.now(timezone.utc)"
+            f"{name}: {value!r} has no time zone; "
+            "use an aware datetime, such as datetime.now(timezone.utc)"
         )
     try:
         moment = value.astimezone(UTC)
@@ -228,7 +228,7 @@ def instant(name: str, value: Any) -> datetime:
         moment = BAND if value.year > 1 else datetime.min.replace(tzinfo=UTC)
     if moment >= BAND:
         raise ConfigurationError(
-            f"{name}: {value!r} is too far in the future: give an instant before the year 8000"
+            f"{name}: {value!r} is too far in the future; use an instant before the year 8000"
         )
     return moment.replace(microsecond=moment.microsecond // 1000 * 1000)
 
@@ -236,7 +236,7 @@ def instant(name: str, value: Any) -> datetime:
 def starting(now: datetime, delay: Any, at: Any) -> datetime:
     """Return when a message becomes eligible: after ``delay``, or at ``at``; never before now."""
     if delay is not None and at is not None:
-        raise ConfigurationError("delay, at: give one of the two, not both")
+        raise ConfigurationError("delay, at: pass one of the two, not both")
     if at is not None:
         return max(now, instant("at", at))
     if delay is not None:
@@ -271,8 +271,8 @@ def key(value: Any, name: str = "key") -> str:
         or not is_unicode(value)
     ):
         raise ConfigurationError(
-            f"{name}: {shown(value)} is not allowed: "
-            "give a str of 1-512 Unicode characters without NUL"
+            f"{name}: {shown(value)} is not allowed; "
+            "use a str of 1-512 Unicode characters without NUL"
         )
     return value
 
@@ -282,7 +282,7 @@ def identity(value: Any) -> Id:
     if isinstance(value, ObjectId):
         return value
     if isinstance(value, Message):
-        raise ConfigurationError(f"id: give the id of the message, not {type(value).__name__}")
+        raise ConfigurationError(f"id: expected the id of a message, found {type(value).__name__}")
     if (
         not isinstance(value, str)
         or not 1 <= len(value) <= MAX_ID
@@ -291,7 +291,7 @@ def identity(value: Any) -> Id:
         or not is_unicode(value)
     ):
         raise ConfigurationError(
-            f"id: {shown(value)} is not allowed: give an ObjectId, or a str of 1-512 Unicode "
+            f"id: {shown(value)} is not allowed; use an ObjectId, or a str of 1-512 Unicode "
             'characters that has no NUL and does not start with "~"'
         )
     return value
@@ -313,11 +313,11 @@ def headers(value: Any) -> dict[str, str | int | float | bool] | None:
     if value is None:
         return None
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"headers: give a mapping, not {type(value).__name__}")
+        raise ConfigurationError(f"headers: expected a mapping, found {type(value).__name__}")
     if len(value) > _MAX_HEADERS:
         raise ConfigurationError(
-            f"headers: {len(value)} headers are too many: give at most {_MAX_HEADERS}, and put the "
-            "rest into the payload"
+            f"headers: {len(value)} headers are too many; pass at most {_MAX_HEADERS}, and put the "
+            "other values into the payload"
         )
     size = 0
     for name, item in value.items():
@@ -325,8 +325,8 @@ def headers(value: Any) -> dict[str, str | int | float | bool] | None:
         size += len(name.encode()) + (len(item.encode()) if isinstance(item, str) else 8)
     if size > _MAX_HEADERS_BYTES:
         raise ConfigurationError(
-            f"headers: {size} bytes are too many: give at most {_MAX_HEADERS_BYTES} bytes of "
-            "names and values, and put the rest into the payload"
+            f"headers: {size} bytes is too large; names and values may take {_MAX_HEADERS_BYTES} "
+            "bytes together, so put large values into the payload"
         )
     return dict(value)
 
@@ -357,8 +357,8 @@ def _check_header(name: Any, item: Any) -> None:
         or not is_unicode(name)
     ):
         raise ConfigurationError(
-            f"headers: the name {shown(name)} is not allowed: "
-            "give a str without dots and without a leading $"
+            f"headers: the name {shown(name)} is not allowed; "
+            "use a str without dots and without a leading $"
         )
     if (
         not isinstance(item, (str, int, float, bool))
@@ -366,15 +366,15 @@ def _check_header(name: Any, item: Any) -> None:
         or (isinstance(item, str) and not is_unicode(item))
     ):
         raise ConfigurationError(
-            f"headers: {name}: give a str that UTF-8 can encode, a 64-bit int, a float or a bool, "
-            f"not {type(item).__name__} {shown(item)}"
+            f"headers.{name}: expected a str that UTF-8 can encode, a 64-bit int, a float or a "
+            f"bool, found {type(item).__name__} {shown(item)}"
         )
 
 
 def backoff(value: Any) -> None:
     """Check a Backoff: base, factor and maximum are at least 0, and jitter is from 0 to 1."""
     if not isinstance(value, Backoff):
-        raise ConfigurationError(f"backoff: give a Backoff, not {type(value).__name__}")
+        raise ConfigurationError(f"backoff: expected a Backoff, found {type(value).__name__}")
     for name, most in (
         ("base", _CENTURY_S),
         ("maximum", _CENTURY_S),
@@ -388,7 +388,7 @@ def backoff(value: Any) -> None:
             or not 0 <= number <= most
         ):
             raise ConfigurationError(
-                f"backoff.{name}: {shown(number)} is not allowed: give a number from 0 to {most:g}"
+                f"backoff.{name}: {shown(number)} is not allowed; use a number from 0 to {most:g}"
             )
 
 
@@ -396,7 +396,7 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """Return a value that must be one of the allowed words."""
     if value not in allowed:
         raise ConfigurationError(
-            f"{name}: {shown(value)} is not allowed: give one of {', '.join(map(repr, allowed))}"
+            f"{name}: {shown(value)} is not allowed; use one of {', '.join(map(repr, allowed))}"
         )
     return str(value)
 
@@ -405,8 +405,8 @@ def count(name: str, value: Any, *, least: int = 1) -> int:
     """Return a whole number from ``least`` to 2**31 - 1."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MAX_COUNT:
         raise ConfigurationError(
-            f"{name}: {shown(value)} is not allowed: "
-            f"give a whole number from {least} to {_MAX_COUNT}"
+            f"{name}: {shown(value)} is not allowed; "
+            f"use a whole number from {least} to {_MAX_COUNT}"
         )
     return value
 
@@ -420,8 +420,8 @@ def priority(value: Any) -> int:
     """Return a priority: a whole number from 0 to 9."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= HIGHEST_PRIORITY:
         raise ConfigurationError(
-            f"priority: {shown(value)} is not allowed: give a whole number from 0 to "
-            f"{HIGHEST_PRIORITY}; higher numbers go first"
+            f"priority: {shown(value)} is not allowed; use a whole number from 0 to "
+            f"{HIGHEST_PRIORITY}, where higher numbers go first"
         )
     return value
 
@@ -430,7 +430,7 @@ def pack(value: Any) -> int:
     """Return the size of packs: a whole number from 2 to 1000."""
     if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= MAX_PACK:
         raise ConfigurationError(
-            f"pack: {shown(value)} is not allowed: give a whole number from 2 to {MAX_PACK}"
+            f"pack: {shown(value)} is not allowed; use a whole number from 2 to {MAX_PACK}"
         )
     return value
 
@@ -440,9 +440,10 @@ def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
     unique: dict[tuple[Hashable, str], Reservation[Any]] = {}
     for each in given:
         if not isinstance(each, Reservation):
-            text = f"reservations: give reservations from reserve(), not {type(each).__name__}"
+            kind = type(each).__name__
+            text = f"reservations: expected reservations from reserve(), found {kind}"
             if isinstance(each, (list, tuple)):
-                text += "; to settle several, unpack them: commit(*batch)"
+                text += "; to settle several, unpack them, as in commit(*batch)"
             elif each is None:
                 text += "; reserve() returned None because no message came in time"
             elif isinstance(each, Message):
@@ -464,7 +465,7 @@ def owner(label: Any) -> str | None:
     if label is not None and (
         not isinstance(label, str) or len(label) > 256 or not is_unicode(label)
     ):
-        raise ConfigurationError("owner: give a str of at most 256 Unicode characters")
+        raise ConfigurationError("owner: expected a str of at most 256 Unicode characters")
     return label
 
 
@@ -472,10 +473,10 @@ def session(value: Any) -> None:
     """Check the session of a transaction."""
     if value is not None and not hasattr(value, "in_transaction"):
         raise ConfigurationError(
-            f"session: give the session of transaction() or run_transaction(), "
-            f"not {type(value).__name__}"
+            f"session: expected the session of transaction() or run_transaction(), "
+            f"found {type(value).__name__}"
         )
     if getattr(value, "has_ended", False):
         raise ConfigurationError(
-            "session: the session has ended: use it within transaction() or run_transaction()"
+            "session: the session has ended; use it within transaction() or run_transaction()"
         )

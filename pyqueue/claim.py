@@ -38,7 +38,7 @@ class ClaimSize(NamedTuple):
         """
         if arguments.count("limit", self.limit) > MAX_CLAIM:
             raise ConfigurationError(
-                f"limit: {self.limit} is not allowed: a claim has at most {MAX_CLAIM} messages"
+                f"limit: {self.limit} is not allowed; a claim has at most {MAX_CLAIM} messages"
             )
         arguments.count("max_bytes", self.max_bytes)
 
@@ -123,7 +123,7 @@ class ClaimBase(Generic[Runs]):
     def _settle(self) -> None:
         if self._settled:
             raise ConfigurationError(
-                f"claim: the claim of group {self.group!r} was already committed or rolled back: "
+                f"claim: the claim of group {self.group!r} was already committed or rolled back; "
                 "a claim can be settled only once"
             )
         self._settled = True
@@ -139,7 +139,7 @@ class ClaimBase(Generic[Runs]):
         if done < len(self):
             raise LeaseLost(
                 f"{len(self) - done} of {len(self)} messages of group {self.group!r} "
-                "were no longer held: they will be delivered again",
+                "were no longer held; they will be delivered again",
                 unknown=self._held,  # hooks cannot know which of them were finished
             )
 

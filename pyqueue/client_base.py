@@ -29,7 +29,7 @@ def shape_of(
         ConfigurationError: A value is not allowed.
     """
     if strict is not None and not isinstance(strict, bool):
-        raise ConfigurationError(f"strict: give True or False, not {type(strict).__name__}")
+        raise ConfigurationError(f"strict: expected True or False, found {type(strict).__name__}")
     if on_failure is not None:
         arguments.one_of("on_failure", on_failure, ("block", "skip"))
     kept_s = None if retention is None else arguments.retention(retention)

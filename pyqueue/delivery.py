@@ -78,12 +78,12 @@ class Many:
 
     def __init__(self, outputs: Iterable[To[Any]]) -> None:
         if isinstance(outputs, To):
-            raise ConfigurationError("outputs: give a list of To(...), not To")
+            raise ConfigurationError("outputs: expected a list of To(...), found To")
         self.outputs = list(outputs)
         for each in self.outputs:
             if not isinstance(each, To):
                 raise ConfigurationError(
-                    f"outputs: give a list of To(...), not of {type(each).__name__}"
+                    f"outputs: expected a list of To(...), found {type(each).__name__} in it"
                 )
 
     def __repr__(self) -> str:
@@ -129,7 +129,7 @@ class BatchFailed(Exception):
             isinstance(index, int) and isinstance(error, BaseException)
             for index, error in errors.items()
         ):
-            raise ConfigurationError("errors: give a dict of exceptions by index: {3: error}")
+            raise ConfigurationError("errors: expected a dict of exceptions, such as {3: error}")
         super().__init__(errors, results)
         self.errors = dict(errors)
         self.results = results
@@ -198,7 +198,7 @@ class Delivery(Generic[T]):
     def _run(self, operation: Callable[..., Any], *args: Any) -> Any:
         if self.lost:
             raise LeaseLost(
-                f"this handler no longer holds message {self.message.id}: stop and return",
+                f"this handler no longer holds message {self.message.id}; stop and return",
                 lost=[self.message],
             )
         if self._loop is None:

@@ -77,11 +77,12 @@ def find_mongod() -> str:
     found = shutil.which(named or "mongod")
     if named and not found:
         raise ConfigurationError(
-            f"PYQUEUE_MONGOD={named} is not an executable file; name one, or unset it"
+            f"PYQUEUE_MONGOD: {named} is not an executable file; set the variable to the path of "
+            "mongod, or unset it"
         )
     found = found or _packaged_mongod()
     if not found:
-        raise ConfigurationError(f"no mongod was found: {_REMEDY}")
+        raise ConfigurationError(f"no mongod was found; {_REMEDY}")
     try:
         trial = subprocess.run(
             [found, "--version"],
@@ -99,7 +100,7 @@ def find_mongod() -> str:
         words = str(error)
     if words:
         raise ConfigurationError(
-            f"{found} cannot run here: {words.strip()}; to use another: {_REMEDY}"
+            f"{found} cannot run here ({words.strip()}); to use another mongod, {_REMEDY}"
         )
     return os.path.abspath(found)
 
@@ -216,13 +217,13 @@ class EmbeddedServer:
     def _check_platform(self) -> None:
         if sys.platform != "linux":
             raise ConfigurationError(
-                "an embedded server runs on Linux only; give the URL of your own MongoDB instead"
+                "an embedded server runs on Linux only; use the URL of your own MongoDB instead"
             )
         try:
             os.close(_watchdog.pidfd(self._owner))
         except OSError as error:
             raise ConfigurationError(
-                f"an embedded server needs Linux 5.3 or later, for pidfd_open: {error}"
+                f"an embedded server needs Linux 5.3 or later, for pidfd_open ({error})"
             ) from error
 
     def _prepare_directory(self) -> None:
@@ -236,8 +237,8 @@ class EmbeddedServer:
                 (self.path / name).open("a").close()
         except OSError as error:
             raise ConfigurationError(
-                f"path={self.path} cannot hold the data of a server: {error}; "
-                "name a directory that this process can write to"
+                f"path: {self.path} cannot hold the data of a server ({error}); "
+                "use a directory that this process can write to"
             ) from error
 
     @staticmethod
@@ -334,11 +335,11 @@ class EmbeddedServer:
                 else "a server that is stopping"
             )
             return ConfigurationError(
-                f"path={self.path} is in use by {holder}; close it, or name another directory"
+                f"path: {self.path} is in use by {holder}; close it, or use another directory"
             )
         what = what or f"mongod ended with status {status}"
         return ConfigurationError(
-            f"path={self.path}: {what}; the end of its mongod.log:\n{self._log_end()}"
+            f"path: {what}, in {self.path}; the end of its mongod.log:\n{self._log_end()}"
         )
 
     def _log_end(self) -> str:

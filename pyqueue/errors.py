@@ -38,6 +38,12 @@ __all__ = [
 ]
 
 
+def first_ten(values: Sequence[object]) -> str:
+    """Return the first ten values for the text of an error, and "..." if there are more."""
+    more = ["..."] if len(values) > 10 else []
+    return f"[{', '.join([*map(repr, values[:10]), *more])}]"
+
+
 class QueueError(Exception):
     """The base of every error that pyqueue raises."""
 

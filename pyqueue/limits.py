@@ -62,27 +62,27 @@ class Limit:
     def __post_init__(self) -> None:
         if self.concurrency is None and self.rate is None:
             raise ConfigurationError(
-                "limit: give concurrency (messages held at once), or rate (starts per period)"
+                "limit: set concurrency (messages held at once) or rate (starts per period)"
             )
         _check_count("concurrency", self.concurrency, MAX_CONCURRENCY)
         _check_count("burst", self.burst)
         if self.rate is None:
             if self.burst is not None:
-                raise ConfigurationError("burst: has no effect without a rate: give rate, too")
+                raise ConfigurationError("burst: has no effect without a rate; set rate, too")
             if self.period != 1:
-                raise ConfigurationError("period: has no effect without a rate: give rate, too")
+                raise ConfigurationError("period: has no effect without a rate; set rate, too")
         else:
             _check_number("rate", self.rate)
             period_s = self.period_s
             if not 0.001 <= period_s <= _CENTURY_S:
                 raise ConfigurationError(
-                    f"period: {shown(self.period)} is not allowed: give more than 0 seconds, and "
+                    f"period: {shown(self.period)} is not allowed; use more than 0 seconds, and "
                     "at most 100 years"
                 )
             if self.capacity / self.rate * period_s > _CENTURY_S:
                 raise ConfigurationError(
-                    f"rate: {shown(self.rate)} is too low: a burst would take more than 100 years "
-                    "to refill: give more starts per period"
+                    f"rate: {shown(self.rate)} is too low; a burst would take more than 100 years "
+                    "to refill, so use more starts per period"
                 )
         if self.per is not None:
             _check_per(self.per)
@@ -93,7 +93,8 @@ class Limit:
         period = self.period
         if isinstance(period, bool) or not isinstance(period, (int, float, timedelta)):
             raise ConfigurationError(
-                f"period: give seconds (int or float) or a timedelta, not {type(period).__name__}"
+                f"period: expected seconds (int or float) or a timedelta, found "
+                f"{type(period).__name__}"
             )
         try:
             return seconds(period)
@@ -193,14 +194,14 @@ def _check_count(name: str, value: Any, most: int = _MAX_COUNT) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise ConfigurationError(
-            f"{name}: {shown(value)} is not allowed: give a whole number from 1 to {most}"
+            f"{name}: {shown(value)} is not allowed; use a whole number from 1 to {most}"
         )
 
 
 def _check_number(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1e9:
         raise ConfigurationError(
-            f"{name}: {shown(value)} is not allowed: give a number above 0, and at most 1e9"
+            f"{name}: {shown(value)} is not allowed; use a number above 0, and at most 1e9"
         )
 
 
@@ -219,7 +220,7 @@ def _check_per(value: Any) -> None:
         or "\0" in name
     ):
         raise ConfigurationError(
-            f'per: {shown(value)} is not allowed: give "headers.NAME", where NAME is a '
+            f'per: {shown(value)} is not allowed; use "headers.NAME", where NAME is a '
             "header name without a dot or a leading $"
         )
 
@@ -239,7 +240,7 @@ def check_limit(value: Any) -> Limit:
         ConfigurationError: It is not a Limit.
     """
     if not isinstance(value, Limit):
-        raise ConfigurationError(f"limit: give a Limit, not {type(value).__name__}")
+        raise ConfigurationError(f"limit: expected a Limit, found {type(value).__name__}")
     return value
 
 
@@ -256,12 +257,12 @@ def check_call(queue: str, limit: Limit | None, call: str | None) -> None:
     """
     if limit is not None and limit.concurrency is not None and call is not None:
         raise ConfigurationError(
-            f"{call}: queue {queue!r} has a limit on concurrency, which counts reserved messages: "
+            f"{call}: queue {queue!r} has a limit on concurrency, which counts reserved messages; "
             "reserve messages and commit them instead"
         )
     if limit is not None and limit.per is not None and call == "claim":
         raise ConfigurationError(
-            f"{call}: queue {queue!r} has a limit per key, which named claims do not obey: reserve "
+            f"{call}: queue {queue!r} has a limit per key, which named claims do not obey; reserve "
             "messages and commit them instead"
         )
 
@@ -273,9 +274,9 @@ def stored_limit(value: object) -> Limit:
         ConfigurationError: This release cannot read it.
     """
     if not isinstance(value, Mapping):
-        raise ConfigurationError(f"it is {shown(value)}, which is not a document")
+        raise ConfigurationError(f"expected a document, found {shown(value)}")
     if unknown := sorted(str(name) for name in value if name not in _FIELDS):
-        raise ConfigurationError(f"it has unknown fields ({', '.join(map(repr, unknown))})")
+        raise ConfigurationError(f"unknown fields {', '.join(map(repr, unknown))}")
     return Limit(**value)
 
 
@@ -292,8 +293,8 @@ def limit_or_none(queue: str, shape: object) -> Limit | None:
         return stored_limit(value)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"limit: this release cannot read the limit of queue {queue!r}: {error}: upgrade "
-            "pyqueue-mongo here, or set the limit again with client.reshape()"
+            f"limit: the limit of queue {queue!r} cannot be read ({error}); upgrade pyqueue-mongo, "
+            "or set the limit again with client.reshape()"
         ) from error
 
 

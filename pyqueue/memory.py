@@ -51,7 +51,7 @@ def memory_database(name: str) -> Any:
         import mongomock
     except ImportError as error:
         raise ConfigurationError(
-            'target: "memory:" needs mongomock: pip install mongomock'
+            'target: "memory:" needs mongomock; pip install mongomock'
         ) from error
     return mongomock.MongoClient()[name]
 
@@ -212,7 +212,7 @@ class MemoryCollection:
                     result = call(*given, **options)
                 except (NotImplementedError, ValueError) as error:
                     raise ConfigurationError(
-                        f"mongomock cannot do this: use a MongoDB server ({error})"
+                        f"mongomock cannot do this ({error}); use a MongoDB server"
                     ) from error
                 if method == "find":
                     return [_plain(document) for document in result]
@@ -282,7 +282,7 @@ def _all_or_nothing(apply: Callable[..., None]) -> Callable[..., None]:
             document.clear()
             document.update(before)
             if isinstance(error, (ArithmeticError, AttributeError, LookupError, TypeError)):
-                raise WriteError(f"the update does not fit the document: {error}") from error
+                raise WriteError(f"the update cannot be applied to a document ({error})") from error
             raise
 
     return applied

@@ -77,8 +77,8 @@ def encode(document: Mapping[str, Any]) -> RawBSONDocument:
         raise InvalidMessage(_unstorable(document, fault))
     if len(data) > LIMIT:
         raise InvalidMessage(
-            f"payload: the message takes {len(data)} bytes; at most {LIMIT} are allowed "
-            "(store large data elsewhere and push a reference)"
+            f"payload: the message takes {len(data)} bytes, but may take {LIMIT}; store large "
+            "data elsewhere, and push a reference"
         )
     return RawBSONDocument(data, RAW)
 
@@ -113,17 +113,17 @@ def _refuses(function: Callable[[T], object], value: T) -> bool:
 
 #: The replacement to suggest for a value that BSON cannot store.
 _INSTEAD: Final[Mapping[type, str]] = {
-    Decimal: "give a bson.Decimal128 or a str",
-    dt.datetime: "give a datetime from the year 1 to 9999",
-    dt.date: "give a datetime with a time zone, or its isoformat()",
-    dt.time: "give its isoformat()",
-    dt.timedelta: "give its total_seconds()",
-    Enum: "give its value",
-    Set: "give a list",
+    Decimal: "use a bson.Decimal128 or a str",
+    dt.datetime: "use a datetime from the year 1 to 9999",
+    dt.date: "use a datetime with a time zone, or its isoformat()",
+    dt.time: "use its isoformat()",
+    dt.timedelta: "use its total_seconds()",
+    Enum: "use its value",
+    Set: "use a list",
     Awaitable: "await it first",
-    Iterator: "give a list",
-    int: "give an int of at most 64 bits, or a str",
-    str: "give a Unicode str, without lone surrogates",
+    Iterator: "use a list",
+    int: "use an int of at most 64 bits, or a str",
+    str: "use a Unicode str, without lone surrogates",
 }
 
 
@@ -134,11 +134,11 @@ def _unstorable(document: Mapping[str, Any], error: Exception) -> str:
     except RecursionError:
         found = None
     if found is None:  # for example a document that is nested too deeply
-        return f"payload: not storable as BSON: {error_text(error)[:500] or type(error).__name__}"
+        return f"payload: not storable as BSON ({error_text(error)[:500] or type(error).__name__})"
     path, fault, remedy = found
     if path[:1] == ["p"]:  # in a pack
         path[0] = "payload"
-    return f"{'.'.join(path)}: not storable as BSON: {fault}; {remedy}"
+    return f"{'.'.join(path)}: not storable as BSON ({fault}); {remedy}"
 
 
 def _fault(path: list[str], value: Any) -> tuple[list[str], str, str] | None:
@@ -148,7 +148,7 @@ def _fault(path: list[str], value: Any) -> tuple[list[str], str, str] | None:
     if isinstance(value, Mapping):
         for key, item in value.items():
             if not isinstance(key, str) or "\0" in key or not _encodes({key: 0}):
-                return path, f"a key of type {type(key).__name__}", "give str keys without NUL"
+                return path, f"a key of type {type(key).__name__}", "use str keys without NUL"
             if found := _fault([*path, key], item):
                 return found
         return None
@@ -159,8 +159,8 @@ def _fault(path: list[str], value: Any) -> tuple[list[str], str, str] | None:
         return None
     if _encodes({"": value}):
         return None
-    model = "convert it, or give the queue a model that converts it"
-    other = "give its str()" if hasattr(value, "__fspath__") else model
+    model = "convert it, or set a model for the queue that converts it"
+    other = "use its str()" if hasattr(value, "__fspath__") else model
     remedy = next((text for kind, text in _INSTEAD.items() if isinstance(value, kind)), other)
     return path, f"type {type(value).__name__}", remedy
 
@@ -307,7 +307,7 @@ class Codec(Generic[T]):
         if model is not None:
             if isinstance(model, Mapping):
                 raise ConfigurationError(
-                    f"model: give a type, such as a class or list[int], not {type(model).__name__}"
+                    f"model: expected a type, such as list[int], found {type(model).__name__}"
                 )
             from pydantic import TypeAdapter
 
@@ -318,9 +318,9 @@ class Codec(Generic[T]):
             except Exception as error:  # pydantic raises many types of error for a non-type
                 form = type(model)
                 if hasattr(form, "__pydantic_validator__") or hasattr(form, "__dataclass_fields__"):
-                    text = f"give the type {form.__name__}, not an instance of it"
+                    text = f"expected the type {form.__name__}, found an instance of it"
                 else:
-                    text = f"pydantic cannot validate {model!r}; give a type that it knows: {error}"
+                    text = f"pydantic cannot validate {model!r} ({error}); use a type that it knows"
                 raise ConfigurationError(f"model: {text}") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -337,7 +337,7 @@ class Codec(Generic[T]):
         """Return the BSON value of a payload.
 
         Raises:
-            InvalidMessage: The payload does not fit the model.
+            InvalidMessage: The payload does not match the model.
         """
         adapter = self._adapter
         if adapter is None:
@@ -358,7 +358,7 @@ class Codec(Generic[T]):
         """Return the payload of a BSON value.
 
         Raises:
-            InvalidMessage: The value does not fit the model.
+            InvalidMessage: The value does not match the model.
         """
         if self._adapter is None:
             return value  # type: ignore[no-any-return]  # without a model T is Any
@@ -369,4 +369,4 @@ class Codec(Generic[T]):
             if not _is_validation_error(error):
                 raise
             mistakes = _mistakes(error)
-        raise InvalidMessage(f"payload: does not fit {self.name}:{mistakes}")
+        raise InvalidMessage(f"payload: does not match {self.name}:{mistakes}")

@@ -67,11 +67,11 @@ class QueueBase(Generic[T, Runs]):
             to = to._backend
         elif not isinstance(to, str):
             raise ConfigurationError(
-                f"to: give a Queue of the same namespace or a queue's name, not {type(to).__name__}"
+                f"to: expected a Queue or the name of a queue, found {type(to).__name__}"
             )
         pairs = list(given) if isinstance(given, Iterable) else [given]
         if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
-            raise ConfigurationError("pairs: give pairs of a reservation and its payload")
+            raise ConfigurationError("pairs: expected pairs of a reservation and its payload")
         plan = self._backend.move(pairs, to=to, **edits)
         held, name = [each for each, _ in pairs], to if isinstance(to, str) else to.queue
         return self._settles("move", held, edits["session"], plan, name)

@@ -61,7 +61,7 @@ def check_on_lost(on_lost: object) -> None:
     """
     if on_lost is not None and (not callable(on_lost) or iscoroutinefunction(on_lost)):
         raise ConfigurationError(
-            "on_lost: give a plain function that takes the reservation, not "
+            "on_lost: expected a plain function that takes the reservation, found "
             f"{'a coroutine function' if callable(on_lost) else type(on_lost).__name__}; "
             "it may set an event or cancel a task"
         )

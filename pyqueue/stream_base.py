@@ -62,7 +62,7 @@ class StreamBase(Generic[T, Runs]):
         except InvalidName as error:
             if dead_letter is not None:
                 raise
-            text = "the default, <stream>.<group>.dead, is too long: give a shorter name"
+            text = "the default, <stream>.<group>.dead, is too long; use a shorter name"
             raise ConfigurationError(f"dead_letter: {text}") from error
         options = Options(
             lease=arguments.duration("lease", lease, positive=True),

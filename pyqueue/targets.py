@@ -24,23 +24,23 @@ def check_url(url: str) -> None:
     # Else a part of a password counts as the host or the database, and errors show it.
     if url.startswith("mongodb") and "@" in path:
         raise ConfigurationError(
-            'target: the URL has a "/" before an "@": quote the user name and the password with '
+            'target: the URL has a "/" before an "@"; quote the user name and the password with '
             'urllib.parse.quote_plus, so that "p@ss/word" becomes "p%40ss%2Fword"'
         )
     database = unquote_plus(path).partition(".")[0]
     refused = [char for char in database if char in _NOT_IN_A_DATABASE]
     if url.startswith("mongodb") and refused:
         raise ConfigurationError(
-            f"target: {database!r} is not a valid database name: remove {refused[0]!r}"
+            f"target: {database!r} is not a valid database name; remove {refused[0]!r}"
         )
 
 
 def invalid(value: object) -> ConfigurationError:
     """Return the error of a target that a client cannot use."""
     form = type(value)
-    shown = f"a {form.__module__}.{form.__name__}".replace("builtins.", "")
+    shown = f"type {form.__module__}.{form.__name__}".replace("builtins.", "")
     remedy = (
-        'give "mongodb://host/db", "mongodb+srv://...", "memory:", "embedded:PATH", or a database '
+        'use "mongodb://host/db", "mongodb+srv://...", "memory:", "embedded:PATH", or a database '
         "object of pymongo or mongomock (Client), of AsyncMongoClient or motor (AsyncClient)"
     )
     if isinstance(value, str):
@@ -48,12 +48,12 @@ def invalid(value: object) -> ConfigurationError:
     elif value is None:
         shown = "None"
     elif hasattr(form, "get_collection"):
-        remedy = "it belongs to the other kind of client: Client is blocking, AsyncClient is async"
+        remedy = "use AsyncClient for an async object, and Client for a blocking object"
     elif hasattr(form, "get_database"):
-        remedy = 'give a database of it, such as mongo["shop"]'
+        remedy = 'pass a database of it, such as mongo["shop"]'
     elif hasattr(form, "find_one_and_update"):
-        remedy = "give its database, and the name of the collection as namespace="
-    return ConfigurationError(f"target: {shown} is not allowed: {remedy}")
+        remedy = "pass its database, and the name of the collection as namespace="
+    return ConfigurationError(f"target: {shown} is not allowed; {remedy}")
 
 
 def redacted(url: str) -> str:

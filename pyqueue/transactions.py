@@ -34,7 +34,7 @@ def check_usable(driver: BaseDriver[Any]) -> None:
     """
     if not driver.replicated:
         raise ConfigurationError(
-            "transaction: needs a MongoDB replica set (a one-node set will do)"
+            "transaction: needs a MongoDB replica set; a set of one server is enough"
         )
 
 

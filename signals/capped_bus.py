@@ -65,7 +65,7 @@ class CappedTransport:
         if asynchronous:
             allowed = ["pymongo AsyncDatabase", "motor AsyncIOMotorDatabase"]
         if given not in allowed:
-            raise BusError(f"a capped bus needs a database: {' or '.join(allowed)}, not {given}")
+            raise BusError(f"a capped bus needs a database ({' or '.join(allowed)}), found {given}")
         self._database = cast(Any, database)
         self._collection, self._size = f"{prefix}.signals", size
         self._events = self._database.get_collection(
@@ -134,7 +134,7 @@ class CappedTransport:
                     # it holds signals alone.
                     if (yield self._events.find_one({"topic": {"$exists": False}})) is not None:
                         raise BusError(
-                            f"the collection {self} is not capped and holds other documents: "
+                            f"the collection {self} is not capped and holds other documents; "
                             "use another prefix, or rename the collection"
                         )
                     yield command({"convertToCapped": self._collection, "size": self._size})
@@ -143,7 +143,7 @@ class CappedTransport:
             except OperationFailure as error:
                 if error.code == _UNAUTHORIZED:
                     raise BusError(
-                        f"not permitted to create the capped collection {self}: "
+                        f"not permitted to create the capped collection {self}; "
                         "ask an administrator to run "
                         f'db.getSiblingDB("{self._database.name}")'
                         f'.createCollection("{self._collection}", '

@@ -33,19 +33,19 @@ def check_event(topic: str, when: datetime | None) -> None:
     """
     if not isinstance(topic, str) or not topic:
         given = "an empty one" if topic == "" else type(topic).__name__
-        raise BusError(f"invalid topic: give a non-empty str, not {given}")
+        raise BusError(f"invalid topic: expected a non-empty str, found {given}")
     try:
         topic.isascii() or topic.encode()
     except UnicodeEncodeError:
-        raise BusError(f"invalid topic {topic!r}: give a str that UTF-8 can encode") from None
+        raise BusError(f"invalid topic {topic!r}; use a str that UTF-8 can encode") from None
     if when is None or (isinstance(when, datetime) and when.tzinfo is UTC):
         return
     if not isinstance(when, datetime) or when.utcoffset() is None:
-        raise BusError("invalid `when`: give a timezone-aware datetime or None")
+        raise BusError("invalid `when`: expected a timezone-aware datetime or None")
     try:
         when.astimezone(UTC)
     except OverflowError:
-        raise BusError("invalid `when`: give a time between the years 1 and 9999 in UTC") from None
+        raise BusError("invalid `when`: use a time between the years 1 and 9999 in UTC") from None
 
 
 class Subscription:
@@ -66,7 +66,7 @@ class Subscription:
     def open(self, make_flag: Callable[[], Flag]) -> None:
         """Make the flags. This happens on entering because asyncio flags need a running loop."""
         if self._flag is not None or self.closed:
-            raise BusError("a listener can be entered only once: get another one from an open bus")
+            raise BusError("a listener can be entered only once; get another from an open bus")
         self._flag, self.ready = make_flag(), make_flag()
 
     def deliver(self, when: datetime | None) -> None:

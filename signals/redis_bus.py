@@ -69,14 +69,14 @@ class RedisTransport:
             from redis.backoff import NoBackoff
         except ImportError:
             raise BusError(
-                'this bus needs the redis package: pip install "pyqueue-mongo[redis]"'
+                'this bus needs the redis package; pip install "pyqueue-mongo[redis]"'
             ) from None
         module: Any = redis.asyncio if self._asynchronous else redis
         if isinstance(self._target, module.Redis):
             return self._target
         if not isinstance(self._target, str):
             given = type(self._target).__name__
-            raise BusError(f"give a URL or a {module.__name__}.Redis client, not {given}")
+            raise BusError(f"expected a URL or a {module.__name__}.Redis client, found {given}")
         try:
             path = self._target.partition("://")[2].partition("?")[0].partition("/")[2]
             if "@" in path and not self._target.startswith("unix:"):
@@ -92,8 +92,8 @@ class RedisTransport:
             return module.Redis.from_url(self._target, **options)
         except Exception:
             raise BusError(
-                "invalid Redis URL: use redis://[user:password@]host[:port][/db], rediss:// "
-                "or unix://; quote the user and the password with urllib.parse.quote_plus"
+                "invalid Redis URL; use redis://[user:password@]host[:port][/db], rediss:// "
+                "or unix://, and quote the user and the password with urllib.parse.quote_plus"
             ) from None
 
     def __str__(self) -> str:
@@ -173,7 +173,7 @@ class RedisTransport:
             yield self._client.publish(self._own, "-")
             for _ in ("the confirmation", "the event"):
                 if (yield pubsub.get_message(timeout=5.0)) is None:
-                    raise BusError("Redis does not answer: check the server and its address")
+                    raise BusError("Redis does not answer; check the server and its address")
         finally:
             yield pubsub.aclose() if self._asynchronous else pubsub.close()
 

@@ -147,7 +147,7 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
         yield from recovering.recover_queue(queue, recovering.NO_GRACE)  # decisions made since
     except Unavailable as error:
         raise Unavailable(
-            f"{error}; {deleted} messages were deleted before that: call delete_queue() again"
+            f"{error}; {deleted} messages were deleted before that, so call delete_queue() again"
         ) from error
     yield from Signal(queue, None)
     return deleted
@@ -196,7 +196,7 @@ def _delete_stream(stream: str, force: bool) -> Plan[int]:
     _, end = yield from log.bounds(stream)
     if end > first and not force:
         raise ConfigurationError(
-            f"force: stream {stream!r} has {end - first} messages: give force=True to delete "
+            f"force: stream {stream!r} has {end - first} messages; pass force=True to delete "
             "them, too"
         )
     yield from bury_record(stream)
@@ -213,6 +213,6 @@ def _refuse_live(queue: str, packs: bool) -> Plan[None]:
         counts = yield from (managing if packs else reading).counts(queue, None)
         raise ConfigurationError(
             f"force: queue {queue!r} has {counts.ready} ready, {counts.scheduled} scheduled and "
-            f"{counts.reserved} reserved messages: finish or move them, or give force=True to "
+            f"{counts.reserved} reserved messages; finish or move them, or pass force=True to "
             "delete them, too"
         )

@@ -26,6 +26,7 @@ from pyqueue.errors import (
     QueueError,
     TimedOut,
     Unavailable,
+    first_ten,
 )
 from pyqueue.messages import Reservation, seconds_left
 from pyqueue.requests import (
@@ -141,7 +142,7 @@ def raise_lost(
     if gone := [held.id for held in (*lost, *unknown)]:
         raise LeaseLost(
             f"{len(gone)} of {number} reservations of queue {queue!r} are no longer held: "
-            f"{gone[:10]}",
+            f"messages {first_ten(gone)}",
             lost=lost,
             unknown=unknown,
         )
@@ -426,8 +427,8 @@ def check_time_left(held: Reservation[Any], now: datetime) -> None:
     if left_s < min(MIN_TRANSACTION_LEASE_S, held.lease / 3):
         raise ConfigurationError(
             f"session: the lease of message {held.id} has only {left_s:.1f} s left, too little for "
-            "a transaction: call extend() before the transaction, or reserve with a longer lease= "
-            "(a lease that lapses during a transaction blocks the queue)"
+            "a transaction; call extend() before the transaction, or reserve with a longer lease= "
+            "(a lease that ends during a transaction blocks the queue)"
         )
 
 

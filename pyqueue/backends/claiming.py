@@ -162,7 +162,7 @@ def _pop_first(scan: Scan) -> Plan[Taken | None]:
         scan.state.transaction_locks.on_time_limit(scan.now)
         raise
     except (InvalidMessage, BSONError) as error:
-        text = f"payload: the popped message cannot be read, and is gone: {error}"
+        text = f"payload: the popped message cannot be read, and is gone ({error})"
         raise InvalidMessage(text) from error
     return _taken(document)
 

@@ -17,7 +17,7 @@ from pyqueue.backends import forms, transitions
 from pyqueue.backends.forms import Extension, Failures, Held
 from pyqueue.backends.options import QueueTerms
 from pyqueue.documents import hashable_id
-from pyqueue.errors import LeaseLost, QueueError, Unavailable
+from pyqueue.errors import LeaseLost, QueueError, Unavailable, first_ten
 from pyqueue.messages import Reservation, seconds_left
 from pyqueue.requests import Find, Plan, ServerTime, Update
 
@@ -61,7 +61,7 @@ def extend(
     if failures:
         raise LeaseLost(
             f"{len(failures)} of {len(held)} reservations of queue {terms.queue!r} are no longer "
-            f"held: {[each.id for each, _ in failures[:10]]}",
+            f"held: messages {first_ten([each.id for each, _ in failures])}",
             lost=[each for each, _ in failures],
         )
 

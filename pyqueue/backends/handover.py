@@ -46,7 +46,7 @@ from pyqueue.backends.hidden import (
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.scan import FIRST
 from pyqueue.backends.transitions import HIDDEN, hidden_queue, lock_removal, unset
-from pyqueue.errors import DuplicateKey, QueueError, Unavailable
+from pyqueue.errors import DuplicateKey, QueueError, Unavailable, first_ten
 from pyqueue.hooks import Tell
 from pyqueue.payloads import encode
 from pyqueue.requests import (
@@ -360,11 +360,11 @@ def overwrite(documents: Sequence[Document], fence: Filter | None) -> Plan[bool]
         if fence is not None and not (yield from Update(fence, NOTHING, majority=True)).matched:
             return False
         if others := [id for id, each in stored.items() if not is_copy(each)]:
-            raise DuplicateKey(f"other documents already have the ids {others[:10]}", ids=others)
+            raise DuplicateKey(f"other documents have the ids {first_ten(others)}", ids=others)
         documents = yield from _overwrite_copies(documents, stored)
         if not documents:
             return True
-    raise Unavailable("other processes keep changing the handed-over messages: try again")
+    raise Unavailable("other processes keep changing the handed-over messages; try again")
 
 
 def _overwrite_copies(

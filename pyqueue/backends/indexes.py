@@ -65,9 +65,9 @@ def make_indexes(namespace: str, indexes: Mapping[str, IndexTerms] = INDEXES) ->
             yield from CreateIndex(name, keys, options)
     except DuplicateKey as error:
         raise ConfigurationError(
-            f"the unique index on message keys of namespace {namespace!r} cannot be created: "
-            "messages with equal keys arrived while it was missing (was the collection dropped?). "
-            "Remove or finish one message of each pair, e.g. with Queue.remove"
+            f"the unique index on message keys of namespace {namespace!r} cannot be created, "
+            "because messages with equal keys arrived while it was missing (was the collection "
+            "dropped?); remove or finish one message of each pair, for example with Queue.remove"
         ) from error
     except NotPermitted as error:
         try:
@@ -79,7 +79,7 @@ def make_indexes(namespace: str, indexes: Mapping[str, IndexTerms] = INDEXES) ->
             commands = "\n".join(shell_command(namespace, name) for name in missing)
             raise ConfigurationError(
                 f"this database user may not create the indexes of namespace {namespace!r}, and "
-                f"{', '.join(missing)} could not be found. Grant it createIndex and listIndexes on "
+                f"{', '.join(missing)} could not be found; grant it createIndex and listIndexes on "
                 f"the collection, or have an administrator run:\n{commands}"
             ) from error
 

@@ -13,7 +13,7 @@ from pyqueue.backends.hidden import HANDED, MARK, copy_filter, is_copy
 from pyqueue.backends.transitions import hidden_queue
 from pyqueue.clock import BAND
 from pyqueue.documents import invalid_fields, without_fields
-from pyqueue.errors import DuplicateKey, InvalidMessage, Unavailable
+from pyqueue.errors import DuplicateKey, InvalidMessage, Unavailable, first_ten
 from pyqueue.messages import Id
 from pyqueue.requests import (
     MAX_LOCKABLE,
@@ -307,7 +307,7 @@ def raise_foreign_ids(
     """Raise DuplicateKey if there are ids of messages that were never in this queue."""
     if ids:
         raise DuplicateKey(
-            f"these ids belong to messages that were never in queue {queue!r}: {ids[:10]}",
+            f"ids: messages that were never in queue {queue!r} have the ids {first_ten(ids)}",
             ids=ids,
             keys=keys,
             written=written,

@@ -101,8 +101,8 @@ class Misfits:
                 f"the stage of queue {queue!r} stops: {number} of its first {self._tally.seen} "
                 f"messages are not {fitting}, and went to {dead_letter!r}; the last one, {id}: "
                 f"{reason}. Correct the model or the producer, and send the messages back with "
-                f'"pyqueue redrive {dead_letter}"; or give the stage on_invalid="bury", so that it '
-                "buries such messages and continues"
+                f'"pyqueue redrive {dead_letter}"; or set on_invalid="bury" for the stage, so that '
+                "it buries such messages and continues"
             )
 
 

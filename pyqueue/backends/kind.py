@@ -187,13 +187,13 @@ _kinds: dict[str, Kind] = {}
 
 #: The remedy in the error text, by the capability that a kind does not offer.
 _REMEDIES: Final = {
-    "pop": ": reserve messages and commit them",
-    "claim": ": reserve messages with reserve_many()",
-    "priority": ": leave it out, or use a queue of kind 'priority'",
-    "group": ": leave it out, or use a queue of kind 'ordered'",
-    "concurrency": ": set only rate, or use a queue of kind 'standard'",
-    "rate": ": use a queue of kind 'standard'",
-    "per": ": leave it out, or use a queue of kind 'standard'",
+    "pop": "; reserve messages and commit them",
+    "claim": "; reserve messages with reserve_many()",
+    "priority": "; leave it out, or use a queue of kind 'priority'",
+    "group": "; leave it out, or use a queue of kind 'ordered'",
+    "concurrency": "; set only rate, or use a queue of kind 'standard'",
+    "rate": "; use a queue of kind 'standard'",
+    "per": "; leave it out, or use a queue of kind 'standard'",
 }
 
 
@@ -219,14 +219,13 @@ def lookup(name: object) -> Kind:
     if kind is None:
         names = ", ".join(repr(each) for each in sorted(_kinds))
         raise ConfigurationError(
-            f"kind: invalid kind {name!r}: this release offers {names}, and "
-            "streams with client.stream()"
+            f"kind: invalid kind {name!r}; use one of {names}, or client.stream() for a stream"
         )
     return kind
 
 
 def require(kind: Kind, queue: str, capability: str, argument: str | None = None) -> None:
-    """Refuse a capability that a kind does not offer.
+    """Refuse a capability that a kind does not support.
 
     Args:
         kind: the kind of the queue.
@@ -235,21 +234,21 @@ def require(kind: Kind, queue: str, capability: str, argument: str | None = None
         argument: the name that the caller knows it by, if that differs.
 
     Raises:
-        ConfigurationError: the kind does not offer it.
+        ConfigurationError: the kind does not support it.
     """
     if capability not in kind.capabilities:
         name = argument or capability
         remedy = _REMEDIES.get(capability, "")
         raise ConfigurationError(
-            f"{name}: queue {queue!r} is of kind {kind.name!r}, which does not offer it{remedy}"
+            f"{name}: queue {queue!r} is of kind {kind.name!r}, which does not support it{remedy}"
         )
 
 
 def require_target(kind: Kind, queue: str, priority: int | None, group: str | None) -> None:
-    """Refuse an entering message's priority or group if the queue does not offer it.
+    """Refuse an entering message's priority or group if the queue does not support it.
 
     Raises:
-        TargetRefused: the kind does not offer it.
+        TargetRefused: the kind does not support it.
     """
     try:
         if priority is not None:
@@ -261,10 +260,10 @@ def require_target(kind: Kind, queue: str, priority: int | None, group: str | No
 
 
 def require_limit(kind: Kind, queue: str, limit: Limit) -> None:
-    """Refuse a limit that a kind does not offer.
+    """Refuse a limit that a kind does not support.
 
     Raises:
-        ConfigurationError: the kind does not offer it.
+        ConfigurationError: the kind does not support it.
     """
     for name in ("concurrency", "rate", "per"):
         if getattr(limit, name) is not None:
@@ -286,5 +285,5 @@ def refuse_packs(kind: Kind, queue: str, argument: str, remedy: str) -> None:
     if "packs" in kind.capabilities:
         raise ConfigurationError(
             f"{argument}: queue {queue!r} is of kind {kind.name!r}, whose messages share "
-            f"documents: {remedy}"
+            f"documents; {remedy}"
         )

@@ -73,7 +73,7 @@ def redrive(queue: str, kind: Kind, limit: int | None) -> Plan[int]:
             start = end
     except Unavailable as error:
         raise Unavailable(
-            f"{error}; {moved} messages were sent back before that: call redrive() again"
+            f"{error}; {moved} messages were sent back before that, so call redrive() again"
         ) from error
 
 
@@ -195,7 +195,7 @@ def purge(queue: str, kind: Kind, *, singles: bool = False) -> Plan[int]:
             purged += yield from Delete(_deletable(queue, locked, now), many=True, hint="_id_")
     except Unavailable as error:
         raise Unavailable(
-            f"{error}; {purged} messages were deleted before that: call purge() again"
+            f"{error}; {purged} messages were deleted before that, so call purge() again"
         ) from error
     return purged
 

@@ -67,7 +67,7 @@ def move(
     _check_key(key, held)
     edits = _edits(options.get("update"))
     if edits and any(payload is not UNCHANGED for _, payload in pairs):
-        raise ConfigurationError("payload, update: give one of the two, not both")
+        raise ConfigurationError("payload, update: pass one of the two, not both")
     labels = arguments.headers(options.get("headers")) or {}
     arguments.starting(BAND, delay, None)
     codec = Codec[Any]() if isinstance(to, str) else to.codec
@@ -267,7 +267,7 @@ def _edits(update: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
         isinstance(fields, Mapping) for fields in update.values()
     ):
         operators = " ".join(OPERATORS)
-        raise ConfigurationError(f"update: give a mapping from {operators} to mappings of fields")
+        raise ConfigurationError(f"update: expected {operators}, each with a mapping of fields")
     edits: dict[str, dict[str, Any]] = {}
     for operator, fields in update.items():
         arguments.one_of("update", operator, OPERATORS)
@@ -281,7 +281,7 @@ def _in_payload(operator: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     renames = operator == "$rename"
     names = [*fields, *fields.values()] if renames else [*fields]
     if not all(isinstance(name, str) and name for name in names):
-        text = f"update: {operator}: names of payload fields must be non-empty strs"
+        text = f"update: the payload fields of {operator} must be non-empty strs"
         raise ConfigurationError(text)
     return {
         f"payload.{name}": f"payload.{value}" if renames else value

@@ -134,7 +134,7 @@ def read_or_create_record(
             yield from Signal(queue, None)  # consumers read the record again
             break
     else:
-        raise Unavailable(f"queue {queue!r}: other programs keep changing its options: try again")
+        raise Unavailable(f"queue {queue!r}: other programs keep changing its options; try again")
     if new := [each for each in request.levels if each not in known]:
         yield from Update(match, {"$addToSet": {"levels": {"$each": new}}})
         yield from put_level_records(queue, new)
@@ -219,8 +219,8 @@ def readable_kind(queue: str, record: Document | Mapping[str, object]) -> str:
     kind, version = record.get("kind"), record.get("v")
     if not isinstance(kind, str) or not isinstance(version, int) or version > LATEST_VERSION:
         raise ConfigurationError(
-            f"queue {queue!r} is of kind {kind!r}, version {version!r}, which this release does "
-            "not know: upgrade pyqueue-mongo here"
+            f"queue {queue!r} is of kind {kind!r}, version {version!r}, which the installed "
+            "pyqueue-mongo does not support; upgrade it"
         )
     return kind
 
@@ -326,8 +326,8 @@ def wrong_kind(queue: str, kind: Kind, stored: str) -> Plan[ConfigurationError]:
     """Return the error for a use of a queue as a kind other than its stored kind."""
     if stored == STREAM:
         return ConfigurationError(
-            f"name: {queue!r} is a stream: open it with client.stream(), or give the queue another "
-            "name"
+            f"name: {queue!r} is a stream; open it with client.stream(), or use another name for "
+            "the queue"
         )
     found = yield from Find({"_id": record_id(queue)}, {"made": 1, "deleted": 1}, limit=1)
     made = found[0].get("made") if found else None
@@ -337,7 +337,7 @@ def wrong_kind(queue: str, kind: Kind, stored: str) -> Plan[ConfigurationError]:
     if found and "deleted" in found[0]:
         origin += ", deleted less than two minutes ago"
     return OtherKind(
-        f"kind: queue {queue!r} is of kind {stored!r}{origin}, and not {kind.name!r}: give "
+        f"kind: queue {queue!r} is of kind {stored!r}{origin}, and not {kind.name!r}; set "
         f"kind={stored!r}, or use another name",
         queue,
     )
@@ -380,13 +380,13 @@ def target_kind(queue: str, name: str) -> Kind:
     """
     if name == STREAM:
         raise TargetRefused(
-            f"to: {queue!r} is a stream, and messages cannot move there: append the payload to "
+            f"to: {queue!r} is a stream, and messages cannot move there; append the payload to "
             "it, or name a queue"
         )
     if name not in kinds.known():
         raise ConfigurationError(
-            f"to: queue {queue!r} is of kind {name!r}, which this release does not know: upgrade "
-            "pyqueue-mongo here"
+            f"to: queue {queue!r} is of kind {name!r}, which the installed pyqueue-mongo "
+            "does not support; upgrade it"
         )
     return kinds.lookup(name)
 

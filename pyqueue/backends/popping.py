@@ -161,7 +161,7 @@ def _replaced(ids: Sequence[Id], done: int) -> Plan[set[Hashable]]:
     gone = [id for id in ids if hashable_id(id) not in there]
     if done < len(gone):
         # Another call may have delivered some of them.
-        text = "some popped messages are gone, deleted by this call or by another call"
+        text = "some popped messages are gone; this call or another call has deleted them"
         raise Unavailable(text, ids=gone)
     return there
 

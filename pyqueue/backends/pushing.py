@@ -20,7 +20,7 @@ from pyqueue.backends.inserting import Entries, Written, ids_of_this_queue, key_
 from pyqueue.backends.kind import Kind, require
 from pyqueue.backends.options import Options
 from pyqueue.clock import BAND
-from pyqueue.errors import ConfigurationError, DuplicateKey, Unavailable
+from pyqueue.errors import ConfigurationError, DuplicateKey, Unavailable, first_ten
 from pyqueue.messages import Id
 from pyqueue.payloads import Codec, each_of, encode
 from pyqueue.requests import (
@@ -217,7 +217,7 @@ def enter_by_id(kind: Kind, entries: Entries, *, replacing: bool) -> Plan[list[I
 
 def key_taken(queue: str, keys: list[str], written: Sequence[Id | None] = ()) -> DuplicateKey:
     """Return the error for messages whose keys are taken."""
-    text = f"queue {queue!r} has messages with these keys: {keys[:10]}"
+    text = f"queue {queue!r} has messages with the keys {first_ten(keys)}"
     return DuplicateKey(text, keys=keys, written=written)
 
 
@@ -225,7 +225,7 @@ def id_taken(
     queue: str, ids: list[Id], keys: Sequence[str] = (), written: Sequence[Id | None] = ()
 ) -> DuplicateKey:
     """Return the error for messages whose ids are or were in the queue."""
-    text = f"queue {queue!r} has, or had, messages with these ids: {ids[:10]}"
+    text = f"queue {queue!r} has, or had, messages with the ids {first_ten(ids)}"
     return DuplicateKey(text, ids=ids, keys=keys, written=written)
 
 
@@ -237,12 +237,14 @@ def _one_each(
         return [None] * length
     if isinstance(given, (str, bytes, Mapping, Set)) or not isinstance(given, Iterable):
         raise ConfigurationError(
-            f"{name}: give a list with a value or None per payload, not {type(given).__name__}"
+            f"{name}: expected a list with one value (or None) per payload, found "
+            f"{type(given).__name__}"
         )
     values = list(given)
     if len(values) != length:
         raise ConfigurationError(
-            f"{name}: got {len(values)} for {length} payloads; give one for each (or None)"
+            f"{name}: found {len(values)} values for {length} payloads; pass one value (or None) "
+            "per payload"
         )
     return [None if value is None else check(value) for value in values]
 

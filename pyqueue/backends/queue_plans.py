@@ -341,7 +341,7 @@ def _check_options(terms: QueueTerms) -> None:
     for name in shape:
         if name not in kind.shape and name != "limit":
             fits = [repr(each.name) for each in kinds.known().values() if name in each.shape]
-            remedy = f": for a new queue, give kind={' or '.join(fits)}" if fits else ""
+            remedy = f"; for a new queue, set kind={' or '.join(fits)}" if fits else ""
             raise ConfigurationError(
                 f"{name}: queue {queue!r} is of kind {kind.name!r}, which has no such "
                 f"option{remedy}"

@@ -51,7 +51,7 @@ def reshape(
         if (yield from Update(unchanged, update)).matched:
             break
     else:
-        raise Unavailable(f"queue {queue!r}: other programs keep changing its options: try again")
+        raise Unavailable(f"queue {queue!r}: other programs keep changing its options; try again")
     if deferred:
         yield from lift(queue)
     yield from Signal(queue, None)
@@ -67,7 +67,7 @@ def _record(queue: str) -> Plan[dict[str, Any]]:
     found = yield from Find(match, limit=1)
     if not found:
         raise ConfigurationError(
-            f"name: queue {queue!r} does not exist: create it with client.queue() or "
+            f"name: queue {queue!r} does not exist; create it with client.queue() or "
             "client.stream(), which also take these options"
         )
     return found[0]
@@ -99,7 +99,7 @@ def _require_options(queue: str, kind: str, shape: Mapping[str, object]) -> None
     if not shape:
         options = ", ".join(known) or "none"
         raise ConfigurationError(
-            f"reshape: name at least one option to change: queue {queue!r} has {options}"
+            f"reshape: set at least one option; queue {queue!r} has the options {options}"
         )
     for name in shape:
         if name not in known:

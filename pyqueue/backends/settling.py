@@ -144,7 +144,7 @@ def bury(
         if each.dead is not None:
             raise ConfigurationError(
                 f"reservations: message {each.id} is already in a dead-letter queue; commit it, or "
-                "redrive() the queue"
+                "call redrive() on the queue"
             )
     record = None if error is None else error_record(error, (yield from ServerTime()))
     failure = Failure(record)
@@ -335,12 +335,12 @@ def check_progress(fraction: float, note: str | None) -> None:
     """
     number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
     if not number or not 0 <= fraction <= 1:
-        text = f"fraction: {shown(fraction)} is not allowed: give a number from 0 to 1"
+        text = f"fraction: {shown(fraction)} is not allowed; use a number from 0 to 1"
         raise ConfigurationError(text)
     if note is not None:
         short = isinstance(note, str) and len(note) <= 2048
         if not short or not arguments.is_unicode(note):
-            text = "note: give a str of at most 2048 Unicode characters"
+            text = "note: expected a str of at most 2048 Unicode characters"
             raise ConfigurationError(text)
 
 

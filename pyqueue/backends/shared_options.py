@@ -67,13 +67,13 @@ class SharedOptions:
             # The value from before a reshape is allowed, with a warning.
             if wanted not in [_readable(name, each) for each in self._code(name)]:
                 raise ConfigurationError(
-                    f"{name}: queue {self._queue!r} has {name}={shown!r}, and {name}={wanted!r} "
-                    f"was given{self._origin(name)}: all users of a queue must agree: leave it out "
-                    "to use the stored value, or change that with client.reshape()"
+                    f"{name}: queue {self._queue!r} has {name}={shown!r}, but this program has "
+                    f"{name}={wanted!r}{self._origin(name)}; leave the option out to use the "
+                    "stored value, or change the stored value with client.reshape()"
                 )
             log.warning(
-                "%s: queue %r keeps %s=%r, and this program gave %s=%r, the value before a "
-                "reshape%s: update the option, or leave it out",
+                "%s: queue %r keeps %s=%r, but this program has %s=%r, the value before a "
+                "reshape%s; update the option, or leave it out",
                 *(name, self._queue, name, shown, name, wanted, self._origin(name)),
             )
         return found

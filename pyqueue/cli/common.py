@@ -137,12 +137,12 @@ def checked_url(url: str | None) -> str:
     """
     if not url:
         raise ConfigurationError(
-            "missing server: give --url mongodb://host/db or set PYQUEUE_URL; "
+            "missing server: pass --url mongodb://host/db or set PYQUEUE_URL; "
             "`pyqueue embedded PATH` starts a server and prints its URL"
         )
     if url == "memory:":
         raise ConfigurationError(
-            '--url: no other process can see the data of "memory:"; give mongodb://host/db'
+            '--url: no other process can see the data of "memory:"; use mongodb://host/db'
         )
     return url
 
@@ -181,7 +181,7 @@ def queue_with_stored_options(client: Client, name: str) -> Queue[Any]:
     kind = run(kind_of(name))
     if kind == STREAM:
         raise ConfigurationError(
-            f"QUEUE: {name!r} is a stream: use `pyqueue stream read`, `consumers` or `seek`"
+            f"QUEUE: {name!r} is a stream; use `pyqueue stream read`, `consumers` or `seek`"
         )
     known = {
         key: options[key]
@@ -227,8 +227,8 @@ def parse_json(text: str, source: str) -> Any:
         return json_util.loads(text, json_options=_EXTENDED)
     except Exception as error:  # json_util raises errors of many types
         raise ConfigurationError(
-            f"{source}: invalid JSON: {error}; to push plain text use --text, "
-            "or put it in quotes: '\"like this\"'"
+            f"{source}: invalid JSON ({error}); to push plain text, use --text, "
+            "or put it in quotes, '\"like this\"'"
         ) from error
 
 
@@ -240,8 +240,8 @@ def parse_instant(option: str, text: str) -> datetime:
         instant = None
     if instant is None or instant.utcoffset() is None:
         raise ConfigurationError(
-            f"{option} {text}: give an instant with a time zone, such as 2030-01-31T09:00+01:00 or "
-            "2030-01-31T08:00Z"
+            f"{option}: {text!r} is not allowed; use an instant with a time zone, such as "
+            "2030-01-31T09:00+01:00 or 2030-01-31T08:00Z"
         )
     return instant
 

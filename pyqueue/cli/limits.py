@@ -29,12 +29,12 @@ def limit_of(text: str) -> Limit | Literal[False]:
         name, equals, value = part.strip().partition("=")
         if name not in Limit.__dataclass_fields__ or not equals:
             raise ConfigurationError(
-                f"limit: {part.strip()!r} is not allowed: give NAME=VALUE pairs, "
+                f"limit: {part.strip()!r} is not allowed; use NAME=VALUE pairs, "
                 "separated by commas, where NAME is one of "
-                f"{', '.join(Limit.__dataclass_fields__)}; or 'none'"
+                f"{', '.join(Limit.__dataclass_fields__)}, or 'none'"
             )
         if name in given:
-            raise ConfigurationError(f"limit: {name} is given twice; give it once")
+            raise ConfigurationError(f"limit: {name} is set twice; set it once")
         given[name] = value if name == "per" else _number(name, value)
     return Limit(**given)
 
@@ -45,7 +45,7 @@ def _number(name: str, text: str) -> float:
             return of(text)
         except ValueError:
             continue
-    raise ConfigurationError(f"{name}: {text!r} is not allowed: give a number")
+    raise ConfigurationError(f"{name}: {text!r} is not allowed; use a number")
 
 
 def wrong_limits(client: Client) -> Iterator[str]:

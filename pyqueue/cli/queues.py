@@ -201,14 +201,14 @@ def _start(at: str | None, delay: float | None) -> datetime | None:
     if at is None:
         return None
     if delay is not None:
-        raise ConfigurationError("--at, --delay: give one of the two, not both")
+        raise ConfigurationError("--at, --delay: pass one of the two, not both")
     return parse_instant("--at", at)
 
 
 def _value(payload: str | None, file: Path | None, text: bool) -> Any:
     """Return the payload to push, from the argument, the file or standard input."""
     if payload is not None and file is not None:
-        raise ConfigurationError("--file: give a PAYLOAD or a file, not both")
+        raise ConfigurationError("--file: pass a PAYLOAD or a file, not both")
     source = "PAYLOAD"
     if payload is None or payload == "-":
         payload = _read_all(file)
@@ -221,7 +221,7 @@ def _headers(given: list[str]) -> dict[str, str]:
     for each in given:
         name, equals, value = each.partition("=")
         if not equals or not name:
-            raise ConfigurationError(f"--header {each}: give NAME=VALUE")
+            raise ConfigurationError(f"--header: {each!r} is not allowed; use NAME=VALUE")
         headers[name] = value
     return headers
 
@@ -229,12 +229,12 @@ def _headers(given: list[str]) -> dict[str, str]:
 def _open_input(file: Path | None) -> BufferedIOBase:
     if file is None:
         if sys.stdin.isatty():
-            raise ConfigurationError("PAYLOAD: give one or --file, or pipe the payload in")
+            raise ConfigurationError("PAYLOAD: pass a payload or --file, or pipe the payload in")
         return cast(BufferedIOBase, sys.stdin.buffer)  # the stubs promise less than there is
     try:
         return file.open("rb")
     except OSError as error:
-        raise ConfigurationError(f"--file {file}: {error.strerror}") from error
+        raise ConfigurationError(f"--file: {file} cannot be read ({error.strerror})") from error
 
 
 def _read_all(file: Path | None) -> str:
@@ -242,7 +242,7 @@ def _read_all(file: Path | None) -> str:
         try:
             return source.read().decode().removesuffix("\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"the input cannot be read: {error}") from error
+            raise ConfigurationError(f"the input cannot be read ({error})") from error
 
 
 def _batches(source: BufferedIOBase) -> Iterator[list[bytes]]:
@@ -384,7 +384,7 @@ def move(
 ) -> None:
     """Move messages to another queue, each in one atomic update. Print how many."""
     if source == to:
-        raise ConfigurationError(f"TO: the messages are already in {to!r}; give another queue")
+        raise ConfigurationError(f"TO: the messages are already in {to!r}; name another queue")
     with connect(url, namespace, signals) as client:
         refuse_unknown(client, source, "FROM")
         from_queue = queue_with_stored_options(client, source)

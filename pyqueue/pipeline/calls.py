@@ -108,7 +108,7 @@ def answers_of(
     if wrong := [index for index in errors if not 0 <= index < number]:
         raise ValueError(
             f"{stage.label} raised BatchFailed for index {wrong[0]} of a batch of {number} "
-            f"messages: give indexes from 0 to {number - 1}"
+            f"messages; use indexes from 0 to {number - 1}"
         )
     answers = answer if failed is None else failed.results
     ignored = stage.kind == "sink" and not isinstance(answers, (To, Many, Drop))
@@ -118,7 +118,7 @@ def answers_of(
         found = f"a list of {len(answers)}" if isinstance(answers, list) else shown(answers)
         said = "returned " if failed is None else "raised BatchFailed with results="
         raise ValueError(
-            f"{stage.label} {said}{found} for a batch of {number} messages: return a list with "
+            f"{stage.label} {said}{found} for a batch of {number} messages; return a list with "
             "one answer for each message, in the same order"
         )
     return [errors.get(index, each) for index, each in enumerate(answers)]

@@ -102,11 +102,11 @@ def source_name(queue: object) -> str:
     """
     if isinstance(queue, str):
         return queue
-    text = f"queue: give the name of a queue, not {type(queue).__name__}"
+    text = f"queue: expected the name of a queue, found {type(queue).__name__}"
     if isinstance(queue, StreamBase):
         text += "; a consumer group of a stream is made by Stream.consumer()"
     elif callable(queue):
-        text += '; a decorator names it: @worker.on("NAME")'
+        text += '; a decorator names the queue, as in @worker.on("NAME")'
     raise ConfigurationError(text)
 
 
@@ -126,13 +126,13 @@ def make_stage(
     name = queue.name
     if not callable(handler):
         raise ConfigurationError(
-            f"handler of queue {name!r}: give a function, not {type(handler).__name__}"
+            f"handler of queue {name!r}: expected a function, found {type(handler).__name__}"
         )
     targets = arguments.targets(name, to, least=0 if kind == "sink" else 1)
     if unlisted := [each for each in _annotated_targets(handler) if each not in targets]:
         raise ConfigurationError(
             f"to: the handler of queue {name!r} is annotated to return To({unlisted[0]!r}), "
-            f"which is not in its to={list(targets)}"
+            f"which is not in to={list(targets)}; list it there"
         )
     concurrency, time_limit = options.get("concurrency"), options.get("time_limit")
     batch, window = options.get("batch"), options.get("window")
@@ -141,7 +141,7 @@ def make_stage(
     if batch is None and window is not None:
         raise ConfigurationError(
             f"window: the handler of queue {name!r} takes one message, and only a batch waits for "
-            "more: give batch= as well"
+            "more; set batch=, too"
         )
     first, second = ("payload", "delivery") if batch is None else ("payloads", "deliveries")
     return Stage(
@@ -232,7 +232,7 @@ class Graph:
         if stage.name in self.stages:
             raise ConfigurationError(
                 f"queue: {stage.name!r} has two stages, {self.stages[stage.name].label!r} and "
-                f"{stage.label!r}: add one stage for each queue"
+                f"{stage.label!r}; add one stage for each queue"
             )
         self.stages[stage.name] = stage
 
@@ -287,7 +287,7 @@ class Graph:
         """
         if not self.stages:
             raise ConfigurationError(
-                "pipeline: it has no stages; add one with link, choice or sink, or Worker.on()"
+                "pipeline: has no stages; add one with link, choice, sink or Worker.on()"
             )
         if not allow_cycles and (cycle := self.cycle()):
             raise ConfigurationError(

@@ -141,7 +141,7 @@ def imported(path: str) -> Any:
             value = getattr(value, part)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
-            f"{path!r} cannot be imported: {error}; give MODULE:OBJECT"
+            f"{path!r} cannot be imported ({error}); use the form MODULE:OBJECT"
         ) from error
     return value
 
@@ -155,7 +155,7 @@ def read(path: Path) -> Recipe:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a NUL
-        raise ConfigurationError(f"recipe {path}: cannot be read: {error}") from error
+        raise ConfigurationError(f"recipe {path}: cannot be read ({error})") from error
     mistakes = ""
     try:
         recipe = Recipe.model_validate(_parsed(path, text))
@@ -181,18 +181,18 @@ def _parsed(path: Path, text: str) -> object:
         try:
             return tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # RecursionError: deep nesting
-            raise ConfigurationError(f"recipe {path}: invalid TOML: {error}") from error
+            raise ConfigurationError(f"recipe {path}: invalid TOML ({error})") from error
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigurationError(
-            f"recipe {path}: unknown format: use a name that ends in .toml, .yaml or .yml"
+            f"recipe {path}: unknown format; use a name that ends in .toml, .yaml or .yml"
         )
     try:
         yaml: Any = importlib.import_module("yaml")
     except ImportError as error:
         raise ConfigurationError(
-            f"recipe {path}: reading YAML needs PyYAML: pip install PyYAML (or write it as TOML)"
+            f"recipe {path}: reading YAML needs PyYAML; pip install PyYAML, or write it as TOML"
         ) from error
     try:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"recipe {path}: invalid YAML: {error}") from error
+        raise ConfigurationError(f"recipe {path}: invalid YAML ({error})") from error

@@ -89,7 +89,7 @@ class RunningStage:
         if (stage.batch or 1) > 1 and self.verdicts.max_tries == 1:
             log.warning(
                 "queue %r: with max_tries=1 each call has one message instead of up to %d, because "
-                "a failed batch would bury all of its messages: give max_tries=2 or more",
+                "a failed batch would bury all of its messages; use max_tries=2 or more",
                 stage.name,
                 stage.batch,
             )

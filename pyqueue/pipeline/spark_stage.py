@@ -95,7 +95,7 @@ def batches_of(
         from pyqueue.spark.outputs import Route
     except ImportError as error:
         raise ConfigurationError(
-            f"spark: the stage of queue {stage.name!r} needs PySpark: "
+            f"spark: the stage of queue {stage.name!r} needs PySpark; "
             'pip install "pyqueue-mongo[spark]"'
         ) from error
     assert stage.spark is not None

@@ -177,8 +177,8 @@ class Verdicts:
                     f"the stage of queue {self._stage.name!r} stops: {tally.wrong} of its first "
                     f"{tally.seen} answers are wrong, and their messages went to {dead_letter!r}; "
                     f"the last one, {message.id}: {error_text(error)}. Correct the handler, and "
-                    f'send the messages back with "pyqueue redrive {dead_letter}"; or give the '
-                    'stage on_invalid="bury", so that it buries such messages and continues'
+                    f'send the messages back with "pyqueue redrive {dead_letter}"; or set '
+                    'on_invalid="bury" for the stage, so that it buries such messages and continues'
                 )
             )
         return self.bury(message, error)
@@ -196,8 +196,8 @@ class Verdicts:
             return Verdict("out", partial(self._fan_out, outputs))
         if stage.kind == "link" and answer is None:
             raise Reject(
-                f"{stage.label} returned None; a link returns a payload: to finish the message, "
-                f"return Drop(); to send None on, return To({stage.to[0]!r}, None)"
+                f"{stage.label} returned None, but a link returns a payload; to finish the "
+                f"message, return Drop(), and to send None on, return To({stage.to[0]!r}, None)"
             )
         if stage.kind == "link" and not isinstance(answer, To):
             answer = To(stage.to[0], answer)
@@ -208,7 +208,7 @@ class Verdicts:
             return Verdict("out", move, same, payload)
         if stage.kind == "choice":
             raise Reject(
-                f"{stage.label} returned {_shown(answer)}; a choice returns To, Drop or Many"
+                f"{stage.label} returned {_shown(answer)}, but a choice returns To, Drop or Many"
             )
         return Verdict("out", self._commit, "commit")
 
@@ -276,7 +276,7 @@ class Verdicts:
         """Return the queue that an answer names, and the payload in the form that it takes."""
         if answer.queue not in self._stage.to:
             raise Reject(
-                f"{self._stage.label} returned {_shown(answer)}; "
+                f"{self._stage.label} returned {_shown(answer)}, but "
                 f"its stage leads to {', '.join(self._stage.to) or 'no other queue'}"
             )
         following = self._queues.get(answer.queue)

@@ -250,7 +250,7 @@ class BaseDriver(Generic[L]):
             raise QueueClosed("the client was closed")
         if self._forks != _forks:  # not covered: in a forked process, which ends at once
             raise ConfigurationError(
-                "this client was created before the process forked: create a client after the fork"
+                "this client was created before the process forked; create a client after the fork"
             )
 
     def _deadline(self, request: Command[Any]) -> AbstractContextManager[Any]:

@@ -224,7 +224,7 @@ class Coalescer:
             await self._drive(plan)
         except QueueError as error:
             log.warning(
-                "messages of a cancelled call cannot be given back: reservations come back when "
+                "messages of a cancelled call cannot be given back; reservations come back when "
                 "their leases end, but popped messages may be lost: %s",
                 error,
             )

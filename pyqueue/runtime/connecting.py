@@ -126,7 +126,8 @@ class BaseConnection(Generic[D]):
         #: The hooks of the client, or None if it has none.
         self.hooks: HookCalls | None = calls_of(hooks)
         if signals is not None and not isinstance(signals, str) and not hasattr(signals, "emit"):
-            raise ConfigurationError(f"signals: give a URL or a bus, not {type(signals).__name__}")
+            found = type(signals).__name__
+            raise ConfigurationError(f"signals: expected a URL or a bus, found {found}")
         #: Returns the label written into claims and records.
         self.owner: Callable[[], str] = process_label
         if arguments.owner(owner) is not None:
@@ -153,7 +154,7 @@ class BaseConnection(Generic[D]):
     def __reduce__(self) -> str:
         # The clients, and everything that they create, hold their connection.
         raise ConfigurationError(
-            "a client cannot be pickled, and neither can its queues: pass Client.url, and create a "
+            "a client cannot be pickled, and neither can its queues; pass Client.url, and create a "
             "client in each process"
         )
 

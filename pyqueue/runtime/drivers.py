@@ -233,7 +233,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         if self.loop is not loop:
             if self.loop is not None:
                 raise ConfigurationError(
-                    "this client was first used in another event loop: "
+                    "this client was first used in another event loop; "
                     "create one client for each loop (for each asyncio.run)"
                 )
             self.loop = loop

@@ -155,38 +155,38 @@ def _refusal(error: errors.OperationFailure) -> QueueError:
     vague = code in _VAGUE
     if code == 13 and "requires authentication" in text:
         return ConfigurationError(
-            "target: the server asks for a user name and a password, and the URL has none: give "
+            "target: the server asks for a user name and a password, but the URL has none; use "
             "mongodb://USER:PASSWORD@host/db"
         )
     if code in (13, 8000) or (vague and "not authorized" in text):
         return NotPermitted(
             "the database user is not permitted to do this; grant it find, insert, update and "
-            f"remove on the collection: {text}"
+            f"remove on the collection ({text})"
         )
     if code == 18:
         return ConfigurationError(
-            "target: the server refused the user name or the password: check both, and authSource"
+            "target: the server rejected the user name or the password; check both, and authSource"
         )
     if code in (85, 86):
         return ConfigurationError(
-            f"the collection has an index of this name with different options: drop it ({text})"
+            f"the collection has an index of this name with different options ({text}); drop it"
         )
     if code == 20 or (code == 263 and "Transaction numbers" in text):
         return ConfigurationError(
-            "session: transactions need a replica set; this server is a standalone"
+            "session: transactions need a replica set, but this server is a standalone"
         )
     if code == 2 and not isinstance(error, errors.WriteError) and _NO_SUCH_HINT in text:
         return MissingIndex(text)
     if code in _TOO_LARGE or (vague and ("too large" in text or "larger than" in text)):
         return InvalidMessage(
-            f"payload: the message would be larger than the server allows: {text}"
+            f"payload: the message would be larger than the server allows ({text})"
         )
     if code == _TIME_LIMIT:  # of one operation of a batch
         return TimedOut(f"the server did not answer: {text}")
     if code in _NOT_PRIMARY:
         return Disconnected(f"the server did not answer: {text}")
     if isinstance(error, errors.WriteError) or code in _DOES_NOT_FIT:
-        return InvalidMessage(f"payload: the server refused it: {text}")
+        return InvalidMessage(f"payload: the server rejected it ({text})")
     return QueueError(text)
 
 

@@ -41,12 +41,12 @@ class NamespaceAddress:
         """
         if (uri is None) == (uri_env is None):
             raise ConfigurationError(
-                "uri, uriEnv: give one of the two: the server's URI, or the name of the "
+                "uri, uriEnv: set one of the two, to the server's URI or to the name of the "
                 "environment variable that holds it"
             )
         if uri is not None and not uri.startswith(("mongodb://", "mongodb+srv://")):
             raise ConfigurationError(
-                "uri: give mongodb://... or mongodb+srv://..., a server that the driver and all "
+                "uri: use mongodb://... or mongodb+srv://..., of a server that the driver and all "
                 "executors can reach"
             )
         return cls(uri, uri_env, arguments.namespace_name(namespace))
@@ -72,7 +72,7 @@ class NamespaceAddress:
         found = os.environ.get(self.uri_env)
         if not found:
             raise ConfigurationError(
-                f"uriEnv: the environment variable {self.uri_env} is not set in this process: set "
+                f"uriEnv: the environment variable {self.uri_env} is not set in this process; set "
                 "it for the driver and for all executors"
             )
         return found

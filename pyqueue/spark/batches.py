@@ -79,8 +79,8 @@ class Batches:
         most = MAX_TRANSACTION if output == "transaction" else MAX_CLAIM
         if arguments.count("max_messages", max_messages) > most:
             raise ConfigurationError(
-                f'max_messages: {max_messages} is too large: with output="{output}" '
-                f"give at most {most}"
+                f'max_messages: {max_messages} is too large; with output="{output}", '
+                f"use at most {most}"
             )
         payload_type(source.codec.model)
         self._sink = None
@@ -89,7 +89,7 @@ class Batches:
         if self._sink is not None and self._sink.takes_number and members != 1:
             raise ConfigurationError(
                 "members: each member numbers its claims from 1, so members would overwrite the "
-                "rows of other members: leave members out, or do not use the number of the claim"
+                "rows of other members; leave members out, or do not use the number of the claim"
             )
         self._connection = connection
         self.run = connection.run
@@ -201,12 +201,12 @@ class Batches:
         if self._sink is not None:
             raise ConfigurationError(
                 "to: a stage without a target makes its own claims, and cannot settle the batch of "
-                "a streaming query: give a target, or write the table in your own foreachBatch"
+                "a streaming query; set a target, or write the table in your own foreachBatch"
             )
         if self.claims.member is not None:
             raise ConfigurationError(
                 "members: a stage with members cannot settle the batches of a streaming query, "
-                "which chooses its member itself: leave members out of both, and use a different "
+                "which chooses its member itself; leave members out of both, and use a different "
                 "group for each query"
             )
         progress = self.run(self.claims.progress())
@@ -219,7 +219,7 @@ class Batches:
                 return  # the batch was done before
             raise ConfigurationError(
                 f"foreach_batch: group {self.claims.group!r} of queue {self.source.queue!r} has "
-                "nothing claimed: the streaming query must read that queue for that group, with "
+                "nothing claimed; the streaming query must read that queue for that group, with "
                 "the data source pyqueue"
             )
         batch.work(
@@ -376,7 +376,7 @@ class Batch:
                     tally.lost += size - len(part)
                     return
         raise Rejected(
-            f"the part lost messages to other consumers {MAX_ATTEMPTS} times: give a longer lease"
+            f"the part lost messages to other consumers {MAX_ATTEMPTS} times; set a longer lease"
         )
 
     def _roll_back(self) -> None:

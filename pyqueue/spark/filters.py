@@ -42,7 +42,7 @@ def matching(text: str) -> Condition:
         given = None
     if not isinstance(given, dict) or not given:
         raise ConfigurationError(
-            f"match: {text[:100]!r} is not allowed: give a JSON object of fields of the payload "
+            f"match: {text[:100]!r} is not allowed; use a JSON object of fields of the payload "
             'and their values or conditions, for example {"carrier": "UA", "delay": {"$gt": 0}}'
         )
     for name, wanted in given.items():
@@ -51,7 +51,7 @@ def matching(text: str) -> Condition:
             wrong += [each for each in wanted if each not in _OPERATORS]
         if wrong:
             raise ConfigurationError(
-                f"match: {wrong[0]!r} is not allowed: name fields of the payload, and use "
+                f"match: {wrong[0]!r} is not allowed; name fields of the payload, and use "
                 f"{', '.join(_OPERATORS)}"
             )
     return {f"payload.{name}": wanted for name, wanted in given.items()}

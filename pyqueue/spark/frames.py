@@ -247,4 +247,4 @@ def misfits(documents: Sequence[Document], payload: DataType) -> Iterator[tuple[
         try:
             pa.array([applied(convert, each.get("payload"))], type)
         except MISFITS as error:
-            yield place, f"does not fit {payload.simpleString()[:500]}: {reason_of(error)}"
+            yield place, f"does not match {payload.simpleString()[:500]} ({reason_of(error)})"

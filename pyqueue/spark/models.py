@@ -99,7 +99,7 @@ def _type_of(name: str, annotation: Any) -> DataType:
     elif isinstance(annotation, type) and issubclass(annotation, Enum):
         return _type_of(name, typing.Literal[tuple(each.value for each in annotation)])
     raise ConfigurationError(
-        f"model: Spark has no type for {name}: {annotation!r}; use another type, or a queue "
+        f"model: Spark has no type for {name} ({annotation!r}); use another type, or a queue "
         "without a model, whose payloads are JSON"
     )
 
@@ -118,8 +118,8 @@ def model_of(path: str) -> object:
         return getattr(import_module(module), name)
     except Exception as error:  # a module may raise anything
         raise ConfigurationError(
-            f"payloadModel: {path!r} cannot be imported ({error_text(error)}): "
-            'give "module:Model", of a module that is installed or shipped with --py-files'
+            f"payloadModel: {path!r} cannot be imported ({error_text(error)}); "
+            'use "module:Model", of a module that is installed or shipped with --py-files'
         ) from error
 
 
@@ -140,7 +140,7 @@ def payload_type(model: object) -> DataType | None:
     if isinstance(model, type) and issubclass(model, BaseModel):
         return struct_of(model)
     raise ConfigurationError(
-        f"model: {model!r} cannot become a struct: give a pydantic model, or no model"
+        f"model: {model!r} cannot become a struct; use a pydantic model, or no model"
     )
 
 

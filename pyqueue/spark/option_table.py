@@ -171,8 +171,8 @@ REFUSED: Final = (
     (
         "match, pushFilters",
         Way.READ_STREAM,
-        "these options are for batch reads: a streaming read claims every message, so filter "
-        "its DataFrame; the messages that you filter out are finished, too",
+        "these options are for batch reads; a streaming read claims every message, so filter "
+        "its DataFrame (it also finishes the messages that you filter out)",
     ),
     (
         "epoch, query, staged",

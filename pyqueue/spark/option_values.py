@@ -30,7 +30,7 @@ def position(name: str, given: str) -> str:
         return arguments.instant(name, datetime.fromisoformat(given)).isoformat()
     except ValueError:  # the base of the errors of ``instant``, too
         raise ConfigurationError(
-            f'{name}: {given!r} is not allowed: give "first", "last", a position, or an instant '
+            f'{name}: {given!r} is not allowed; use "first", "last", a position, or an instant '
             "with its time zone, such as 2026-01-31T12:00:00Z"
         ) from None
 
@@ -39,7 +39,7 @@ def payload_type(name: str, given: str) -> str:
     """Return the type of a payload."""
     if not _PAYLOAD_TYPE.match(given):
         raise ConfigurationError(
-            f'{name}: {given!r} is not allowed: give "json", "variant" or a Spark type, for '
+            f'{name}: {given!r} is not allowed; use "json", "variant" or a Spark type, for '
             'example "struct<a: bigint>"'
         )
     return given
@@ -55,7 +55,7 @@ def queue_names(name: str, given: str) -> tuple[str, ...]:
     queues = tuple(arguments.queue_name(each) for each in names(name, given))
     if len(set(queues)) < len(queues):
         raise ConfigurationError(
-            f"{name}: {given!r} is not allowed: name each queue once, separated by commas"
+            f"{name}: {given!r} is not allowed; name each queue once, separated by commas"
         )
     return queues
 
@@ -74,7 +74,7 @@ def batch_number(name: str, given: str) -> int:
     """Return the number of a batch."""
     if not given.isdecimal() or int(given) > _MAX_EPOCH:
         raise ConfigurationError(
-            f"{name}: {given!r} is not allowed: give the number of the batch, which foreachBatch "
+            f"{name}: {given!r} is not allowed; use the number of the batch, which foreachBatch "
             "passes as its second argument"
         )
     return int(given)
@@ -109,7 +109,7 @@ def count(most: int, *, least: int = 1) -> Callable[[str, str], int]:
     def check(name: str, given: str) -> int:
         if not given.isdecimal() or not least <= int(given) <= most:
             raise ConfigurationError(
-                f"{name}: {given!r} is not allowed: give a whole number from {least} to {most}"
+                f"{name}: {given!r} is not allowed; use a whole number from {least} to {most}"
             )
         return int(given)
 
@@ -121,7 +121,7 @@ def delay(name: str, given: str) -> float:
     found = _TIME.fullmatch(given)
     if found is None or not (length := float(found[1]) * _UNITS[found[2]]):
         raise ConfigurationError(
-            f'{name}: {given!r} is not allowed: give a time, such as "30s", "15m" or "1h"'
+            f'{name}: {given!r} is not allowed; use a duration, such as "30s", "15m" or "1h"'
         )
     return length
 

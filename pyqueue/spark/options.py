@@ -83,8 +83,8 @@ class Options(ReadOptions):
         kind = self.source_kind()
         if not kind and self.must_exist:
             raise ConfigurationError(
-                f"queue: there is no queue {self.queue!r} in namespace {self.address.namespace!r}: "
-                'check both names, or give .option("mustExist", "false") to read no rows'
+                f"queue: there is no queue {self.queue!r} in namespace {self.address.namespace!r}; "
+                'check both names, or set .option("mustExist", "false") to read no rows'
             )
         return self._plans(self.queue, kind or GUESSED_KIND)
 
@@ -112,8 +112,8 @@ def _kind(queue: str, *, make: bool) -> Plan[str]:
     kind = yield from EnsureQueue(queue, GUESSED_KIND if make else None, guessed=make)
     if kind == STREAM:
         raise ConfigurationError(
-            f'queue: {queue!r} is a stream: read it with .option("stream", {queue!r}); append to '
-            "it in foreachBatch, with Stream.append_many"
+            f'queue: {queue!r} is a stream; read it with .option("stream", {queue!r}), or append '
+            "to it in foreachBatch, with Stream.append_many"
         )
     return kind
 
@@ -148,13 +148,13 @@ def checked(given: Mapping[str, str], ways: Way = Way.ALL) -> Options:
     queues = [each for each in (source.stream, source.queue) if each] + [*(source.queues or ())]
     if not queues:
         raise ConfigurationError(
-            'queue: name the queue: .option("queue", "..."); or, for a read of a stream, '
-            '.option("stream", "..."). In SQL use CREATE TEMPORARY VIEW ... USING pyqueue '
-            "OPTIONS (...): Spark does not give the options of a table to its data source"
+            'queue: set .option("queue", "..."), or .option("stream", "...") to read a stream. In '
+            "SQL, use CREATE TEMPORARY VIEW ... USING pyqueue OPTIONS (...), because Spark does "
+            "not pass the options of a table to its data source"
         )
     if source.queue is not None and source.queues is not None:
         raise ConfigurationError(
-            'queue, queues: give one of the two. With queues, the column "queue" of each row '
+            'queue, queues: set one of the two. With queues, the column "queue" of each row '
             "names one of the listed queues"
         )
     found = Options(
@@ -167,16 +167,16 @@ def checked(given: Mapping[str, str], ways: Way = Way.ALL) -> Options:
         of_write=WriteOptions(**values(WriteOptions, given)),
     )
     if given.get("payloadType") and found.payload_model is not None:
-        raise ConfigurationError("payloadType, payloadModel: give one of the two, not both")
+        raise ConfigurationError("payloadType, payloadModel: set one of the two, not both")
     if found.batch.min_messages > (most := found.batch.max_messages):
         raise ConfigurationError(
-            f"minMessagesPerBatch: {found.batch.min_messages} is not allowed: a batch has at most "
+            f"minMessagesPerBatch: {found.batch.min_messages} is not allowed; a batch has at most "
             f"{most} messages"
         )
     if found.of_write.id_prefix is not None and found.of_write.id_column is None:
         raise ConfigurationError(
-            "idPrefix: it goes before the values of a column: give idColumn, too; or give stage, "
-            "which makes ids that begin with its name"
+            "idPrefix: requires idColumn, whose values it prefixes; or set stage instead, which "
+            "generates ids that begin with the stage's name"
         )
     _check_columns(found)
     _check_bad_records(found)
@@ -195,12 +195,12 @@ def _check_names(given: Mapping[str, str]) -> None:
             continue
         if near := get_close_matches(lower, _BY_LOWER_CASE, 1, _NEAR):
             raise ConfigurationError(
-                f"options: {name}: unknown option; did you mean {_BY_LOWER_CASE[near[0]].name}? "
+                f"{name}: unknown option; did you mean {_BY_LOWER_CASE[near[0]].name}? "
                 f"The options are {', '.join(each.name for each in TABLE)}"
             )
         ignored.append(name)
     if ignored:
-        _warn(f"options: {', '.join(ignored)}: the data source pyqueue does not know these")
+        _warn(f"options: the data source pyqueue ignores the unknown {', '.join(ignored)}")
 
 
 def _check_ways(given: Mapping[str, str], ways: Way) -> None:
@@ -213,7 +213,8 @@ def _check_ways(given: Mapping[str, str], ways: Way) -> None:
         others = _BY_LOWER_CASE.keys() - known.keys()
         if more := sorted(name for name in given if name.lower() in others):
             raise ConfigurationError(
-                f"{', '.join(more)}: a read of a stream takes {', '.join(known.values())}"
+                f"{', '.join(more)}: not for a read of a stream, which takes the options "
+                f"{', '.join(known.values())}"
             )
     for names, uses, text in REFUSED:
         options = [_BY_LOWER_CASE[name.lower()] for name in names.split(", ")]
@@ -229,12 +230,12 @@ def _address(source: Source) -> NamespaceAddress:
         uri_env = DEFAULT_ENV
     elif len(given) != 1:
         raise ConfigurationError(
-            "uri, url, uriEnv: give one of them, or set the environment variable "
-            f"{DEFAULT_ENV}: the server's URI, or the name of the variable that holds it"
+            "uri, url, uriEnv: set one of them, to the server's URI or to the name of the variable "
+            f"that holds it; or set the environment variable {DEFAULT_ENV}"
         )
     address = NamespaceAddress.of(uri, uri_env, source.namespace)
     if source.uri is not None and address.has_secret:
-        _warn("uri: Spark may show its password in plans and in the event log: use url, or uriEnv")
+        _warn("uri: Spark may show its password in plans and in the event log; use url, or uriEnv")
     return address
 
 
@@ -249,7 +250,7 @@ def _check_columns(options: Options) -> None:
     known, names = options.known_columns().names, options.columns
     if not set(names) <= set(known) or len(set(names)) < len(names):
         raise ConfigurationError(
-            f"columns: {','.join(names)!r} is not allowed: name some of {', '.join(known)}, each "
+            f"columns: {','.join(names)!r} is not allowed; name some of {', '.join(known)}, each "
             "once, separated by commas"
         )
 
@@ -258,17 +259,17 @@ def _check_bad_records(options: Options) -> None:
     column = options.corrupt_column
     if column is not None and options.on_bad_record != "null":
         raise ConfigurationError(
-            "columnNameOfCorruptRecord: this column shows the payloads that are read as null: "
-            'give .option("onBadRecord", "null") too'
+            "columnNameOfCorruptRecord: this column shows the payloads that are read as null; "
+            'set .option("onBadRecord", "null"), too'
         )
     if options.on_bad_record == "bury" and options.by_position:
         raise ConfigurationError(
-            'onBadRecord: messages of a stream stay there, so a read cannot bury them: give "fail" '
+            'onBadRecord: messages of a stream stay there, so a read cannot bury them; use "fail" '
             '(the default) or "null"'
         )
     if column in options.known_columns().names:
         raise ConfigurationError(
-            f"columnNameOfCorruptRecord: every read has a column {column!r}: give another name"
+            f"columnNameOfCorruptRecord: every read has a column {column!r}; use another name"
         )
 
 
@@ -291,7 +292,7 @@ def payload_column(options: Options, schema: StructType) -> DataType | None:
     payload = schema["payload"].dataType if "payload" in schema.names else StringType()
     if schema.names != names or (json and not isinstance(payload, StringType)):
         raise ConfigurationError(
-            f"schema: the read has the columns {', '.join(names)}: instead of a schema, give the "
-            "type of the payload as payloadType"
+            f"schema: the read has the columns {', '.join(names)}; instead of a schema, set the "
+            "type of the payload with payloadType"
         )
     return None if json or "payload" not in schema.names else payload

@@ -101,7 +101,7 @@ class Output:
         arguments.one_of("output", output, ("move", "transaction"))
         if transform is not None and not callable(transform):
             raise ConfigurationError(
-                f"transform: give a function that takes a DataFrame, not {type(transform).__name__}"
+                f"transform: expected a function of a DataFrame, found {type(transform).__name__}"
             )
         self._connection = connection
         self._source = route.source
@@ -119,7 +119,7 @@ class Output:
         out = self._transform(df)
         if not hasattr(out, "toArrow"):
             raise ConfigurationError(
-                f"transform: it returned {type(out).__name__}: return a DataFrame"
+                f"transform: expected a DataFrame as its result, found {type(out).__name__}"
             )
         queues = [name for name in self._targets if name is not None]
         reader = Reader(out.schema, "id" if self.moves else None, queues=queues)
@@ -136,13 +136,13 @@ class Output:
         for row in rows:
             if row.id not in known:
                 raise ConfigurationError(
-                    f"transform: it returned the id {row.id!r}, which is not in the batch; "
-                    'to make new messages, use output="transaction"'
+                    f"transform: returned the id {row.id!r}, which is not in the batch; "
+                    'to create messages, use output="transaction"'
                 )
             if row.id in seen:
                 raise ConfigurationError(
-                    f"transform: it returned the id {row.id!r} twice; "
-                    'to make several messages from one, use output="transaction"'
+                    f"transform: returned the id {row.id!r} twice; "
+                    'to create several messages from one, use output="transaction"'
                 )
             seen.add(row.id)
 

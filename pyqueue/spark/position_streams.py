@@ -42,8 +42,8 @@ class PositionStreamReader(IdleReader):
         position, (_, end) = self._reader.position(self._options.starting), self._reader.bounds()
         if position > end:
             raise ConfigurationError(
-                f"startingPosition: {position} is not allowed: stream {self._options.queue!r} ends "
-                f'at {end}; "last" means messages appended from now on'
+                f"startingPosition: {position} is not allowed; stream {self._options.queue!r} ends "
+                f'at {end}, and "last" means messages appended from now on'
             )
         return self._offset(position)
 
@@ -64,13 +64,14 @@ class PositionStreamReader(IdleReader):
         if start["stream"] != name:
             raise ConfigurationError(
                 f"stream: the checkpoint belongs to stream {start['stream']!r}, but the query "
-                f"reads {name!r}: give each query its own checkpoint"
+                f"reads {name!r}; use a separate checkpoint for each query"
             )
         first, self._tail = self._reader.bounds()
         if position > self._tail:
             raise ConfigurationError(
-                f"stream: the checkpoint is at position {position}, and {name!r} ends at "
-                f"{self._tail}: another stream had this name; give the query a new checkpoint"
+                f"stream: the checkpoint is at position {position}, but {name!r} ends at "
+                f"{self._tail}, so the checkpoint belongs to an earlier stream of that name; start "
+                "the query with a new checkpoint"
             )
         end = self._tail if self._until is None else min(self._until, self._tail)
         if end <= position:

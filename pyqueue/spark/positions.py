@@ -81,8 +81,8 @@ class PositionReader:
         )
         if self._fails:
             raise QueueError(
-                f"{text}: the query is slower than the retention. Give the stream a longer "
-                'retention; to skip these messages, give .option("failOnDataLoss", "false")'
+                f"{text}, because the query is slower than the retention; set a longer retention, "
+                'or set .option("failOnDataLoss", "false") to skip these messages'
             )
         log.warning("%s", text)
 

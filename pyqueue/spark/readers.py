@@ -61,7 +61,7 @@ class StreamReader(IdleReader):
     def __init__(self, options: Options, payload: DataType | None) -> None:
         if options.group is None:
             raise ConfigurationError(
-                'group: give the durable name of this consumer: .option("group", "...")'
+                'group: set the durable name of this consumer with .option("group", "...")'
             )
         super().__init__(options)
         #: The offset of a query that has committed no batch.

@@ -62,7 +62,7 @@ def from_json(text: str) -> Any:
     except Exception as error:  # the parsers of Extended JSON raise errors of many types
         reason = error if isinstance(error, json.JSONDecodeError) else type(error).__name__
         raise InvalidMessage(
-            f"invalid JSON ({reason}): give a struct or a variant, or make JSON with "
+            f"invalid JSON ({reason}); use a struct or a variant, or make JSON with "
             "to_json(...) or to_variant_object(...)"
         ) from None
 
@@ -71,7 +71,7 @@ def _to_decimal(name: str, value: Decimal) -> Decimal128:
     try:
         return Decimal128(value)
     except ArithmeticError:
-        raise InvalidMessage(f"{name} has more than 34 digits: cast it to string") from None
+        raise InvalidMessage(f"{name} has more than 34 digits; cast it to string") from None
 
 
 def _to_bson(type: DataType, name: str) -> Convert | None:
@@ -82,12 +82,12 @@ def _to_bson(type: DataType, name: str) -> Convert | None:
         return partial(_to_decimal, name)
     if isinstance(type, (DayTimeIntervalType, YearMonthIntervalType, CalendarIntervalType)):
         raise ConfigurationError(
-            f"payload: {name} is an {type.simpleString()}, which BSON does not have: cast it to a "
-            "number or to string"
+            f"payload: {name} is of type {type.simpleString()}, which BSON does not have; cast it "
+            "to a number or to string"
         )
     if isinstance(type, (TimestampNTZType, DateType)):
         raise ConfigurationError(
-            f"payload: {name} is a {type.simpleString()}, which has no time zone: "
+            f"payload: {name} is of type {type.simpleString()}, which has no time zone; "
             "cast it to timestamp, or to string"
         )
     if isinstance(type, ArrayType):
@@ -95,7 +95,7 @@ def _to_bson(type: DataType, name: str) -> Convert | None:
     if isinstance(type, MapType):
         if not isinstance(type.keyType, StringType):
             raise ConfigurationError(
-                f"payload: {name} is a map with keys that are not strings: cast them to string"
+                f"payload: {name} is a map with keys that are not strings; cast them to string"
             )
         convert = _to_bson(type.valueType, name)
         return lambda value: {key: applied(convert, each) for key, each in value}
@@ -120,7 +120,7 @@ def _has(
     found = schema[name].dataType
     if not isinstance(found, types):
         raise ConfigurationError(
-            f"{name}: the column is of type {found.simpleString()}: cast it to {cast}"
+            f"{name}: the column is of type {found.simpleString()}; cast it to {cast}"
         )
     return True
 
@@ -226,7 +226,7 @@ def _check_payload(value: Any) -> None:
     """
     encode({"payload": value, "rest": _REST})
     if _is_deep(value, MAX_DEPTH):
-        raise InvalidMessage(f"payload: it is nested more than {MAX_DEPTH} levels deep")
+        raise InvalidMessage(f"payload: nested more than {MAX_DEPTH} levels deep")
 
 
 def _is_deep(value: Any, levels: int) -> bool:
@@ -277,7 +277,7 @@ class Reader:
         self._convert = from_json if self._json else _to_bson(payload, "payload")
         if id is not None and not isinstance(schema[id].dataType, StringType):
             raise ConfigurationError(
-                f"the ids in column {id!r} are of type {schema[id].dataType.simpleString()}: "
+                f"the ids in column {id!r} are of type {schema[id].dataType.simpleString()}; "
                 "cast them to string"
             )
         self._key = _has(schema, "key", StringType, "string")
@@ -293,7 +293,7 @@ class Reader:
             schema["headers"].dataType if self._headers else MapType(StringType(), StringType())
         )
         if not isinstance(labels, MapType):
-            raise ConfigurationError("headers: give a column of type map<string, string>")
+            raise ConfigurationError("headers: expected a column of type map<string, string>")
         self._labels = _to_bson(labels, "headers")
 
     def rows(
@@ -319,7 +319,7 @@ class Reader:
         headers = batch.column("headers").to_pylist() if self._headers else none
         keys = batch.column("key").to_pylist() if self._key else none
         if self._id is not None and None in ids:
-            raise ConfigurationError(f"the column {self._id!r} has a null: every row needs an id")
+            raise ConfigurationError(f"the column {self._id!r} has a null; every row needs an id")
         if self._prefix:
             rows.ids = [f"{self._prefix}{each}" for each in ids]
         delays, instants, queues, levels, groups = [none] * 5
@@ -336,7 +336,7 @@ class Reader:
         for number, both in enumerate(zip(delays, instants, strict=True)):
             if None not in both:
                 text = f"when, delay: {rows.name(number)} has both"
-                rows.refuse(number, f"{text}: drop the column when, or make one of the two null")
+                rows.refuse(number, f"{text}; drop the column when, or make one of the two null")
         if rows.faults is None:  # the writer of the messages checks these
             headers = [self._named(each) for each in headers]
         else:
@@ -353,7 +353,7 @@ class Reader:
         if value not in self._queues:
             raise ConfigurationError(
                 f"queue: {'null' if value is None else repr(value[:120])} is not one of "
-                f"{', '.join(sorted(self._queues))}: add it to the option queues, or to the list "
+                f"{', '.join(sorted(self._queues))}; add it to the option queues, or to the list "
                 "to= of the stage, or leave the row out"
             )
         return value

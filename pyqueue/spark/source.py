@@ -205,7 +205,7 @@ class QueueDataSource(DataSource):
             return LogReader(options, payload_column(options, schema))
         if options.on_bad_record == "bury":
             raise ConfigurationError(
-                'onBadRecord: a batch read writes nothing, so it cannot bury: give "fail" (the '
+                'onBadRecord: a batch read writes nothing, so it cannot bury; use "fail" (the '
                 'default) or "null"'
             )
         reader = FilteringReader if options.push_filters else BatchReader
@@ -227,27 +227,27 @@ class QueueDataSource(DataSource):
         writes = options.of_write
         if overwrite:
             raise ConfigurationError(
-                'mode: a queue cannot be overwritten: use .mode("append"), and Queue.purge() to '
+                'mode: a queue cannot be overwritten; use .mode("append"), and Queue.purge() to '
                 "empty it first"
             )
         if (writes.stage is None) != (writes.epoch is None):
             raise ConfigurationError(
-                "stage, epoch: a batch write takes both or neither. In foreachBatch, epoch is the "
-                "number of the batch: a batch of a stage is written once, even if it is repeated"
+                "stage, epoch: set both or neither. In foreachBatch, epoch is the number of the "
+                "batch; a batch of a stage is written once, even if it is repeated"
             )
         if writes.query and writes.epoch is None:
-            raise ConfigurationError("query: give stage and epoch as well, or leave query out")
+            raise ConfigurationError("query: set stage and epoch, too, or leave query out")
         if not writes.staged and (writes.id_column is None or writes.epoch is not None):
             raise ConfigurationError(
-                "staged: false needs idColumn, without stage and epoch: if Spark repeats a task, "
-                "only the ids show which rows have been written"
+                "staged: false needs idColumn, without stage and epoch, because only the ids show "
+                "which rows have been written if Spark repeats a task"
             )
         if writes.epoch is not None:
-            _refuse_on_duplicate(writes, "leave out stage and epoch, and give idColumn")
+            _refuse_on_duplicate(writes, "leave out stage and epoch, and set idColumn")
         elif writes.on_duplicate == "replace" and writes.staged and writes.id_column is not None:
             raise ConfigurationError(
-                'onDuplicate: "replace" with idColumn needs .option("staged", "false"): a message '
-                "whose id the queue has cannot be staged again"
+                'onDuplicate: "replace" with idColumn needs .option("staged", "false"), because a '
+                "message whose id is already in the queue cannot be staged"
             )
         with _needs("4.1", "a write"):
             from pyqueue.spark.writers import BatchWriter, DirectBatchWriter, EpochBatchWriter
@@ -263,11 +263,11 @@ class QueueDataSource(DataSource):
         writes = options.of_write
         if overwrite:
             raise ConfigurationError(
-                'outputMode: a queue cannot be overwritten: use .outputMode("append")'
+                'outputMode: a queue cannot be overwritten; use .outputMode("append")'
             )
         if writes.stage is None and writes.id_column is None:
             raise ConfigurationError(
-                "stage, idColumn: give one of the two. Spark may repeat a batch, which must then "
+                "stage, idColumn: set one of the two. Spark may repeat a batch, which must then "
                 'write the same ids. With .option("stage", "..."), they are made from the column '
                 '"id"; idColumn names a column that has the ids'
             )
@@ -282,8 +282,8 @@ def _refuse_on_duplicate(writes: WriteOptions, remedy: str) -> None:
     """Refuse "replace" and "error": the messages are published after the epoch is decided."""
     if writes.on_duplicate != "ignore":
         raise ConfigurationError(
-            f'onDuplicate: a batch that is written once takes "ignore" only, because a key may be '
-            f"taken once the batch is decided; for {writes.on_duplicate!r}, {remedy}"
+            'onDuplicate: a batch that is written once supports only "ignore", because a key may '
+            f"be taken after the batch is committed; for {writes.on_duplicate!r}, {remedy}"
         )
 
 
@@ -294,7 +294,7 @@ def _needs(version: str, use: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise ConfigurationError(
-            f"{use} of the data source pyqueue needs Spark {version} or later and pyarrow, and "
-            f"this is Spark {pyspark.__version__} ({error}); SparkStage and Queue.claim work with "
-            "Spark 4.0"
+            f"{use} of the data source pyqueue needs Spark {version} or later and pyarrow, but "
+            f"this is Spark {pyspark.__version__} ({error}); with Spark 4.0, use SparkStage or "
+            "Queue.claim"
         ) from error

@@ -46,7 +46,7 @@ def test_push_takes_extended_json_and_all_options(shell: Shell, client: Client) 
     replace = ("--on-duplicate", "replace")
     assert shell.json("push", "a", "3", "--key", "k", *replace) == [{"id": "mine"}]
     errors = shell.refused("push", "a", "4", "--key", "k", "--on-duplicate", "error")
-    assert errors == "pyqueue: queue 'a' has messages with these keys: ['k']\n"
+    assert errors == "pyqueue: queue 'a' has messages with the keys ['k']\n"
     assert [each.payload for each in client.queue("a").peek()] == [3]
 
 
@@ -85,7 +85,7 @@ def test_push_passes_lines_on_as_they_arrive(
 def test_push_refuses_a_binary_file(shell: Shell, client: Client) -> None:
     Path("binary").write_bytes(b"\xff\xfe")
     errors = shell.refused("push", "a", "--text", "--file", "binary")
-    assert errors.startswith("pyqueue: the input cannot be read: ")
+    assert errors.startswith("pyqueue: the input cannot be read (")
     assert client.queue("a").counts().total == 0
 
 
@@ -107,7 +107,7 @@ def test_push_at_a_terminal_needs_a_payload(
     with terminal() as (_, theirs), open(theirs, closefd=False) as stdin:
         assert shell.stream("push", "a", stdin=stdin) == 2
     captured = capsys.readouterr()
-    expected = "pyqueue: PAYLOAD: give one or --file, or pipe the payload in\n"
+    expected = "pyqueue: PAYLOAD: pass a payload or --file, or pipe the payload in\n"
     assert (captured.out, captured.err) == ("", expected)
 
 
@@ -153,7 +153,7 @@ WRONG_INPUT: list[tuple[list[str], str, str]] = [
     (["ls", "--url", "memory:"], "", "no other process"),
     (["doctor", "--url", "nonsense"], "", "nonsense"),
     (["worker", "nonsense"], "", "MODULE:OBJECT"),
-    (["worker", "nowhere:worker"], "", "no module 'nowhere'"),
+    (["worker", "nowhere:worker"], "", "module 'nowhere'"),
     (["worker", "json:dumps"], "", "neither a Worker nor a Pipeline"),
     (["worker", "json:nothing"], "", "nothing"),
     (["pipeline", "run", "nowhere.toml"], "", "nowhere.toml"),
@@ -326,7 +326,7 @@ def test_wrong_limit_on_the_command_line_is_refused(shell: Shell, client: Client
         ("10", "NAME=VALUE"),
         ("speed=1", "NAME=VALUE"),
         ("rate=fast", "rate: 'fast'"),
-        ("rate=1,rate=2", "given twice"),
+        ("rate=1,rate=2", "set twice"),
         ("rate=0", "rate: 0"),
         ("concurrency=1.5", "concurrency: 1.5"),
         ("concurrency=1,per=tenant", "per: 'tenant'"),
@@ -405,7 +405,7 @@ def test_push_at_takes_an_instant(shell: Shell, client: Client) -> None:
     assert (queue.counts().scheduled, queue.next_when()) == (3, at)
     for wrong, remedy in (("tomorrow", "2030-01-31"), ("2030-01-31T09:00", "time zone")):
         errors = shell.run("push", "a", "1", "--at", wrong)[2]
-        assert errors.startswith(f"pyqueue: --at {wrong}: give")
+        assert errors.startswith(f"pyqueue: --at: {wrong!r} is not allowed; use")
         assert remedy in errors
     status, _, errors = shell.run("push", "a", "1", "--at", at.isoformat(), "--delay", "1")
     assert (status, "--at, --delay" in errors) == (2, True)

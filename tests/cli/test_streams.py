@@ -42,7 +42,7 @@ def test_reshape_changes_the_retention(shell: Shell, client: Client) -> None:
     assert shell.run("reshape", "clicks", "--retention", "3600")[1] == "clicks: retention=3600.0\n"
     client.stream("clicks", retention=3600).append(2)
     status, _, error = shell.run("reshape", "clicks")
-    assert (status, "name at least one option to change" in error) == (2, True)
+    assert (status, "set at least one option" in error) == (2, True)
 
 
 def test_ls_shows_the_kind(shell: Shell, client: Client) -> None:
@@ -75,4 +75,4 @@ def test_commands_of_queues_refuse_a_stream(shell: Shell, client: Client) -> Non
     for command in ("peek", "pop", "purge", "redrive", "pause", "resume", "push"):
         errors = shell.refused(command, "clicks", *(["1"] if command == "push" else []))
         assert errors.count("\n") == 1
-        assert "QUEUE: 'clicks' is a stream: use `pyqueue stream read`" in errors
+        assert "QUEUE: 'clicks' is a stream; use `pyqueue stream read`" in errors

@@ -426,7 +426,7 @@ def test_publish_costs_per_place_and_per_batch_of_keys(
 
 
 def test_staging_fails_on_other_server_errors(staging: Staging) -> None:
-    refused = InvalidMessage("payload: the server refused it")
+    refused = InvalidMessage("payload: the server rejected it")
     runner = Runner([WriteFailure(1, None, refused)])
     with pytest.raises(InvalidMessage) as caught:
         runner.run(staging.write("a", [NewMessage("a", 1), NewMessage("b", 2)]))

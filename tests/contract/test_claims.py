@@ -121,7 +121,7 @@ def test_claim_keeps_to_max_bytes(queue: AnyQueue) -> None:
 def test_claim_refuses_invalid_max_bytes(queue: AnyQueue, value: Any) -> None:
     queue.push(1)
     with (
-        pytest.raises(ConfigurationError, match=r"^max_bytes: .*give a whole number from 1"),
+        pytest.raises(ConfigurationError, match=r"^max_bytes: .*use a whole number from 1"),
         queue.claim("g", limit=1, max_bytes=value),
     ):
         pass

@@ -347,7 +347,7 @@ def test_delete_is_refused_for_live_messages(
     if state == "reserved":
         assert queue.reserve(0) is not None
     before = world.stored(queue)
-    with pytest.raises(ConfigurationError, match=rf"1 {state}.*give force=True"):
+    with pytest.raises(ConfigurationError, match=rf"1 {state}.*pass force=True"):
         client.delete_queue(queue.name)
     assert world.stored(queue) == before
 

@@ -134,7 +134,7 @@ def test_reshape_changes_the_retention(
     missing = f"{name}-other"
     refuses(r"retention: .* at least 600", lambda: client.reshape(name, retention=599))
     refuses(r"strict: .*of kind 'stream'", lambda: client.reshape(name, strict=True))
-    refuses(r"name at least one option to change: .* has retention", lambda: client.reshape(name))
+    refuses(r"set at least one option; .* has the options retention", lambda: client.reshape(name))
     refuses(r"does not exist.*client.stream\(\)", lambda: client.reshape(missing, retention=600))
 
 
@@ -160,7 +160,7 @@ def test_trim_deletes_whole_packs(world: World, client: AnyClient, name: str) ->
 def test_delete_queue_deletes_a_stream(client: AnyClient, name: str) -> None:
     log = client.stream(name)
     log.append_many(range(5))
-    with pytest.raises(ConfigurationError, match="has 5 messages: give force=True"):
+    with pytest.raises(ConfigurationError, match="has 5 messages; pass force=True"):
         client.delete_queue(name)
     assert client.delete_queue(name, force=True) == 5
     assert log.read() == []

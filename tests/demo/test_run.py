@@ -134,7 +134,7 @@ def test_the_figures_are_those_of_a_count_by_hand(batches: Ended) -> None:
 @one_worker
 def test_broken_rows_are_dead_with_their_error(batches: Ended) -> None:
     assert batches.result["queues"]["raw"]["dead"] == rows.BROKEN > 30
-    assert "does not fit Row:" in batches.result["a_dead_letter_says"]
+    assert "does not match Row:" in batches.result["a_dead_letter_says"]
 
 
 @one_worker

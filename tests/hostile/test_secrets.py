@@ -102,7 +102,7 @@ def test_unstorable_push_shows_no_value(place: Place, payload: Any) -> None:
         lambda: queue.move(held, to="other", update={"$set": {"a": payload}}),
     ]
     for call in calls:
-        with pytest.raises(InvalidMessage, match=r": type .*Unstorable; ") as caught:
+        with pytest.raises(InvalidMessage, match=r"\(type .*Unstorable\); ") as caught:
             call()
         assert SECRET not in whole(caught.value)
 

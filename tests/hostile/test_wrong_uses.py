@@ -90,7 +90,7 @@ def test_unstorable_payload_names_place_and_remedy(client: Client, entry: str, v
     with pytest.raises(InvalidMessage) as caught:
         push(client, {"order": {"lines": [0, given]}})
     text = str(caught.value)
-    assert text.startswith(f"{name}.order.lines.1: not storable as BSON: {fault}; "), text
+    assert text.startswith(f"{name}.order.lines.1: not storable as BSON ({fault}); "), text
     assert remedy in text
     assert "s3cret" not in text
     assert client.queues() == []
@@ -140,21 +140,21 @@ WRONG: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
     "pickled queue": (lambda client: pickle.dumps(client.queue("a")), ("cannot be pickled",)),
     "session": (
         lambda client: client.queue("a").push(1, session="x"),
-        ("session: give the session of transaction()", "not str"),
+        ("session: expected the session of transaction()", "found str"),
     ),
     "session that has ended": (
         lambda client: client.queue("a").push(
             1, session=SimpleNamespace(in_transaction=False, has_ended=True)
         ),
-        ("session: the session has ended: use it within transaction()",),
+        ("session: the session has ended; use it within transaction()",),
     ),
     "session of a settle": (
         lambda client: client.queue("a").commit(held(client.queue("a")), session=object()),
-        ("session: give the session of transaction()", "not object"),
+        ("session: expected the session of transaction()", "found object"),
     ),
     "another kind": (
         lambda client: [client.queue("a", kind=kind).push(1) for kind in ("priority", "bucket")],
-        ("kind: queue 'a' is of kind 'priority'", "not 'bucket': give kind='priority'"),
+        ("kind: queue 'a' is of kind 'priority'", "not 'bucket'; set kind='priority'"),
     ),
     "a list of reservations": (
         lambda client: client.queue("a").commit([held(client.queue("a"))]),
@@ -164,10 +164,10 @@ WRONG: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
         lambda client: client.queue("a").commit(None),
         ("reservations", "no message came in time"),
     ),
-    "a worker on a URL": (lambda client: worker("memory:"), ("client: give a Client",)),
+    "a worker on a URL": (lambda client: worker("memory:"), ("client: expected a Client",)),
     "bytes as target": (
         lambda client: Client(b"mongodb://h"),
-        ("target: a bytes is not", "mongodb://"),
+        ("target: type bytes is not", "mongodb://"),
     ),
     "unquoted password": (
         lambda client: Client("mongodb://u:p@ss/word@127.0.0.1:1/shop"),
@@ -175,7 +175,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
     ),
     "name of a database": (
         lambda client: Client("mongodb://127.0.0.1:1/a b").queue("a").push(1),
-        ("target: 'a b' is not a valid database name: remove ' '",),
+        ("target: 'a b' is not a valid database name; remove ' '",),
     ),
     "kind of a stream": (
         lambda client: client.queue("a", kind="stream"),
@@ -187,15 +187,15 @@ WRONG: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
     ),
     "a popped message": (
         lambda client: client.queue("a").commit(popped(client)),
-        ("reservations", "not Message; pop() has removed it already"),
+        ("reservations", "found Message; pop() has removed it already"),
     ),
     "a message as id": (
         lambda client: client.queue("a").remove(popped(client)),
-        ("id: give the id of the message, not Message",),
+        ("id: expected the id of a message, found Message",),
     ),
     "a str as keys": (
         lambda client: client.queue("a").push_many([1], keys="k"),
-        ("keys: give a list with a value or None per payload, not str",),
+        ("keys: expected a list with one value (or None) per payload, found str",),
     ),
     "a queue of another store": (
         lambda client: client.queue("a").move(
@@ -205,29 +205,33 @@ WRONG: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
     ),
     "async function in a transaction": (
         lambda client: client.run_transaction(run_worker),
-        ("fn: give a plain function", "AsyncClient"),
+        ("fn: expected a plain function", "AsyncClient"),
     ),
     "called function in a transaction": (
         lambda client: client.run_transaction(5),
-        ("fn: give a plain function", "not int"),
+        ("fn: expected a plain function", "found int"),
     ),
     "decorator without a queue": (
         lambda client: worker(client).on(print),
-        ("queue: give the name of a queue", "not builtin_function_or_method", '@worker.on("NAME")'),
+        (
+            "queue: expected the name of a queue",
+            "found builtin_function_or_method",
+            '@worker.on("NAME")',
+        ),
     ),
     "a stream to consume": (
         lambda client: worker(client).on(client.stream("s"), print),
-        ("queue: give the name of a queue", "not Stream", "Stream.consumer()"),
+        ("queue: expected the name of a queue", "found Stream", "Stream.consumer()"),
     ),
     "a worker without handlers": (
         lambda client: Worker(client).run(until_empty=True),
-        ("it has no stages", "Worker.on()"),
+        ("pipeline: has no stages", "Worker.on()"),
     ),
     "a worker in an event loop": (
         lambda client: asyncio.run(run_worker(client)),
-        ("run: an event loop runs in this thread", "AsyncClient", "asyncio.to_thread"),
+        ("run: an event loop is already running", "AsyncClient", "asyncio.to_thread"),
     ),
-    "Many of one": (lambda client: many(To("a")), ("outputs: give a list of To(...), not To",)),
+    "Many of one": (lambda client: many(To("a")), ("outputs: expected a list of To(...), ",)),
     "start of a group": (
         lambda client: client.stream("s").consumer("g", start="begin"),
         ("start: 'begin' is not allowed", '"first", "last"'),
@@ -254,6 +258,6 @@ def test_message_moves_between_clients_of_one_database(client: Client) -> None:
 def test_database_of_the_other_client_is_refused(url: str, client: Client) -> None:
     with (
         Client(url) as blocking,
-        pytest.raises(QueueError, match="Client is blocking, AsyncClient"),
+        pytest.raises(QueueError, match="use AsyncClient for an async object"),
     ):
         AsyncClient(blocking.database)

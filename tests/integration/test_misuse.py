@@ -370,14 +370,14 @@ def test_transaction_of_the_other_colour_is_refused(url: str) -> None:
 
     async def main() -> None:
         async with AsyncClient(url) as twin:
-            with pytest.raises(ConfigurationError, match="fn: give an async function"):
+            with pytest.raises(ConfigurationError, match="fn: expected an async function"):
                 await twin.run_transaction(lambda session: ran.append("plain"))  # type: ignore[arg-type,return-value]
             await twin.run_transaction(lambda session: awaited(session))
 
     with Client(url) as client:
         queue = client.queue("q")
         for work in (awaited, push):
-            with pytest.raises(ConfigurationError, match="fn: give a plain function"):
+            with pytest.raises(ConfigurationError, match="fn: expected a plain function"):
                 client.run_transaction(work)
         assert (ran, queue.counts().total) == ([], 0)
     asyncio.run(main())

@@ -120,7 +120,7 @@ def test_batch_of_a_single_try_is_warned_of(
     assert counters == {"in": 9, "out": 9}
     assert sizes == ([9] if max_tries == 2 else [1] * 9)
     texts = [each.getMessage() for each in caplog.records]
-    assert [text for text in texts if "give max_tries=2 or more" in text] == (
+    assert [text for text in texts if "use max_tries=2 or more" in text] == (
         [texts[0]] if warned else []
     )
 

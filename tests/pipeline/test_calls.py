@@ -100,7 +100,7 @@ def test_answer_of_a_batch_is_one_for_each_message(
         ("link", [1, 2], None, "rows returned a list of 2 for a batch of 3 messages"),
         ("choice", [1] * 4, None, "rows returned a list of 4 for a batch of 3 messages"),
         ("sink", [1] * 4, None, "rows returned a list of 4 for a batch of 3 messages"),
-        ("link", None, None, "rows returned None for a batch of 3 messages: return a list"),
+        ("link", None, None, "rows returned None for a batch of 3 messages; return a list"),
         ("link", (1, 2, 3), None, "rows returned a value of type tuple for a batch of 3"),
         ("link", None, BatchFailed({0: A}), "BatchFailed with results=None for a batch of 3"),
         ("sink", To("next"), None, "returned a value of type To for a batch of 3 messages"),
@@ -121,7 +121,7 @@ def test_batch_failed_takes_exceptions_by_index() -> None:
     assert str(copy) == "1 messages of a batch failed"
     assert (list(copy.errors), copy.results) == ([4], [1])
     for wrong in ([A], {"3": A}, {3: "bad"}, None):
-        with pytest.raises(ConfigurationError, match=r"errors: give a dict of exceptions by index"):
+        with pytest.raises(ConfigurationError, match=r"errors: expected a dict of exceptions"):
             BatchFailed(wrong)  # type: ignore[arg-type]
 
 
@@ -129,7 +129,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no message": ({"batch": 0}, "batch: 0 is not allowed"),
     "a truth value": ({"batch": True}, "batch: True is not allowed"),
     "a text": ({"batch": "500"}, "batch: '500' is not allowed"),
-    "a window alone": ({"window": 1}, "window: .* queue 'q' .* give batch= as well"),
+    "a window alone": ({"window": 1}, "window: .* queue 'q' .* set batch=, too"),
     "a negative window": ({"batch": 5, "window": -1}, "window: -1 is not allowed"),
 }
 
@@ -162,5 +162,5 @@ def test_annotation_of_a_list_is_checked_against_to(offline: Client) -> None:
 
     pipeline: Callable[..., Any] = offline.pipeline().choice
     pipeline("q", route, to=["a", "b"], batch=5)
-    with pytest.raises(ConfigurationError, match=r"return To\('b'\), which is not in its to="):
+    with pytest.raises(ConfigurationError, match=r"return To\('b'\), which is not in to="):
         pipeline("r", route, to=["a"], batch=5)

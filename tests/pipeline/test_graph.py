@@ -42,21 +42,21 @@ WRONG: dict[str, tuple[Callable[[Pipeline], Any], str]] = {
     ),
     "a choice of a str": (
         lambda p: p.choice("a", same, to="bc"),
-        "to: give a list of queue names for the stage of queue 'a'",
+        "to: the stage of queue 'a' needs a list of queue names",
     ),
     "name": (lambda p: p.link("a b", same, to="b"), "invalid queue name 'a b'"),
     "name of a target": (lambda p: p.link("a", same, to="b~"), "invalid queue name 'b~'"),
     "no function": (
         lambda p: p.link("a", "same", to="b"),  # type: ignore[call-overload]
-        "handler of queue 'a': give a function, not str",
+        "handler of queue 'a': expected a function, found str",
     ),
     "three arguments": (
         lambda p: p.sink("a", lambda x, y, z: x),
-        "give a function that takes .payload. or .payload, delivery.",
+        "expected a function that takes .payload. or .payload, delivery.",
     ),
     "no argument": (
         lambda p: p.sink("a", lambda: 1),
-        "give a function that takes .payload. or .payload, delivery.",
+        "expected a function that takes .payload. or .payload, delivery.",
     ),
     "concurrency": (lambda p: p.sink("a", same, concurrency=0), "concurrency: 0 is not allowed"),
     "time limit": (lambda p: p.sink("a", same, time_limit=0), "time_limit: 0 is not allowed"),
@@ -92,12 +92,12 @@ def test_stage_misspelt_option_is_refused(offline: Client) -> None:
 
 
 def test_run_without_stages_is_refused(offline: Client) -> None:
-    with pytest.raises(ConfigurationError, match="it has no stages"):
+    with pytest.raises(ConfigurationError, match="pipeline: has no stages"):
         offline.pipeline().run(until_empty=True)
 
 
 def test_pipeline_without_a_client_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="give a Client or an AsyncClient, not str"):
+    with pytest.raises(ConfigurationError, match="expected a Client or an AsyncClient, found str"):
         Pipeline("memory:")  # type: ignore[arg-type]
 
 
@@ -112,7 +112,7 @@ def test_worker_takes_a_queue_with_its_options(offline: Client) -> None:
     worker = Worker(offline).on(queue, fail)
     worker.run(until_empty=True)
     assert (seen, offline.queue("a.dead").counts().total) == ([1], 1)
-    with pytest.raises(ConfigurationError, match="give model and options to"):
+    with pytest.raises(ConfigurationError, match="pass model and options to"):
         worker.on(queue, fail, lease=3)
     with Client("memory:") as other, pytest.raises(ConfigurationError, match="another client"):
         worker.on(other.queue("a"), fail)
@@ -158,13 +158,13 @@ def test_return_annotation_is_checked_against_to(offline: Client) -> None:
     )
     with pytest.raises(
         ConfigurationError,
-        match=r"annotated to return To\('cancelled'\), which is not in its to=\['late'\]",
+        match=r"annotated to return To\('cancelled'\), which is not in to=\['late'\]",
     ):
         offline.pipeline().choice("a", bad, to=["late"])
 
 
 def test_answers_check_their_values() -> None:
-    with pytest.raises(ConfigurationError, match="give a list of To"):
+    with pytest.raises(ConfigurationError, match="expected a list of To"):
         Many(["late"])  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="delay: -1 is not allowed"):
         RetryLater(-1)

@@ -46,7 +46,7 @@ def test_consumer_warns_of_a_misfit(
     (text,) = warnings(caplog)
     assert text == (
         f"queue 'in': message {id} is not valid and goes to 'in.dead' (1 so far): "
-        "payload: does not fit Order: n: Field required"
+        "payload: does not match Order: n: Field required"
     )
     assert memory.client.stats["dead"] == 1
 
@@ -94,7 +94,7 @@ def test_stage_stops_if_its_model_is_wrong(place: Place) -> None:
     text = str(caught.value)
     assert f"the stage of queue 'in' stops: {dead} of its first {dead} messages" in text
     assert "are not valid Order payloads, and went to 'in.dead'; the last one, " in text
-    assert "payload: does not fit Order: n: Field required" in text
+    assert "payload: does not match Order: n: Field required" in text
     assert '"pyqueue redrive in.dead"' in text
     assert 'on_invalid="bury"' in text
     assert place.queue("in.dead").redrive() == dead
@@ -125,8 +125,8 @@ def test_stage_stops_if_most_answers_are_wrong(place: Place, answer: Any, batch:
     assert {each.id for each in [*left, *dead]} == set(ids)
     text = str(caught.value)
     assert re.search(r"the stage of queue 'in' stops: \d+ of its first \d+ answers are wrong", text)
-    assert ("return Drop(); to send None on, return To('a', None)" in text) == (answer is None)
-    assert '"pyqueue redrive in.dead"; or give the stage on_invalid="bury"' in text
+    assert ("return Drop(), and to send None on, return To('a', None)" in text) == (answer is None)
+    assert '"pyqueue redrive in.dead"; or set on_invalid="bury" for the stage' in text
 
 
 def test_stage_that_buries_wrong_answers_goes_on(memory: Place) -> None:

@@ -126,7 +126,7 @@ WRONG = {
     ),
     "no function": (
         STAGE.replace("store", "NO_FUNCTION"),
-        "handler of queue 'raw': give a function, not int",
+        "handler of queue 'raw': expected a function, found int",
     ),
     "model": (
         STAGE + 'model = "tests.pipeline.stages:Rows"',
@@ -138,7 +138,7 @@ WRONG = {
         r"stages\[0\]\.limit\.speed: Extra inputs",
     ),
     "a lease": (STAGE + "lease = -1", "lease: -1.0 is not allowed"),
-    "a window alone": (STAGE + "window = 1", "window: .* queue 'raw' .* give batch= as well"),
+    "a window alone": (STAGE + "window = 1", "window: .* queue 'raw' .* set batch=, too"),
     "two stages": (STAGE + STAGE, "'raw' has two stages"),
     "name": (STAGE.replace('"raw"', '"ra w"'), "invalid queue name"),
 }
@@ -166,7 +166,7 @@ def test_yaml_without_pyyaml_names_the_remedy(
     offline: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)  # importing it fails
-    with pytest.raises(ConfigurationError, match="reading YAML needs PyYAML: pip install PyYAML"):
+    with pytest.raises(ConfigurationError, match="reading YAML needs PyYAML; pip install PyYAML"):
         Pipeline.from_recipe(offline, write(tmp_path / "x.yaml", "stages: []"))
 
 

@@ -212,12 +212,12 @@ class Flight(BaseModel):
 
 
 WRONG = {
-    "unlisted": ("choice", To("c"), "To('c'); its stage leads to a, b"),
-    "no target": ("choice", 5, "returned a value of type int; a choice returns To, Drop or Many"),
-    "nothing": ("choice", None, "returned None; a choice returns To, Drop or Many"),
+    "unlisted": ("choice", To("c"), "To('c'), but its stage leads to a, b"),
+    "no target": ("choice", 5, "a value of type int, but a choice returns To, Drop or Many"),
+    "nothing": ("choice", None, "returned None, but a choice returns To, Drop or Many"),
     "not BSON": ("choice", To("a", object()), "not storable as BSON"),
     "not of the model": ("link", {"number": "many"}, "not a valid Flight"),
-    "too large": ("choice", To("a", "x" * (16 * 1024 * 1024)), "bytes; at most"),
+    "too large": ("choice", To("a", "x" * (16 * 1024 * 1024)), "bytes, but may take"),
 }
 
 

@@ -211,7 +211,7 @@ def test_spark_stage_buries_what_its_transform_fails_on(client: Client) -> None:
 @pytest.mark.usefixtures("frames")
 def test_spark_stage_without_a_data_frame_ends_the_run(client: Client) -> None:
     client.queue("b").push_many([1, 2])
-    with pytest.raises(ConfigurationError, match="it returned int: return a DataFrame"):
+    with pytest.raises(ConfigurationError, match="expected a DataFrame as its result, found int"):
         client.pipeline().spark("b", lambda df: 5, to="c").run(until_empty=True)
     assert sorted(each.payload for each in client.queue("b").peek()) == [1, 2]
     assert client.queue("c").counts().total == 0
@@ -254,7 +254,7 @@ def test_spark_stage_without_pyspark_names_the_remedy(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyqueue.spark.batches", None)
     with pytest.raises(
-        ConfigurationError, match=r'queue .b. needs PySpark: pip install "pyqueue-mongo\[spark\]"'
+        ConfigurationError, match=r'queue .b. needs PySpark; pip install "pyqueue-mongo\[spark\]"'
     ):
         client.pipeline().spark("b", positive, to="c").run(until_empty=True)
 
@@ -339,7 +339,7 @@ def test_spark_stage_on_an_async_client_needs_a_url(url: str) -> None:
             pymongo.AsyncMongoClient[dict[str, Any]](url) as mongo,
             AsyncClient(mongo["t"]) as ours,
         ):
-            with pytest.raises(ConfigurationError, match="needs a client that was given a URL"):
+            with pytest.raises(ConfigurationError, match="needs a client with a URL"):
                 await ours.pipeline().spark("b", positive, to="c").run(until_empty=True)
 
     asyncio.run(main())

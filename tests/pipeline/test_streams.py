@@ -71,7 +71,7 @@ def test_worker_refuses_what_a_group_cannot_do(client: Client) -> None:
     worker = Worker(client)
     with pytest.raises(ConfigurationError, match="stays in its stream"):
         worker.on(group, print, to=["next"])
-    with pytest.raises(ConfigurationError, match=r"give model and options to Client.stream"):
+    with pytest.raises(ConfigurationError, match=r"pass model and options to Client.stream"):
         worker.on(group, print, lease=3)
     with Client("memory:") as other, pytest.raises(ConfigurationError, match="another client"):
         worker.on(other.stream("clicks").consumer("audit"), print)

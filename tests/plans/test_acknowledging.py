@@ -16,7 +16,7 @@ from pyqueue.requests import Change, Delete, Find, Update, UpdateEach, WriteFail
 from tests.plans.runner import NOW, Runner, message, standard
 from tests.plans.test_named_claims import LEASE, Bench, interrupted, one
 
-REASON = "does not fit int: a value is of type str"
+REASON = "does not match int: a value is of type str"
 
 
 def claimed(bench: Bench, claims: NamedClaims, limit: int = 100) -> tuple[str, int]:

@@ -248,7 +248,7 @@ def test_call_that_fails_loses_nothing(
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "48 MB", True, None])
 def test_max_bytes_is_a_whole_number(value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"max_bytes: .*give a whole number from 1"):
+    with pytest.raises(ConfigurationError, match=r"max_bytes: .*use a whole number from 1"):
         Runner().run(standard().receive(Waiters("t"), 5, timeout=0, max_bytes=value))
 
 

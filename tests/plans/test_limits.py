@@ -38,7 +38,7 @@ WRONG_NAMES = ("", "a.b", "$a", "a\0", "\ud800")
     ],
 )
 def test_wrong_limit_is_refused(given: dict[str, Any], argument: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"^{argument}: .*give"):
+    with pytest.raises(ConfigurationError, match=rf"^{argument}: .*(set|use|expected)"):
         Limit(**given)
 
 
@@ -171,7 +171,7 @@ def test_limit_of_another_type_is_refused(client: Client, wrong: Any) -> None:
         lambda: client.reshape("a", limit=wrong),
     ]
     for call in calls:
-        with pytest.raises(ConfigurationError, match="limit: give a Limit"):
+        with pytest.raises(ConfigurationError, match="limit: expected a Limit"):
             call()
 
 

@@ -31,7 +31,7 @@ from tests.plans.test_pack_moves import MESSAGES, check, documents, drain, ids, 
 LEASE = 60.0
 MB = 2**20
 MOST_COMMANDS = 250
-REASON = "does not fit bigint"
+REASON = "does not match bigint"
 
 
 class Batch(Settler):

@@ -174,7 +174,7 @@ def bare(**options: Any) -> QueuePlans:
 def test_missing_capability_is_refused_before_any_command(what: str, plan: Any) -> None:
     runner = Runner()
     with pytest.raises(
-        ConfigurationError, match=f"^{what}: queue 'a' is of kind 'bare', which does not offer it"
+        ConfigurationError, match=f"^{what}: queue 'a' is of kind 'bare', which does not support it"
     ):
         runner.run(plan())
     assert runner.commands == []

@@ -43,12 +43,12 @@ TYPES: dict[str, DataType] = {
 #: The fault of a row, and the text of its error.
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "JSON": ({"payload": '{"n": '}, "payload: in the row with id {}: invalid JSON"),
-    "integer": ({"payload": f'{{"n": {2**70}}}'}, "payload.n: not storable as BSON: .* id {}"),
-    "surrogate": ({"payload": r'"\ud800"'}, "payload: not storable as BSON: .* id {}"),
+    "integer": ({"payload": f'{{"n": {2**70}}}'}, "payload.n: not storable as BSON .* id {}"),
+    "surrogate": ({"payload": r'"\ud800"'}, "payload: not storable as BSON .* id {}"),
     "nesting": ({"payload": "[" * 181 + "]" * 181}, "nested more than 179 levels .* id {}"),
-    "key": ({"payload": "1", "key": ""}, "key: '' is not allowed: .* id {}"),
+    "key": ({"payload": "1", "key": ""}, "key: '' is not allowed; .* id {}"),
     "headers": ({"payload": "1", "headers": [("a.b", "c")]}, "headers: the name .* id {}"),
-    "delay": ({"payload": "1", "delay": -1.0}, "delay: -1.0 is not allowed: .* id {}"),
+    "delay": ({"payload": "1", "delay": -1.0}, "delay: -1.0 is not allowed; .* id {}"),
     "when": ({"payload": "1", "when": datetime(8000, 1, 1, tzinfo=UTC)}, "when: .* id {}"),
     "both": (
         {"payload": "1", "delay": 99.0, "when": datetime(2030, 1, 1, tzinfo=UTC)},

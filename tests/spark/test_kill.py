@@ -169,7 +169,7 @@ def test_bad_record_is_buried_beside_three_kills(
     assert dead.dead is not None
     assert (dead.dead["reason"], dead.dead["tries"]) == ("invalid", 1)
     assert dead.error is not None
-    assert "does not fit bigint" in dead.error["message"]
+    assert "does not match bigint" in dead.error["message"]
 
 
 # ---- batch writes

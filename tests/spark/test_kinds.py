@@ -64,7 +64,7 @@ READS: dict[str, Callable[[Flow, str], int]] = {
     "table": lambda flow, url: len(table_rows({"uri": url, "queue": flow.source})),
 }
 #: The reason why a kind cannot be read in a way.
-REFUSED = {("ordered", way): "which does not offer it: reserve messages" for way in READS}
+REFUSED = {("ordered", way): "which does not support it; reserve messages" for way in READS}
 del REFUSED["ordered", "table"]
 
 

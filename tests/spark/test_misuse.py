@@ -239,7 +239,7 @@ WRONG_STAGES: list[tuple[str, dict[str, Any]]] = [
     ("model", {"model": dict}),
     ("transform: a stage without a target", {"to": None}),
     (
-        "transform: give a function that takes .df. or .df, number.",
+        "transform: expected a function that takes .df. or .df, number.",
         TABLE | {"transform": lambda a, b, c: None},
     ),
     ("output", TABLE | {"output": "transaction"}),
@@ -309,10 +309,10 @@ RESULTS: list[tuple[str, Any, str]] = [
     ("move", twice, "twice"),
     ("move", strange, "the id 'another', which is not in the batch"),
     ("move", no_id, "a null"),
-    ("move", lambda frame: None, "^transform: it returned NoneType"),
-    ("move", lambda frame: [1], "^transform: it returned list"),
+    ("move", lambda frame: None, "^transform: expected .* found NoneType"),
+    ("move", lambda frame: [1], "^transform: expected .* found list"),
     ("transaction", without_payload, "no column 'payload'"),
-    ("transaction", lambda frame: None, "^transform: it returned NoneType"),
+    ("transaction", lambda frame: None, "^transform: expected .* found NoneType"),
 ]
 
 

@@ -79,7 +79,7 @@ def test_stage_rows_become_ready_when_they_say(flow: Flow, output: str) -> None:
     ("fields", "text"),
     [
         ({"when": datetime.now(UTC), "delay": 1.0}, "^when, delay: .* has both"),
-        ({"delay": -1.0}, r"^delay: -1.0 is not allowed: .* in (the row with id|row 1)"),
+        ({"delay": -1.0}, r"^delay: -1.0 is not allowed; .* in (the row with id|row 1)"),
         ({"when": datetime(8000, 1, 1, tzinfo=UTC)}, "^when: .* before the year 8000; in"),
     ],
     ids=["both", "negative", "too far"],

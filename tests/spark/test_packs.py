@@ -191,7 +191,7 @@ def test_table_of_a_bucket_shows_the_messages_left(flow: Flow, database: str) ->
     assert {each["id"] for each in short} == {each["id"] for each in found}
     assert ("h", "1") in {pair for each in short for pair in each["headers"]}
     match = {**options, "match": '{"a": 1}'}
-    with pytest.raises(ConfigurationError, match=r"match: .* share documents: filter"):
+    with pytest.raises(ConfigurationError, match=r"match: .* share documents; filter"):
         table_rows(match)
 
 

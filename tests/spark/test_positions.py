@@ -241,7 +241,7 @@ def test_checkpoint_of_another_stream_is_refused(clicks: Log) -> None:
     clicks.stream.append_many(range(3))
     for offset, text in (
         ({"stream": "other", "position": 1}, "belongs to stream 'other'"),
-        ({"stream": clicks.stream.name, "position": 9}, "another stream had this name"),
+        ({"stream": clicks.stream.name, "position": 9}, "an earlier stream of that name"),
     ):
         checkpoint = Checkpoint(offsets=[offset], committed=1)
         with pytest.raises(ConfigurationError, match=text):
@@ -290,7 +290,7 @@ def test_names_of_queues_and_streams_are_not_mixed_up(clicks: Log, database: str
     clicks.stream.append(0)
     source = QueueDataSource({"uri": database, "queue": clicks.stream.name})
     reader: Any = source.reader(source.schema())  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"is a stream: .*option\(.stream"):
+    with pytest.raises(ConfigurationError, match=r"is a stream; .*option\(.stream"):
         reader.partitions()
     clicks.flow.client.queue(clicks.flow.target).push(0)
     with pytest.raises(ConfigurationError, match="is a queue of kind 'standard'"):

@@ -93,7 +93,7 @@ def test_stream_buries_a_bad_record_and_goes_on(flow: Flow, database: str) -> No
     assert (buried["payload"], buried["error"]["type"]) == ("two", "InvalidMessage")
     assert (buried["dead"]["from"], buried["dead"]["reason"]) == (flow.source, "invalid")
     assert buried["dead"]["tries"] == 1
-    assert "does not fit bigint" in buried["error"]["message"]
+    assert "does not match bigint" in buried["error"]["message"]
     assert "two" not in buried["error"]["message"]  # an error names no values
 
 
@@ -223,7 +223,7 @@ def test_stream_reads_bad_records_as_null_if_asked(flow: Flow, database: str) ->
 def test_stream_fails_at_a_bad_record_if_asked(flow: Flow, database: str) -> None:
     ids = flow.raw.push_many(PAYLOADS)
     engine = numbers(flow, database, into([]), onBadRecord="fail")
-    with pytest.raises(InvalidMessage, match=f"message {ids[2]} does not fit bigint") as caught:
+    with pytest.raises(InvalidMessage, match=f"message {ids[2]} does not match bigint") as caught:
         engine.run()
     assert "onBadRecord" in str(caught.value)
     engine.reader.stop()
@@ -252,7 +252,7 @@ def table(flow: Flow, database: str, schema: StructType = NUMBERS, **options: st
 def test_table_fails_at_a_bad_record_and_names_the_remedy(flow: Flow, database: str) -> None:
     ids = flow.raw.push_many(PAYLOADS)
     before = flow.stored(flow.source)
-    with pytest.raises(InvalidMessage, match=f"message {ids[2]} does not fit .*onBadRecord"):
+    with pytest.raises(InvalidMessage, match=f"message {ids[2]} does not match .*onBadRecord"):
         table(flow, database)
     assert flow.stored(flow.source) == before
 

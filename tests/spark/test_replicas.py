@@ -51,7 +51,7 @@ def test_replica_stands_by_while_a_batch_runs(flow: Flow) -> None:
 
     def transform(frame: Frame) -> Frame:
         before = flow.stored(flow.source)
-        with pytest.raises(Occupied, match="is run by another runner, one: this one stands by"):
+        with pytest.raises(Occupied, match="is run by another runner, one; this runner stands by"):
             second.run_once(no_session)
         assert flow.stored(flow.source) == before
         return frame
@@ -180,7 +180,7 @@ def test_run_once_says_that_another_process_runs_the_group(
     other = flow.stage(owner="alive")
     other.run_once(no_session)
     sleeps.append(lambda: other.run(hold(other.claims, state(flow)["token"], 600)))
-    with pytest.raises(Fenced, match=r"is run by another runner, alive: .* give members"):
+    with pytest.raises(Fenced, match=r"is run by another runner, alive; .* set members"):
         spark_stage(flow, database).run_once(None)
 
 

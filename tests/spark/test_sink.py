@@ -169,7 +169,7 @@ def test_stage_of_several_queues_keeps_to_its_first(flow: Flow, sink: Sink, data
     """A stream may get further queues. The first queue has its record."""
     types = {"queue": StringType()}
     sink.write("stream", [sink.row(0)], {}, stage="s")
-    with pytest.raises(ConfigurationError, match="batch 0 was written before, with other rows"):
+    with pytest.raises(ConfigurationError, match="batch 0 has been written with different rows"):
         sink.write("stream", [sink.row(1, queue=sink.second)], types, stage="s", queues=sink.both)
     sink.write("stream", [sink.row(0, queue=sink.second)], types, stage="s", queues=sink.both)
     assert sink.stored() == [(sink.first, 0)], "the epoch was decided before"
@@ -215,8 +215,8 @@ def test_priority_column_means_nothing_elsewhere(sink: Sink, way: str) -> None:
 @pytest.mark.parametrize(
     ("type", "value", "text"),
     [
-        (IntegerType(), 10, "^priority: 10 is not allowed: .* in the row with id"),
-        (StringType(), "9", "^priority: the column is of type string: cast it to int"),
+        (IntegerType(), 10, "^priority: 10 is not allowed; .* in the row with id"),
+        (StringType(), "9", "^priority: the column is of type string; cast it to int"),
     ],
 )
 def test_row_with_an_invalid_priority_fails_the_write(
@@ -327,7 +327,7 @@ def test_delay_may_be_a_number_or_an_interval(sink: Sink, type: DataType, delay:
     ("fields", "text"),
     [
         ({"when": datetime.now(UTC), "delay": 1.0}, "^when, delay: the row with id .* has both"),
-        ({"delay": -1.0}, "^delay: -1.0 is not allowed: .* in the row with id"),
+        ({"delay": -1.0}, "^delay: -1.0 is not allowed; .* in the row with id"),
         ({"delay": float("nan")}, "^delay: nan is not allowed"),
         ({"when": datetime(8000, 1, 1, tzinfo=UTC)}, "^when: .* before the year 8000; in the row"),
     ],
@@ -426,7 +426,7 @@ def test_row_whose_id_is_taken_may_fail_the_write(sink: Sink, way: str, finished
     queue.push(100, id=f"{sink.first}-0")
     if finished:
         queue.pop(0)
-    text = rf"^queue '{sink.first}' has, or had, messages with these ids: \['{sink.first}-0'\]$"
+    text = rf"^queue '{sink.first}' has, or had, messages with the ids \['{sink.first}-0'\]$"
     with nullcontext() if way == "append" else pytest.raises(DuplicateKey, match=text):
         sink.write(way, [sink.row(0), sink.row(1)], {}, onDuplicate="error")
     assert sink.flow.written() == ([100] if way == "staged" else [1, 100])
@@ -437,7 +437,7 @@ def test_row_whose_id_is_taken_may_fail_the_write(sink: Sink, way: str, finished
 def test_row_whose_key_is_taken_may_fail_the_write(sink: Sink, way: str) -> None:
     sink.flow.clean.push(100, key="k")
     rows = [sink.row(0, key="k"), sink.row(1)]
-    with pytest.raises(DuplicateKey, match=r"has messages with these keys: \['k'\]"):
+    with pytest.raises(DuplicateKey, match=r"has messages with the keys \['k'\]"):
         sink.write(way, rows, {"key": StringType()}, onDuplicate="error")
     assert sink.flow.written() == ([100] if way == "staged" else [1, 100])
 

@@ -130,7 +130,7 @@ def test_claim_dataframe_names_a_message_that_does_not_fit(spark: Any, flow: Flo
     assert good != bad
     queue = flow.client.queue(flow.source, Flight)
     with (
-        pytest.raises(ValueError, match=f"message {bad} does not fit"),
+        pytest.raises(ValueError, match=f"message {bad} does not match"),
         queue.claim("g", limit=100) as claim,
     ):
         claim.dataframe(spark)

@@ -202,7 +202,7 @@ def test_sink_finds_the_message_that_kills_it(shared: Client, max_tries: int) ->
 def test_sink_that_returns_a_frame_is_refused(flow: Flow) -> None:
     """The messages would be finished, and written nowhere."""
     flow.raw.push_many(range(3))
-    with pytest.raises(ConfigurationError, match=r"^to: .* returned a Frame"):
+    with pytest.raises(ConfigurationError, match=r"^to: .* returned Frame"):
         flow.stage(lambda frame: frame, to=()).run_once(no_session)
     flow.check_released(3)
 

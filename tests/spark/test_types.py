@@ -400,7 +400,7 @@ MISFITS: list[tuple[DataType, list[Any]]] = [
 )
 def test_misfit_names_its_message(type: DataType, value: Any) -> None:
     documents = [stored(None, id="good"), stored(value, id="bad"), stored(None, id="other")]
-    with pytest.raises(InvalidMessage, match=r"^payload: message bad does not fit "):
+    with pytest.raises(InvalidMessage, match=r"^payload: message bad does not match "):
         batch(documents, type)
 
 

@@ -17,10 +17,10 @@ from pyqueue.requests import Document, Plan
 
 #: Why a packed message refuses an argument, and the remedy, by argument.
 _REFUSED = {
-    "payload": ", and its queue keeps no history: leave payload out",
-    "update": ": use payload= instead",
+    "payload": ", and its queue keeps no history; leave payload out",
+    "update": "; use payload= instead",
     "reservation": (
-        ", which cannot store progress or checkpoints: push it with a key, or to a queue of "
+        ", which cannot store progress or checkpoints; push it with a key, or to a queue of "
         "another kind"
     ),
 }

@@ -31,7 +31,7 @@ from pyqueue.backends.handover import Handover, Result, hand_over
 from pyqueue.backends.hidden import copy_filter, is_copy
 from pyqueue.backends.moving import stay_of
 from pyqueue.backends.options import QueueTerms, Target
-from pyqueue.errors import DuplicateKey, QueueError, Unavailable
+from pyqueue.errors import DuplicateKey, QueueError, Unavailable, first_ten
 from pyqueue.facts import as_stored
 from pyqueue.messages import TRAIL_LENGTH, Id, PackedReservation, is_last_try
 from pyqueue.payloads import encode
@@ -149,7 +149,7 @@ def _leave_in_transaction(
     # A failed insert would abort the transaction.
     stored = yield from Find({"_id": {"$in": [each["_id"] for each in documents]}}, session=session)
     if others := [each["_id"] for each in stored if not is_copy(each)]:
-        raise DuplicateKey(f"other documents already have the ids {others[:10]}", ids=others)
+        raise DuplicateKey(f"other documents have the ids {first_ten(others)}", ids=others)
     # It matches: ``still_held`` has read so in this transaction.
     yield from Update(group.fence, packs.setting(group.bits), session=session)
     for each in stored:  # a former holder died and can no longer decide

@@ -208,7 +208,7 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
             purged += gone["n"]
     except Unavailable as error:
         raise Unavailable(
-            f"{error}; {purged} messages were deleted before that: call purge() again"
+            f"{error}; {purged} messages were deleted before that, so call purge() again"
         ) from error
     return purged + (yield from managing.purge(queue, kind, singles=True))
 

@@ -81,7 +81,7 @@ def unknown_end(error: Unavailable, rest: Held) -> Unavailable:
     if isinstance(error, TimedOut):
         text += (
             "; if a transaction has settled another message of the pack, the whole pack waits "
-            "until the transaction ends: settle packed messages of one claim in one transaction"
+            "until the transaction ends, so settle packed messages of one claim in one transaction"
         )
     return Unavailable(text, ids=[each.id for each in rest])
 
@@ -178,7 +178,7 @@ def _settle(group: Group, session: object) -> Plan[int]:
         group = group._replace(bits=still)
         if not still:
             return lost
-    raise Unavailable(f"pack {group.pack} of queue {group.queue!r} keeps changing: try again")
+    raise Unavailable(f"pack {group.pack} of queue {group.queue!r} keeps changing; try again")
 
 
 def _set_bits(group: Group, end: End | None, session: object) -> Plan[bool]:

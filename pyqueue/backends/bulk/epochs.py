@@ -163,22 +163,22 @@ class EpochWrites:
 
     def _fenced(self) -> Fenced:
         return Fenced(
-            f"{self._label()}: another run writes it now; this run has written nothing more. One "
+            f"{self._label()}: another run has taken over; this run has written nothing more. One "
             "query at a time may use a checkpoint, and one query at a time may write a stage"
         )
 
     def _behind(self, epoch: int, decided: int) -> ConfigurationError:
         return ConfigurationError(
-            f"epoch: {self._label()}: this is batch {epoch}, but batch {decided} was written "
-            "before: an older checkpoint was restored, or the numbering was restarted. Nothing was "
-            f"written. {self._ways_out()}"
+            f"epoch: {self._label()}: this is batch {epoch}, but batch {decided} has been written; "
+            "this attempt wrote nothing. Either an older checkpoint was restored, or the numbering "
+            f"was restarted. {self._ways_out()}"
         )
 
     def _ways_out(self) -> str:
         return (
-            "Give the write another stage, or run `pyqueue stage forget "
+            "Use another stage, or run `pyqueue stage forget "
             f"{' '.join(filter(None, (self.target.queue, self._stage_name)))}` with its server and "
-            "namespace: then it writes every row whose id neither the queue nor its history has"
+            "namespace, to write every row whose id is neither in the queue nor in its history"
         )
 
     def _label(self) -> str:
@@ -197,9 +197,9 @@ class EpochWrites:
         decided = IdSketch.stored(state.get("ids")) if state and state["epoch"] == epoch else None
         if decided is not None and (new := decided.missing(ids)):
             raise ConfigurationError(
-                f"epoch: {self._label()}: batch {epoch} was written before, with other rows: "
-                f"{new[0]!r} was not among them. Nothing was written. A batch that is repeated "
-                f"must have the same ids, so do not make them with uuid(). {self._ways_out()}"
+                f"epoch: {self._label()}: batch {epoch} has been written with different rows, "
+                f"without id {new[0]!r}; this attempt wrote nothing. A repeated batch must have "
+                f"the same ids, so do not generate ids with uuid(). {self._ways_out()}"
             )
 
     # ---- one run at a time
@@ -278,8 +278,8 @@ class EpochWrites:
         changed = [each["processed"] for each in others]
         if changed and (until := max(changed) + FRESH) > now:
             raise Occupied(
-                f"stage: {self._label()} is written by another query, too: give each query a "
-                "stage of a different name",
+                f"stage: another query also writes {self._label()}; use a stage of a different "
+                "name for each query",
                 until=until,
                 wait_s=(until - now).total_seconds(),
             )
@@ -328,8 +328,8 @@ class EpochWrites:
         for each in stored:
             if each["attempt"] == order and each["q"] != hidden["q"]:
                 raise ConfigurationError(
-                    f"id: several rows have the id {each['_id']!r}: give each message a different "
-                    "id, even in different queues"
+                    f"id: several rows have the id {each['_id']!r}; use a different id for each "
+                    "message, even in different queues"
                 )
         later = {each["_id"] for each in stored}  # rows of a larger attempt or task stay
         rest = [each for each in refused if each["_id"] not in later]
@@ -423,9 +423,9 @@ class EpochWrites:
         present = yield from count(target.kind, hidden, HOT)
         if present != expected:
             raise QueueError(
-                f"{self._label()}, epoch {epoch}: {expected} messages were written at {place}, and "
-                f"{present} are there: several rows have one id, or two copies of a task ran at "
-                "once (spark.speculation), or rows were deleted. No more of them are published"
+                f"{self._label()}, epoch {epoch}: {expected} messages were written at {place}, but "
+                f"{present} are there; no more are published. Either rows have the same id, or two "
+                "copies of a task ran at once (spark.speculation), or rows were deleted"
             )
 
     def resume(self, epoch: int) -> Plan[int]:

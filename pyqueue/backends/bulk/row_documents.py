@@ -66,7 +66,7 @@ def documents_of(
         if id is not None:
             if id in given:
                 raise ConfigurationError(
-                    f"id: several rows have the id {id!r}: give each message a different id"
+                    f"id: several rows have the id {id!r}; use a different id for each message"
                 )
             given.add(id)
     return documents, encoded, frozenset(given)

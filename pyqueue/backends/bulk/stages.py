@@ -154,7 +154,7 @@ def _delete_record(queue: str, record: Document) -> Plan[None]:
             break
         record = found[0]
     else:
-        raise Unavailable(f"queue {queue!r}: its stages keep writing: stop their queries first")
+        raise Unavailable(f"queue {queue!r}: its stages keep writing; stop their queries first")
     name = name_of(record)
     first, end = hidden_queue(name, 0), hidden_queue(name, _LAST, "\x7f")
     yield from Delete({"q": {"$gte": first, "$lt": end}}, many=True)

@@ -29,7 +29,7 @@ from pyqueue.backends.pushing import (
     replace,
 )
 from pyqueue.documents import group_of, priority_of
-from pyqueue.errors import DuplicateKey, QueueError, Unavailable
+from pyqueue.errors import DuplicateKey, QueueError, Unavailable, first_ten
 from pyqueue.messages import HIGHEST_PRIORITY, Id
 from pyqueue.requests import (
     CountEach,
@@ -178,8 +178,8 @@ def insert_until_known(
         if not rows:
             return written
     ids: list[Id] = [each["_id"] for each in rows]
-    text = f"queue {queue!r}: other programs keep writing and finishing {ids[:10]}: try again"
-    raise Unavailable(text, ids=ids)
+    text = f"queue {queue!r}: other programs keep writing and finishing messages {first_ten(ids)}"
+    raise Unavailable(f"{text}; try again", ids=ids)
 
 
 def publish_rows(target: Target, hidden: str, now: datetime) -> Plan[int]:
@@ -241,7 +241,8 @@ def _one_for_each_key(messages: Iterable[NewMessage], on_duplicate: str) -> list
     keys = [each.key for each in given if each.key is not None]
     repeated = list(Counter(keys) - Counter(set(keys)))
     if repeated and on_duplicate == "error":
-        raise DuplicateKey(f"key: several rows have the same key: {repeated[:10]}", keys=repeated)
+        text = f"key: more than one row has each of the keys {first_ten(repeated)}"
+        raise DuplicateKey(text, keys=repeated)
     last = {each.key: place for place, each in enumerate(given)}
     return [each for place, each in enumerate(given) if each.key is None or last[each.key] == place]
 
@@ -333,9 +334,10 @@ class Staging:
             present = yield from count(to.kind, {"q": self._prefix + place}, HOT)
             if present != expected:
                 raise QueueError(
-                    f"queue {target.queue!r}: {expected} messages were staged at {place}, and "
-                    f"{present} are there: several rows have one id, or another job with the same "
-                    "ids ran at the same time, or it took more than a week. Nothing was published"
+                    f"queue {target.queue!r}: {expected} messages were staged at {place}, but "
+                    f"{present} are there; nothing was published. Either several rows have the "
+                    "same id, or another job wrote the same ids at the same time, or this job took "
+                    "more than a week"
                 )
         if self._on_duplicate == "error":
             yield from self._refuse_taken_keys(places)
@@ -361,9 +363,9 @@ class Staging:
         if deleted:
             raise QueueError(
                 f"queue {target.queue!r}: {deleted} of {sum(places.values())} staged messages were "
-                "deleted during publishing: another job with the same ids ran at the same time. "
-                "The rest is published. Run one of the two again, and let it ignore taken ids: it "
-                "writes the missing messages"
+                "deleted during publishing, because another job wrote the same ids at the same "
+                "time; the rest is published. To write the missing messages, run one of the two "
+                "jobs again, and let it ignore taken ids"
             )
         for queue, keys in clashing.items():
             raise key_taken(queue, keys)

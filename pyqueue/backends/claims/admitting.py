@@ -47,7 +47,7 @@ def check_limit(queue: str, kind: Kind, limit: Limit | None) -> None:
     """
     check_call(queue, limit, "claim")
     if limit is not None:
-        remedy = "a claim takes all messages of a document, so it cannot obey the rate: reserve "
+        remedy = "a claim takes all messages of a document, so it cannot obey the rate; reserve "
         refuse_packs(kind, queue, "claim", f"{remedy}messages with reserve_many()")
 
 

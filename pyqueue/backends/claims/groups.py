@@ -252,8 +252,8 @@ def fenced(group: ClaimGroup) -> Fenced:
     """Return the error of a runner whose group another runner has taken over."""
     return Fenced(
         f"group {group.group!r} of queue {group.backend.queue!r} was taken over by another "
-        "runner; this one has stopped. One runner at a time serves a group: use another group "
-        "for a second runner"
+        "runner, so this runner has stopped. One runner at a time serves a group; use another "
+        "group for a second runner"
     )
 
 
@@ -288,8 +288,8 @@ def _available(group: ClaimGroup, state: Document, candidate: Candidate, now: da
             owner = str(state.get("owner"))
             raise Occupied(
                 f"group {group.group!r} of queue {group.backend.queue!r} is run by another runner, "
-                f"{owner}: this one stands by. One runner at a time serves a group: to share its "
-                "work, give members",
+                f"{owner}; this runner stands by. One runner at a time serves a group; to share "
+                "its work, set members",
                 owner=owner,
                 until=until,
                 wait_s=wait_s,

@@ -156,8 +156,8 @@ class Permits:
         if not self._followed.noted_slow:
             self._followed.noted_slow = True
             log.warning(
-                "queue %r: permits for %d of %d keys came within %.1f s: a receive returns the "
-                "messages that may start by then; the network or the server is slow",
+                "queue %r: permits for %d of %d keys came within %.1f s, so a receive returns only "
+                "the messages that may start by then; the network or the server is slow",
                 self._queue,
                 asked,
                 keys,

@@ -202,7 +202,7 @@ class _Append:
         if self.failure is not None:
             raise self.failure
         if self.overtaken >= MAX_OVERTAKEN:
-            text = "other processes kept appending first; nothing was stored: try again"
+            text = "other processes kept appending first, so nothing was stored; try again"
             raise Unavailable(f"stream {self.stream!r}: {text}")
 
     def was_stored(self) -> Plan[bool]:

@@ -29,19 +29,19 @@ from pyqueue.requests import Delete, Filter, Find, Plan, ServerTime, Signal
 
 Duration = float | timedelta
 
-#: Operations and arguments that a consumer group does not offer, and why.
+#: Operations and arguments that a consumer group does not support, and why.
 _REFUSED: Final = {
-    "move": "a message stays in its stream: push its payload to the queue, then commit",
-    "progress": "a stream stores no progress: keep it in your own collection",
-    "checkpoint": "a stream stores no checkpoints: keep them in your own collection",
-    "session": "a stream takes no part in transactions, which would block the group: leave it out",
-    "payload": "a message of a stream never changes: leave it out",
-    "pop": "a consumer group reserves messages: use reserve()",
+    "move": "a message stays in its stream; push its payload to the queue, then commit",
+    "progress": "a stream stores no progress; keep it in your own collection",
+    "checkpoint": "a stream stores no checkpoints; keep them in your own collection",
+    "session": "a stream takes no part in transactions, which would block the group; leave it out",
+    "payload": "a message of a stream never changes; leave it out",
+    "pop": "a consumer group reserves messages; use reserve()",
 }
 
 
 def refusal(name: str) -> ConfigurationError:
-    """Return the error for an operation that a consumer group does not offer."""
+    """Return the error for an operation that a consumer group does not support."""
     return ConfigurationError(f"{name}: {_REFUSED[name]}")
 
 
@@ -178,7 +178,7 @@ class GroupPlans:
     @property
     def target(self) -> NoReturn:
         """Refuse to be the target of a move."""
-        raise ConfigurationError(f"to: {self.queue!r} is a consumer group: name a queue")
+        raise ConfigurationError(f"to: {self.queue!r} is a consumer group; name a queue")
 
     def move(self, *_: object, **options: object) -> NoReturn:
         """Refuse a move."""

@@ -193,7 +193,7 @@ def deliver(
     if delivery.skipped:
         yield from _skip(state, one.token, delivery.skipped, first)
     if rest and not touched and not share.messages:
-        text = f"stream {state.stream!r}: a majority lacks position {rest[0]} now: try again"
+        text = f"stream {state.stream!r}: a majority lacks position {rest[0]} now; try again"
         raise Unavailable(text)
     return bool(rest)
 

@@ -154,7 +154,7 @@ def require_limit(stream: str, limit: Limit) -> None:
     for name in ("concurrency", "per"):
         if getattr(limit, name) is not None:
             raise ConfigurationError(
-                f"limit.{name}: {stream!r} is a stream, which does not offer it: set only rate"
+                f"limit.{name}: {stream!r} is a stream, which does not support it; set only rate"
             )
 
 
@@ -174,8 +174,8 @@ def _refuse_queue(stream: str, stored_kind: str) -> None:
     """Raise ConfigurationError if the record with this name is of a queue."""
     if stored_kind != STREAM:
         raise ConfigurationError(
-            f"name: {stream!r} is a queue of kind {stored_kind!r}: open it with client.queue(), "
-            "remove it with client.delete_queue(), or give the stream another name"
+            f"name: {stream!r} is a queue of kind {stored_kind!r}; open it with client.queue(), "
+            "delete it with client.delete_queue(), or use another name for the stream"
         )
 
 
@@ -272,7 +272,7 @@ def position_argument(name: str, value: object) -> int:
         remedy = f"a position from 0 to {END - 1}"
         if name == "start":
             remedy = f'"first", "last", an aware datetime, or {remedy}'
-        text = f"{name}: {shown(value)} is not allowed: give {remedy}"
+        text = f"{name}: {shown(value)} is not allowed; use {remedy}"
         raise ConfigurationError(text)
     return value
 

@@ -76,7 +76,7 @@ def create(state: GroupState, start: object) -> Plan[Group]:
         )
     made = yield from reload(state)
     if made is None:
-        text = f"group {state.name!r} of stream {state.stream!r} was just deleted: try again"
+        text = f"group {state.name!r} of stream {state.stream!r} was just deleted; try again"
         raise Unavailable(text)
     return made
 

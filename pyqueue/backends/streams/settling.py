@@ -31,7 +31,7 @@ from pyqueue.backends.streams.ranges import (
     settle_step,
 )
 from pyqueue.error_records import error_record
-from pyqueue.errors import ConfigurationError, LeaseLost, QueueError, Unavailable
+from pyqueue.errors import ConfigurationError, LeaseLost, QueueError, Unavailable, first_ten
 from pyqueue.facts import as_stored
 from pyqueue.messages import Backoff, StreamReservation
 from pyqueue.payloads import Codec, encode
@@ -207,7 +207,7 @@ def reservations(state: GroupState, given: Sequence[object]) -> list[StreamReser
     for each in given:
         if not isinstance(each, StreamReservation):
             raise ConfigurationError(
-                f"reservations: give reservations from the consumer's reserve(), not "
+                f"reservations: expected reservations from the consumer's reserve(), found "
                 f"{type(each).__name__}"
             )
         if (each.queue, each.group) != (state.stream, state.name):
@@ -307,7 +307,8 @@ def raise_lost(state: GroupState, held: Held, lost: Held) -> None:
     if lost:
         raise LeaseLost(
             f"{len(lost)} of {len(held)} reservations of group {state.name!r} of stream "
-            f"{state.stream!r} are no longer held: {[each.position for each in lost[:10]]}",
+            f"{state.stream!r} are no longer held: positions "
+            f"{first_ten([each.position for each in lost])}",
             lost=lost,
         )
 
@@ -430,7 +431,7 @@ def entomb(
         raise refused[0].error
     if (yield from ServerTime()) - now > _MAX_BURIAL:
         # A copy that looks abandoned may be deleted; see ``delete_undecided``.
-        raise Unavailable("the burial took too long and buried nothing: try again")
+        raise Unavailable("the burial took too long and buried nothing; try again")
     endings = [
         Ending(each.token, frozenset({each.position}), copy=copy["_id"])
         for each, copy in zip(messages, copies, strict=True)
