@@ -185,7 +185,7 @@ K = TypeVar("K", bound=Callable[[], Kind])
 
 _kinds: dict[str, Kind] = {}
 
-#: The remedy in the error text, by the capability that a kind does not offer.
+#: The remedy in the error text, by the capability that a kind does not support.
 _REMEDIES: Final = {
     "pop": "; reserve messages and commit them",
     "claim": "; reserve messages with reserve_many()",

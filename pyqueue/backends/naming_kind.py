@@ -35,7 +35,7 @@ def name_kind(queue: str, record: Mapping[str, Any], kind: Kind) -> Plan[None]:
         kind: the kind that the program names.
 
     Raises:
-        ConfigurationError: the queue has a limit that the kind does not offer.
+        ConfigurationError: the queue has a limit that the kind does not support.
     """
     shape = record.get("shape")
     if (limit := limit_or_none(queue, shape)) is not None:

@@ -86,7 +86,7 @@ class QueuePlans:
         names_kind: whether the terms name the kind; if false, the kind is taken from the record.
 
     Raises:
-        ConfigurationError: the kind does not offer an option.
+        ConfigurationError: the kind does not support an option.
     """
 
     __slots__ = ("in_kinds", "kind_name", "terms")
@@ -313,7 +313,7 @@ def plans_of(
             messages claims them for that long.
 
     Raises:
-        ConfigurationError: the kind is unknown, or does not offer an option.
+        ConfigurationError: the kind is unknown, or does not support an option.
     """
     name = GUESSED_KIND if kind is None else kinds.lookup(kind).name
     label = partial(str, owner) if isinstance(owner, str) else owner
@@ -328,10 +328,10 @@ def _in_terms(terms: QueueTerms) -> QueuePlans:
 
 
 def _check_options(terms: QueueTerms) -> None:
-    """Refuse options that the kind does not offer.
+    """Refuse options that the kind does not support.
 
     Raises:
-        ConfigurationError: the kind does not offer one of them.
+        ConfigurationError: the kind does not support one of them.
     """
     queue, kind, shape = terms.queue, terms.kind, terms.options.shape
     if terms.options.history is not None:
@@ -359,7 +359,7 @@ def found(plans: QueuePlans, *, names: bool = False) -> Plan[QueuePlans]:
         names: whether the result counts as plans whose kind was named.
 
     Raises:
-        ConfigurationError: the queue is a stream, or the kind does not offer an option.
+        ConfigurationError: the queue is a stream, or the kind does not support an option.
     """
     if plans.kind_name is not None:
         return plans

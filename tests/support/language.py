@@ -58,7 +58,7 @@ RULES = (
     Rule(
         "is no X",
         r"(?<!there )\bis no (?!longer\b|more\b)\w+",
-        "write \"invalid queue name 'x': use ...\"",
+        "write \"invalid queue name 'x'; use ...\"",
         kinds=frozenset({"error"}),
     ),
     Rule("others", r"\bothers\b", "name them: other consumers, the other messages", limit=1),

@@ -290,7 +290,7 @@ class EpochWrites:
         """Write messages where no consumer sees them.
 
         Rows that a smaller attempt or task wrote with the same id are replaced. A message
-        whose id is already in the queue is the same message.
+        whose id is already in the queue counts as written.
 
         Args:
             epoch: the number of the epoch.

@@ -93,13 +93,13 @@ def append(
 ) -> Plan[int]:
     """Write messages to a queue.
 
-    A message whose id is already in the queue is the same message; but see ``by_id``.
+    A message whose id is already in the queue counts as written; but see ``by_id``.
 
     Args:
         target: the queue.
         messages: the messages.
         on_duplicate: the action if a key is taken, as for ``Queue.push_many``.
-        by_id: do the same if an id is taken. Requires an id in each message, and no session.
+        by_id: apply ``on_duplicate`` to ids, too. Requires an id in each message, and no session.
         session: the session of the caller's transaction, or None.
 
     Returns:
@@ -271,7 +271,7 @@ class Staging:
         """Write messages where no consumer sees them.
 
         Rows that another attempt staged with the same id are replaced. A message whose id
-        is already in the queue is the same message, unless ``on_duplicate`` is "error".
+        is already in the queue counts as written, unless ``on_duplicate`` is "error".
 
         Args:
             place: a name that only this attempt uses.

@@ -1,4 +1,4 @@
-"""Acknowledge a named claim: finish its messages, but bury those a reader could not convert.
+"""Acknowledge a named claim: finish its messages, and bury any that a reader could not convert.
 
 The reader notes such a message in its claim, with the reason, and skips it. The acknowledgement of
 the claim buries it. A restarted stream keeps the notes, because its batch may be committed already.

@@ -46,7 +46,7 @@ STAMP: Final = 5000
 
 @dataclass(frozen=True, slots=True)
 class ClaimRange:
-    """A part of the claims above ``after`` and up to ``upto``, disjoint from the other parts."""
+    """A part of the claims ``after + 1`` to ``upto``, disjoint from the other parts."""
 
     token: str
     after: int
@@ -57,7 +57,7 @@ class ClaimRange:
 
 
 def id_order(id: Id) -> tuple[bool, Any]:
-    """Return the place of an id in the order of the server."""
+    """Return the sort key that orders ids as the server does."""
     return isinstance(id, ObjectId), id
 
 
@@ -274,7 +274,7 @@ class NamedClaims(ClaimGroup):
         return [id for each in found for id in contents.ids(each)]
 
     def sizes(self, token: str, after: int, upto: int) -> Plan[dict[Id, int]]:
-        """Return how many messages each document has that these claims hold, by its ``_id``."""
+        """Return the number of messages in each document that these claims hold, by ``_id``."""
         contents = self.contents
         found = yield from Find(self._mine(token, after, upto), contents.sized, hint=CLAIMS)
         return {each["_id"]: contents.size(each) for each in found}
@@ -292,9 +292,9 @@ class NamedClaims(ClaimGroup):
         return [one for each in found for one in contents.reservations(each, now, noted=noted)]
 
     def mark(self, token: str, ids: Sequence[Id], number: int) -> Plan[None]:
-        """Note on held messages that work on them begins. The end of the claim removes the note.
+        """Note in held messages that work on them begins. The end of the claim removes the note.
 
-        ``number``: the note: the number of the part of the batch that has these messages.
+        ``number``: the note, which is the number of the part of the batch with these messages.
         """
         mine = {"claim.g": self.tag, "token": token}
         shared = yield from self.contents.find_shared(mine, ids)
@@ -405,13 +405,13 @@ class NamedClaims(ClaimGroup):
         return (yield from self.acknowledge(token, upto))
 
     def acknowledge(self, token: str, upto: int, held: int | None = None) -> Plan[int]:
-        """Finish the messages that claims up to ``upto`` still hold. Bury those noted as bad.
+        """Finish messages that claims up to ``upto`` still hold. Bury messages noted as bad.
 
         Args:
             token: the token of the runner.
             upto: the number of the last claim.
-            held: how many messages the runner read of claims that were not acknowledged yet. Those
-                that are no longer held count as lost. None: unknown.
+            held: how many messages the runner read of claims that were not acknowledged yet.
+                Messages that are no longer held count as lost. None: unknown.
 
         Returns:
             How many messages were finished or buried. If an earlier call acknowledged these claims,

@@ -109,7 +109,7 @@ class Candidate:
 
 
 def _runner(state: Document) -> str:
-    """Return the first token of the runner. The first release stored only the last one."""
+    """Return the first token of the runner. The first release stored only its last token."""
     return str(state.get("runner", state["token"]))
 
 
@@ -329,7 +329,7 @@ def take(
 ) -> Plan[tuple[G, str]]:
     """Take over one of the members of a group. Return the member and the new token.
 
-    The member whose runner the candidate follows comes first, then those with outstanding
+    The member whose runner the candidate follows comes first, then members with outstanding
     messages, which would otherwise wait for the end of their lease.
 
     Raises:

@@ -130,7 +130,7 @@ def no_slots(wanted: Mapping[str, int]) -> dict[str, FreeSlots]:
 
 
 def _limits(followed: FollowedLimit) -> tuple[int, int]:
-    """Return the limit on concurrency, and a former one under which messages may still be held."""
+    """Return the limit on concurrency, and a former limit under which messages may be held."""
     limit, drain = followed.limit, followed.drain
     concurrency = 0 if limit is None else limit.concurrency or 0
     return concurrency, concurrency if drain is None else drain.concurrency

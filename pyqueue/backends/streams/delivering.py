@@ -282,7 +282,7 @@ def _burial(
 
 
 def _skip(state: GroupState, token: str, positions: Sequence[int], first: int) -> Plan[None]:
-    """Pass over messages that the retention of the stream deleted, and all messages before them."""
+    """Skip messages that the retention of the stream deleted, and all messages before them."""
     yield from settle(state, [Ending(token, frozenset(positions), skipped=True)])
     number = len(positions)
     group = yield from reload(state)

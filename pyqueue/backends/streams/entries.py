@@ -75,7 +75,7 @@ class Range:
 
     @property
     def alive(self) -> int:
-        """The bits of the positions that it still has."""
+        """A bit mask of the positions that it still has."""
         return ((1 << (self.end - self.start)) - 1) & ~self.done
 
     @property

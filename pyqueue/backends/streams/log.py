@@ -146,7 +146,7 @@ def ensure(stream: str, shape: Mapping[str, object]) -> Plan[None]:
 
 
 def require_limit(stream: str, limit: Limit) -> None:
-    """Refuse a limit that a stream does not offer.
+    """Refuse a limit that a stream does not support.
 
     Raises:
         ConfigurationError: the limit is not only a rate.

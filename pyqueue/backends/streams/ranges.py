@@ -15,7 +15,7 @@ Each message from the group's start on is in one of these places: at ``next`` or
 range, or finished. A range is an entry of ``out`` or ``back``::
 
     t        the token of the claim; in ``back`` it only tells the entries apart
-    s, e     the first position, and the one after the last
+    s, e     the first position, and the position after the last
     d        bits: which of its positions have left it. The lowest bit of the first byte is s
     u        the end of the lease; in ``back`` when the next try may begin
     k        how many times it was claimed;  x: how many of these claims lapsed
@@ -171,7 +171,7 @@ def _first_caller(wanted: Sequence[int], served: Sequence[bool]) -> int | None:
 def _turn(ready: tuple[Range, bool]) -> tuple[datetime, int]:
     """Return the place of a range among the ranges that were claimed before.
 
-    The longest wait comes first. By position, a message that always fails would come first again.
+    The longest wait comes first. By position, a message that always fails would always be first.
     """
     one, _ = ready
     return one.until, next(one.positions(), one.start)

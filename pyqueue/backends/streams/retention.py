@@ -73,7 +73,7 @@ def trim(stream: str, state: LogState, before: object) -> Plan[int]:
 def _delete_portion(
     stream: str, position: int | None, instant: datetime | None
 ) -> Plan[tuple[int, bool]]:
-    """Delete the first packs, as long as each is old enough and another one follows.
+    """Delete the first packs, as long as each is old enough and another pack follows.
 
     Args:
         stream: the name of the stream.

@@ -331,7 +331,7 @@ def extend(
 
 
 def renew(state: GroupState, held: Held) -> Plan[list[QueueError | None]]:
-    """Extend each lease by its own length. Return for each an error, or None."""
+    """Extend each lease by its own length. Return an error or None for each reservation."""
     lost = {id(each) for each in (yield from _extend(state, held, None, w1=True))}
     text = "is no longer held: its lease ended, or it was settled"
     return [
@@ -421,7 +421,7 @@ def entomb(
 ) -> Plan[set[tuple[int, str]]]:
     """Move messages to the dead-letter queue. Return the position and token of each not held.
 
-    The head of this module describes the steps.
+    The docstring of this module describes the steps.
     """
     target = yield from namespace.target(dead_letter)
     now = yield from ServerTime()
