@@ -266,8 +266,8 @@ def _edits(update: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
     if not isinstance(update, Mapping) or not all(
         isinstance(fields, Mapping) for fields in update.values()
     ):
-        operators = " ".join(OPERATORS)
-        raise ConfigurationError(f"update: expected {operators}, each with a mapping of fields")
+        operators = ", ".join(OPERATORS)
+        raise ConfigurationError(f"update: expected some of {operators}, each with fields")
     edits: dict[str, dict[str, Any]] = {}
     for operator, fields in update.items():
         arguments.one_of("update", operator, OPERATORS)

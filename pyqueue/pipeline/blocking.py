@@ -178,7 +178,8 @@ class ClientRunner:
         url = self._connection.url
         if url is None:
             raise ConfigurationError(
-                "spark: a Spark stage needs a client with a URL, or a blocking client"
+                "spark: a Spark stage needs a client that was created from a URL, or a blocking "
+                "client"
             )
         second = Connection(url, namespace=self.namespace)
         second.enter()

@@ -35,8 +35,8 @@ def session_defaults(settings: Mapping[str, str]) -> dict[str, str]:
     }
     if unknown := sorted(defaults.keys() - set(_OPTIONS)):
         raise ConfigurationError(
-            f"{prefix}{unknown[0]}: unknown setting; the settings are for {', '.join(_OPTIONS)}, "
-            "so set it as an option. Spark shows settings, so the address must be the name of an "
-            "environment variable"
+            f"{prefix}{unknown[0]}: unknown setting; set it as an option, because only "
+            f"{', '.join(_OPTIONS)} can be settings. Spark shows settings, so the address must be "
+            "the name of an environment variable"
         )
     return defaults

@@ -114,7 +114,7 @@ def test_checkpoint_that_was_put_back(make: Make) -> None:
     query = make()
     for number in range(3):
         query.batch(number, [number])
-    with pytest.raises(ConfigurationError, match=r"batch 1, but batch 2 was .*stage forget"):
+    with pytest.raises(ConfigurationError, match=r"batch 1 of .* than batch 2, .*stage forget"):
         make(run="r2").batch(1, [1])
 
 

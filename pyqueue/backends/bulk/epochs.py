@@ -169,9 +169,9 @@ class EpochWrites:
 
     def _behind(self, epoch: int, decided: int) -> ConfigurationError:
         return ConfigurationError(
-            f"epoch: {self._label()}: this is batch {epoch}, but batch {decided} has been written; "
-            "this attempt wrote nothing. Either an older checkpoint was restored, or the numbering "
-            f"was restarted. {self._ways_out()}"
+            f"epoch: batch {epoch} of {self._label()} is older than batch {decided}, which has "
+            "been written; this attempt wrote nothing. Either an older checkpoint was restored, "
+            f"or the numbering was restarted. {self._ways_out()}"
         )
 
     def _ways_out(self) -> str:
@@ -197,7 +197,7 @@ class EpochWrites:
         decided = IdSketch.stored(state.get("ids")) if state and state["epoch"] == epoch else None
         if decided is not None and (new := decided.missing(ids)):
             raise ConfigurationError(
-                f"epoch: {self._label()}: batch {epoch} has been written with different rows, "
+                f"epoch: batch {epoch} of {self._label()} has been written with different rows, "
                 f"without id {new[0]!r}; this attempt wrote nothing. A repeated batch must have "
                 f"the same ids, so do not generate ids with uuid(). {self._ways_out()}"
             )
