@@ -33,6 +33,7 @@ from pyqueue.messages import (
     Page,
     QueueInfo,
     Reservation,
+    ScheduleInfo,
     StreamMessage,
     StreamReservation,
 )
@@ -89,6 +90,7 @@ __all__ = [
     "Reject",
     "Reservation",
     "RetryLater",
+    "ScheduleInfo",
     "Stream",
     "StreamMessage",
     "StreamReservation",

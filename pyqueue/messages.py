@@ -45,6 +45,10 @@ State = Literal["scheduled", "ready", "reserved", "finished", "dead"]
 #: What a message waits for although its time has come: another message of its group, or a limit.
 Deferral = Literal["group", "limit"]
 
+#: What a schedule does after ticks that no process was there for: one message for all of them,
+#: none, or one for each.
+Missed = Literal["once", "skip", "all"]
+
 #: Added to the ``when`` of a finished message. It moves the message out of the range that claims
 #: scan, and keeps the order of finishing.
 KEPT: Final = timedelta(days=2_556_698)  # 7000 years
@@ -273,6 +277,27 @@ class QueueInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleInfo:
+    """One schedule of ``Client.schedules()``."""
+
+    name: str
+    #: The queue that gets its messages.
+    queue: str
+    #: The next tick; None while the schedule is paused.
+    next: datetime | None
+    paused: bool
+    #: The id of the last message.
+    last: Id | None
+    #: How many ticks pushed no message, because the message before was not finished, or because of
+    #: an error.
+    skipped: int
+    #: Why the last tick pushed no message, if there was an error.
+    error: str | None
+    #: The other arguments of ``Client.schedule``. Durations are in seconds.
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Backoff:
     """How long a message waits before try n+1.
 
@@ -320,3 +345,22 @@ class QueueOptions(TypedDict, total=False):
     on_failure: OnFailure | None
     pack: int | None
     limit: Limit | None
+
+
+class ScheduleOptions(TypedDict, total=False):
+    """The options of ``Client.schedule`` besides its queue and its cron expression."""
+
+    #: The time between two ticks, in place of a cron expression.
+    every: Duration | None
+    #: The time zone of the cron expression.
+    timezone: str
+    payload: Any
+    headers: Headers | None
+    key: str | None
+    priority: int | None
+    group: str | None
+    missed: Missed
+    #: Whether a tick pushes a message while the last one is still in a queue.
+    overlap: bool
+    #: How late a tick may be before it counts as missed.
+    grace: Duration

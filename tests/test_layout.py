@@ -75,6 +75,7 @@ PARTS: dict[str, set[str]] = {
     "ordered": {"core", "limits", "standard", "turns"},
     "bucket": {"core", "limits", "standard"},
     "streams": {"core", "limits"},
+    "schedules": {"core"},
     "bulk": {"core", "limits"},
     "claims": {"bulk", "core", "limits"},
     "all_queues": {"bucket", "bulk", "core", "streams"},
@@ -94,6 +95,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "pydantic": {"payloads", "pipeline", "spark", "demo"},
     "pydantic_core": {"payloads"},
     "mongomock": {"memory"},
+    "cronsim": {"backends.schedules.timing"},
     "anyio": {"claim", "reserved", "pipeline", "cli"},
     "yaml": {"pipeline.recipes"},
     "pyspark": {"spark", "demo"},
@@ -367,7 +369,7 @@ PROMISED = {
     *("Unavailable", "Disconnected", "TimedOut", "Fenced", "ConfigurationError"),
     *("Stream", "AsyncStream", "StreamMessage", "StreamReservation"),
     *("Consumer", "AsyncConsumer", "ConsumerCounts", "ConsumerInfo"),
-    *("BatchFailed", "Attempt", "Burial", "ErrorInfo", "Progress", "Hooks", "Page"),
+    *("BatchFailed", "Attempt", "Burial", "ErrorInfo", "Progress", "Hooks", "Page", "ScheduleInfo"),
 }
 SIGNATURES = {
     "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "
@@ -419,6 +421,12 @@ CLIENT = {
     "force_release": "id",
     "delete_queue": "name, force=False",
     "reshape": "name, *, strict=None, on_failure=None, retention=None, pack=None, limit=None",
+    "schedule": "name, *, queue, cron=None, **options",
+    "schedules": "",
+    "unschedule": "name",
+    "pause_schedule": "name",
+    "resume_schedule": "name",
+    "run_schedule": "name",
     "pipeline": "name='pipeline'",
     "transaction": "",
     "run_transaction": "fn",

@@ -37,6 +37,8 @@ INTERVAL: Final = timedelta(seconds=10)
 ABANDONED: Final = timedelta(days=1)
 #: How many hidden documents a pass reads at once.
 PAGE_SIZE: Final = 100
+#: The ``q`` of schedules, which hand over their messages. No queue has this name.
+SCHEDULES: Final = "~cron"
 
 
 @dataclass(slots=True)
@@ -171,6 +173,7 @@ def recover_all() -> Plan[int]:
     done = 0
     for name in (yield from Distinct("q")):
         queue = name.removeprefix(HIDDEN) if isinstance(name, str) else "~"
-        if queue != name and "~" not in queue:  # other names belong to streams
+        # Other names with "~" belong to streams.
+        if queue != name and ("~" not in queue or queue == SCHEDULES):
             done += yield from recover_queue(queue)
     return done

@@ -22,7 +22,10 @@ from tests.support.processes import ROOT, last_json, program
 #: Two executors with a JVM each, which share no files.
 MASTER = "local-cluster[2,1,1024]"
 #: Missing in the Python of the cluster: this package, and its dependencies beside pymongo.
-MISSING = ("pyqueue", "signals", "pydantic", "anyio", "_editable_impl_pyqueue", "pyspark_pyqueue")
+MISSING = (
+    *("pyqueue", "signals", "pydantic", "anyio", "cronsim"),
+    *("_editable_impl_pyqueue", "pyspark_pyqueue"),
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
 

@@ -63,8 +63,9 @@ def run(*parts: str) -> list[str]:
 
 def test_executor_path_needs_neither_pydantic_nor_anyio() -> None:
     """A cluster needs pymongo and pyarrow beside Spark, and the files of this package."""
+    refused = {"anyio", "cronsim", "mongomock", "pydantic", "pydantic_core", "rich", "typer"}
     assert run(
-        REFUSE.format(refused={"anyio", "mongomock", "pydantic", "pydantic_core", "rich", "typer"}),
+        REFUSE.format(refused=refused),
         """
         import pyarrow as pa
         from pyspark.sql.types import LongType, StringType, StructField, StructType

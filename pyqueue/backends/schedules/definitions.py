@@ -1,0 +1,209 @@
+"""Schedules as they are given and as they are stored, and the messages that they push.
+
+A schedule is one document::
+
+    _id      "~cron:NAME"
+    q, when  "~cron", and the next tick; ``NEVER`` while the schedule is paused
+    token    its revision: a random value, new at every change and at every tick
+    spec     what the caller gave: queue, cron or every, timezone, payload and so on
+    last     the id of the last message
+    skipped  how many ticks were skipped because the message before was still there
+    error    why the last tick could push no message
+    paused   present while it is paused
+
+It is the source of a handover to its queue at each tick, so ``handed`` may list copies.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple, get_args
+
+import bson
+
+from pyqueue import arguments
+from pyqueue.backends import kind as kinds
+from pyqueue.backends.kind import Kind
+from pyqueue.backends.namespace import STREAM
+from pyqueue.backends.naming_kind import GUESSED_KIND
+from pyqueue.backends.pushing import Content, new_document
+from pyqueue.backends.recovering import SCHEDULES
+from pyqueue.backends.schedules.timing import Timing, timing_of
+from pyqueue.clock import BAND
+from pyqueue.errors import ConfigurationError, QueueError
+from pyqueue.limits import shown
+from pyqueue.messages import Missed, ScheduleInfo, ScheduleOptions
+from pyqueue.payloads import OPTIONS, Codec, encode
+from pyqueue.requests import Document, Filter
+
+#: The beginning of the id of a schedule.
+_IDS: Final = f"{SCHEDULES}:"
+#: The shortest ``grace``, in seconds: a tick is decided within a second when all is well.
+_LEAST_GRACE_S: Final = 1.0
+#: The options that a stored definition has only if they were given, and their checks.
+_OPTIONAL: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "headers": arguments.headers,
+    "key": arguments.key,
+    "priority": arguments.priority,
+    "group": arguments.ordered_group,
+}
+
+
+class Definition(NamedTuple):
+    """A schedule as the caller gave it."""
+
+    name: str
+    #: The arguments, in their stored form.
+    spec: Document
+
+
+def schedule_id(name: object) -> str:
+    """Return the _id of a schedule.
+
+    Raises:
+        ConfigurationError: the name is not allowed.
+    """
+    return _IDS + arguments.group(name, "name")
+
+
+def definition(name: str, queue: str, cron: str | None, options: ScheduleOptions) -> Definition:
+    """Check the definition of a schedule, as far as that needs no server.
+
+    Raises:
+        ConfigurationError: an argument is not allowed.
+        InvalidName: the queue has an invalid name.
+        InvalidMessage: the payload cannot be stored.
+    """
+    arguments.group(name, "name")
+    if unknown := sorted(set(options) - set(ScheduleOptions.__annotations__)):
+        raise ConfigurationError(f"{unknown[0]}: a schedule has no such option")
+    timing = timing_of(cron, options.get("every"), options.get("timezone", "UTC"))
+    rhythm = {"cron": timing.cron} if timing.every_s is None else {"every": timing.every_s}
+    given: dict[str, Any] = {each: value for each, value in options.items() if value is not None}
+    spec = {
+        "queue": arguments.queue_name(queue, "queue"),
+        **rhythm,
+        "timezone": timing.timezone,
+        **_rules(options),
+        **{each: check(given[each]) for each, check in _OPTIONAL.items() if each in given},
+        "payload": Codec[Any]().dump(options.get("payload", {})),
+    }
+    # In the stored form, so that the two can be compared.
+    return Definition(name, bson.decode(encode(spec).raw, OPTIONS))
+
+
+def _rules(options: Mapping[str, object]) -> Document:
+    """Check what happens to ticks that are missed or that overlap."""
+    missed, overlap = options.get("missed", "once"), options.get("overlap", False)
+    arguments.one_of("missed", missed, get_args(Missed))
+    if not isinstance(overlap, bool):
+        raise ConfigurationError(f"overlap: give True or False, not {shown(overlap)}")
+    if missed == "all" and not overlap:
+        raise ConfigurationError(
+            "missed: 'all' pushes several messages at once: give overlap=True as well"
+        )
+    grace_s = arguments.duration("grace", options.get("grace", 60))
+    if grace_s < _LEAST_GRACE_S:
+        raise ConfigurationError(f"grace: {shown(grace_s)} is not allowed: give at least 1 second")
+    return {"missed": missed, "overlap": overlap, "grace": grace_s}
+
+
+def check_target(spec: Document, stored: str | None) -> Kind:
+    """Return the kind of the queue of a schedule.
+
+    Args:
+        spec: the definition.
+        stored: the kind in the record of the queue; None: there is no record.
+
+    Raises:
+        ConfigurationError: the queue is a stream, or its kind does not offer an option.
+    """
+    queue = spec["queue"]
+    if stored == STREAM:
+        raise ConfigurationError(
+            f"queue: {queue!r} is a stream, and schedules push to queues: name a queue, and let a "
+            "worker of that queue append to the stream"
+        )
+    kind = kinds.lookup(stored or GUESSED_KIND)
+    for option, capability in (("key", "keys"), ("priority", "priority"), ("group", "group")):
+        if option in spec:
+            kinds.require(kind, queue, capability, option)
+    return kind
+
+
+def timing_in(spec: Document) -> Timing:
+    """Return when a stored definition ticks."""
+    return Timing(spec.get("cron"), spec["timezone"], spec.get("every"))
+
+
+class Schedule(NamedTuple):
+    """A stored schedule, as it was read."""
+
+    name: str
+    spec: Document
+    timing: Timing
+    #: The next tick; ``NEVER`` if it is paused, or has no further tick.
+    when: datetime
+    #: Its revision.
+    token: str
+    paused: bool
+    #: The whole document.
+    stored: Document
+
+    @property
+    def unchanged(self) -> Filter:
+        """The filter that matches the schedule until it changes or ticks."""
+        return {"_id": self.stored["_id"], "when": self.when, "token": self.token}
+
+    def info(self) -> ScheduleInfo:
+        """Return what people see."""
+        return ScheduleInfo(
+            self.name,
+            self.spec["queue"],
+            next=self.when if self.when < BAND else None,
+            paused=self.paused,
+            last=self.stored.get("last"),
+            skipped=self.stored.get("skipped", 0),
+            error=self.stored.get("error"),
+            options={name: value for name, value in self.spec.items() if name != "queue"},
+        )
+
+    def messages(self, kind: Kind, ticks: Sequence[datetime], now: datetime) -> list[Document]:
+        """Return a message for each tick. They have new ids at each call.
+
+        With the same ids, two processes would overwrite each other's hidden copies.
+        """
+        spec = self.spec
+        given = {each: spec.get(each) for each in _OPTIONAL}
+        contents = [
+            Content(None, spec["payload"], id=self._message_id(tick), **given) for tick in ticks
+        ]
+        return [new_document(spec["queue"], kind, now, now, each) for each in contents]
+
+    def _message_id(self, tick: datetime) -> str:
+        return f"cron:{self.name}:{tick:%Y%m%dT%H%M%SZ}:{secrets.token_hex(6)}"
+
+
+def read(stored: Document) -> Schedule:
+    """Return a stored schedule.
+
+    Raises:
+        ConfigurationError: this release cannot read it.
+    """
+    name = str(stored["_id"]).removeprefix(_IDS)
+    try:
+        spec, when, token = stored["spec"], stored["when"], stored["token"]
+        timing = timing_of(spec.get("cron"), spec.get("every"), spec["timezone"])
+        _rules({each: spec[each] for each in ("missed", "overlap", "grace")})
+        arguments.queue_name(spec["queue"])
+        valid = "payload" in spec and isinstance(when, datetime) and isinstance(token, str)
+        if not valid:
+            raise ConfigurationError("a field is missing or invalid")
+    except (QueueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigurationError(
+            f"schedule {name!r} cannot be read: {error}: define it again, or upgrade pyqueue-mongo"
+        ) from error
+    paused = "paused" in stored
+    return Schedule(name, spec, timing, when=when, token=token, paused=paused, stored=stored)

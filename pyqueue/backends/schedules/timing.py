@@ -1,0 +1,127 @@
+"""The ticks of a schedule: the instants at which it pushes a message.
+
+Cron expressions and changes of daylight saving time follow cronsim. If both the minute and the hour
+are fixed times, they follow Debian's cron: a time that the change skips comes right after it, and a
+time that occurs twice counts once. Expressions whose minute or hour begins with a star match the
+local time at every instant, so they may match more or fewer times on that day.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from typing import Final, NamedTuple
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from pyqueue import arguments
+from pyqueue.errors import ConfigurationError
+from pyqueue.limits import shown
+
+#: The precision of instants.
+MOMENT: Final = timedelta(milliseconds=1)
+#: The shortest time between two ticks, in seconds.
+LEAST_EVERY_S: Final = 1.0
+#: The number of fields of a cron expression: it has no seconds.
+_FIELDS: Final = 5
+_LONGEST: Final = 200
+_EXAMPLE: Final = 'give five fields: minute, hour, day, month, weekday, such as "0 3 * * *"'
+
+
+class Timing(NamedTuple):
+    """When a schedule ticks: at the times of a cron expression, or at equal distances."""
+
+    #: The expression; None: ``every_s`` counts.
+    cron: str | None
+    timezone: str = "UTC"
+    every_s: float | None = None
+
+    def first(self, now: datetime) -> datetime | None:
+        """Return the first tick of a schedule that begins now. None: it never ticks."""
+        return self.after(now, now)
+
+    def after(self, tick: datetime, now: datetime) -> datetime | None:
+        """Return the first tick after ``now``. None: there is none in the next 50 years.
+
+        Args:
+            tick: a tick, or the beginning. Ticks at equal distances are counted from here.
+            now: an instant that is not before ``tick``.
+        """
+        if self.every_s is not None:
+            step = timedelta(seconds=self.every_s)
+            return tick + ((now - tick) // step + 1) * step
+        return next(self._from(now), None)
+
+    def last(self, tick: datetime, until: datetime, count: int) -> list[datetime]:
+        """Return the last ticks from ``tick`` to ``until``, both included; at most ``count``."""
+        if self.every_s is not None:
+            step = timedelta(seconds=self.every_s)
+            number = (until - tick) // step + 1
+            return [tick + place * step for place in range(max(0, number - count), number)]
+        # Going back finds where to start; only going forward defines the ticks.
+        past = deque(islice(self._cron(until + MOMENT, reverse=True), count + 1), maxlen=1)
+        start = max([tick, *(each.astimezone(UTC) for each in past)])
+        found = deque[datetime](maxlen=count)
+        for each in self._from(start - MOMENT):
+            if each > until:
+                break
+            found.append(each)
+        return list(found)
+
+    def _from(self, when: datetime) -> Iterator[datetime]:
+        """Yield the times of the expression after ``when``."""
+        for each in self._cron(when):
+            tick = each.astimezone(UTC)
+            if tick > when:  # cronsim begins before ``when`` in an hour that occurs twice
+                yield tick
+
+    def _cron(self, when: datetime, *, reverse: bool = False) -> CronSim:
+        return CronSim(str(self.cron), when.astimezone(ZoneInfo(self.timezone)), reverse=reverse)
+
+
+def timing_of(cron: object, every: object, timezone: object) -> Timing:
+    """Check the arguments that say when a schedule ticks.
+
+    Args:
+        cron: a cron expression of five fields, or None.
+        every: the time between two ticks, or None.
+        timezone: the name of the time zone of the expression.
+
+    Raises:
+        ConfigurationError: an argument is not allowed, or the expression never matches.
+    """
+    _check_zone(timezone)
+    if (cron is None) == (every is None):
+        raise ConfigurationError("cron, every: give one of the two")
+    if every is not None:
+        length_s = arguments.duration("every", every, positive=True)
+        if length_s < LEAST_EVERY_S:
+            raise ConfigurationError(
+                f"every: {shown(every)} is not allowed: give at least 1 second"
+            )
+        return Timing(None, str(timezone), round(length_s, 3))
+    if not isinstance(cron, str) or len(cron) > _LONGEST or len(cron.split()) != _FIELDS:
+        raise ConfigurationError(f"cron: {shown(cron)} is not allowed: {_EXAMPLE}")
+    timing = Timing(" ".join(cron.split()), str(timezone))
+    try:
+        first = timing.first(datetime(2000, 1, 1, tzinfo=UTC))
+    except CronSimError as error:
+        raise ConfigurationError(f"cron: invalid {shown(cron)}: {error}; {_EXAMPLE}") from None
+    if first is None:
+        raise ConfigurationError(f"cron: {shown(cron)} never matches: {_EXAMPLE}")
+    return timing
+
+
+def _check_zone(name: object) -> None:
+    try:
+        if isinstance(name, str):
+            ZoneInfo(name)
+            return
+    except (KeyError, ValueError, OSError):  # unknown, a path outside the database, a folder
+        pass
+    raise ConfigurationError(
+        f'timezone: {shown(name)} is not allowed: give a name such as "UTC" or "Europe/Berlin"'
+    )
