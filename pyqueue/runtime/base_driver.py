@@ -214,6 +214,7 @@ class BaseDriver(Generic[L]):
         """Return the consumers of a queue that wait in this client.
 
         "NAME~GROUP" names the consumers of a group of a stream. They hear the events of the stream.
+        A name that begins with "~" is a topic itself.
         """
         found = self._waiters.get(queue)
         if found is None:
@@ -221,7 +222,7 @@ class BaseDriver(Generic[L]):
             found = self._waiters.setdefault(
                 queue,
                 Waiters(
-                    f"{self.topic}/{queue.partition('~')[0]}",
+                    f"{self.topic}/{queue.partition('~')[0] or queue}",
                     partial(self.stats.update, ["dead"]),
                     self._sweep,
                 ),

@@ -1,0 +1,169 @@
+"""Ticks: any process that is alive pushes the due messages of all schedules. There is no leader.
+
+The message of a tick leaves its schedule by a handover. The decision is an update that matches the
+next tick and the revision as they were read, and that sets the following tick and a new revision.
+So of all processes that try, one pushes the message, and the hidden copies of the other processes
+are deleted.
+
+A worker reads the times of the next ticks when one is due, when a schedule changes, and otherwise
+about once a minute.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Sequence, Set
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from pyqueue.backends.handover import finish
+from pyqueue.backends.hidden import ENDED
+from pyqueue.backends.namespace import HOT
+from pyqueue.backends.receiving import Waiting
+from pyqueue.backends.recovering import SCHEDULES
+from pyqueue.backends.scan import SCAN_ORDER
+from pyqueue.backends.schedules.definitions import Schedule, read
+from pyqueue.backends.schedules.managing import messages_of, push
+from pyqueue.backends.schedules.timing import MOMENT
+from pyqueue.backends.transitions import new_token
+from pyqueue.clock import BAND
+from pyqueue.errors import ConfigurationError, InvalidMessage, Unavailable
+from pyqueue.messages import NEVER
+from pyqueue.requests import Document, Find, Listen, Plan, ServerTime, Update, Wait
+
+log = logging.getLogger("pyqueue")
+
+#: The shortest time between two reads while no tick is due. The longest is half as long again.
+IDLE: Final = timedelta(seconds=60)
+#: How long after a tick a process reads at the latest. The processes of a fleet read at different
+#: times, so that few of them compete.
+_SPREAD: Final = timedelta(milliseconds=250)
+#: How many times of schedules are read at once.
+_PAGE_SIZE: Final = 100
+#: How many missed ticks get a message with ``missed="all"``: the last ones.
+_MOST_MISSED: Final = 100
+#: The longest text of an error that a schedule shows.
+_MOST_CHARACTERS: Final = 500
+
+
+class Due(NamedTuple):
+    """The ticks that get a message, and the tick that follows."""
+
+    ticks: list[datetime]
+    following: datetime
+
+
+def due(schedule: Schedule, now: datetime) -> Due:
+    """Return which ticks of a schedule get a message now. Its next tick must be due."""
+    tick, timing = schedule.when, schedule.timing
+    on_time = now - timedelta(seconds=schedule.spec["grace"])
+    if tick >= on_time:
+        return Due([tick], timing.after(tick, tick) or NEVER)
+    if schedule.spec["missed"] == "once":
+        return Due([tick], timing.after(tick, now) or NEVER)
+    late = on_time - MOMENT
+    following = timing.after(tick, late) or NEVER
+    if schedule.spec["missed"] == "skip":
+        return Due([], following)
+    return Due(timing.last(tick, late, _MOST_MISSED), following)
+
+
+def find_due(waiting: Waiting, passed: Set[object]) -> Plan[tuple[list[object], datetime | None]]:
+    """Find the schedules whose next tick is due.
+
+    Args:
+        waiting: the processes of this client that wait for ticks; see ``await_tick``.
+        passed: the ids of schedules to pass over.
+
+    Returns:
+        The ids of the schedules, and when the next tick of another schedule is due, if any.
+    """
+    yield from Listen(waiting)  # first, so that no later change is missed
+    now = yield from ServerTime()
+    match = {"q": SCHEDULES, "when": {"$lt": BAND}}
+    page = yield from Find(match, {"when": 1}, sort=SCAN_ORDER, limit=_PAGE_SIZE, hint=HOT)
+    ready = [each["_id"] for each in page if each["when"] <= now and each["_id"] not in passed]
+    return ready, next((each["when"] for each in page if each["when"] > now), None)
+
+
+def tick_each(waiting: Waiting, ids: Sequence[object]) -> Plan[set[object]]:
+    """Push the messages of the due ticks of schedules. Return the ids that cannot be read.
+
+    Raises:
+        QueueError: the server did not answer, or refused a command. Find the due ticks again.
+    """
+    unreadable: set[object] = set()
+    for id in ids:
+        for stored in (yield from Find({"_id": id}, limit=1)):
+            try:
+                yield from finish(stored)
+                yield from tick(read(stored))
+            except ConfigurationError as error:
+                log.warning("%s", error)
+                unreadable.add(id)
+    yield from waiting.upkeep(SCHEDULES, (yield from ServerTime()))
+    return unreadable
+
+
+def tick(schedule: Schedule) -> Plan[None]:
+    """Push the messages of the due ticks of a schedule, unless another process is faster."""
+    now = yield from ServerTime()
+    if schedule.when > now:
+        return
+    ticks, following = due(schedule, now)
+    put = {"when": following}
+    if ticks and not schedule.spec["overlap"] and (yield from _is_live(schedule)):
+        log.info(
+            "schedule %r: skipped a tick, because the last message is not finished", schedule.name
+        )
+        yield from _pass(schedule, put, skipped=1)
+    elif not ticks:
+        yield from _pass(schedule, put)
+    else:
+        try:
+            messages = yield from messages_of(schedule, ticks)
+            yield from _push(schedule, messages, put)
+        except (ConfigurationError, InvalidMessage) as error:
+            log.warning("schedule %r: a tick pushed no message: %s", schedule.name, error)
+            yield from _pass(schedule, {**put, "error": str(error)[:_MOST_CHARACTERS]}, skipped=1)
+
+
+def _is_live(schedule: Schedule) -> Plan[bool]:
+    """Return whether the last message of a schedule is in a queue, but not in a dead-letter queue.
+
+    A message that became several messages has ended.
+    """
+    last = schedule.stored.get("last")
+    gone = {each: {"$exists": False} for each in ("processed", "dead", ENDED)}
+    return last is not None and bool((yield from Find({"_id": last, **gone}, {"_id": 1}, limit=1)))
+
+
+def _push(schedule: Schedule, messages: Sequence[Document], put: Document) -> Plan[None]:
+    try:
+        yield from push(schedule, messages, put)
+    except Unavailable:  # the outcome is unknown; the same messages find it out
+        yield from push(schedule, messages, put)
+
+
+def _pass(schedule: Schedule, put: Document, skipped: int = 0) -> Plan[None]:
+    """Go to the next tick without a message, unless the schedule has changed."""
+    update = {"$set": {**put, "token": new_token()}, "$inc": {"skipped": skipped}}
+    yield from Update(schedule.unchanged, update, majority=True)
+
+
+def await_tick(waiting: Waiting, when: datetime | None) -> Plan[None]:
+    """Wait until a tick is due, a schedule has changed, or it is time to read again.
+
+    Args:
+        waiting: the processes of this client that wait for ticks.
+        when: when the next tick is due, if that is known.
+    """
+    now = yield from ServerTime()
+    until = now + random.uniform(1, 1.5) * IDLE
+    if when is not None:
+        until = min(until, when + random.random() * _SPREAD)
+    try:
+        yield from Wait(waiting, until, None)
+    finally:
+        waiting.wake_next(False)
