@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Self, TypeVar, Unpack, cast, overload
 
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.async_streams import AsyncConsumer
+from pyqueue.backends.schedules.definitions import definition
+from pyqueue.messages import ScheduleOptions
 from pyqueue.pipeline import AnyClient, Runner, StageOptions
+from pyqueue.pipeline.schedules import default_name, taking_payload
 from pyqueue.queues import Queue
 from pyqueue.streams import Consumer
 
 H = TypeVar("H", bound=Callable[..., Any])
 
 AnyQueue = str | Queue[Any] | AsyncQueue[Any] | Consumer[Any] | AsyncConsumer[Any]
+
+
+class CronOptions(StageOptions, ScheduleOptions, total=False):
+    """The options of ``Worker.cron``."""
 
 
 class Worker(Runner):
@@ -72,3 +79,40 @@ class Worker(Runner):
                 backoff, history and the other options of ``Client.queue``.
         """
         return self._add("sink", queue, handler, to, **options)
+
+    def cron(
+        self,
+        cron: str | None = None,
+        *,
+        name: str | None = None,
+        queue: str | None = None,
+        **options: Unpack[CronOptions],
+    ) -> Callable[[H], H]:
+        """Have a function run at certain times, in one of the workers that run. A decorator.
+
+        A run stores the schedule, which pushes a message at each tick, and consumes its queue with
+        the function. A run with ``until_empty`` only consumes.
+
+        Args:
+            cron: Five fields, such as "0 3 * * *", as for ``Client.schedule``.
+            name: The name of the schedule; by default "module:function".
+            queue: The queue for its messages; by default the name of the schedule.
+            options: The options of ``Client.schedule`` and of ``on``. The function takes no
+                argument, or the same arguments as in ``on``.
+
+        Raises:
+            ConfigurationError: An option is not allowed.
+        """
+        known = ScheduleOptions.__annotations__
+        of_schedule = {each: value for each, value in options.items() if each in known}
+        of_stage = {each: value for each, value in options.items() if each not in known}
+
+        def decorate(function: H) -> H:
+            title = default_name(function) if name is None else name
+            target = title if queue is None else queue
+            given = definition(title, target, cron, cast("ScheduleOptions", of_schedule))
+            self.on(target, taking_payload(function), **cast("StageOptions", of_stage))
+            self._add_schedule(given)
+            return function
+
+        return decorate

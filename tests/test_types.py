@@ -31,6 +31,12 @@ pipeline.link("a", print, to="b", max_tries=3, concurrency=2)
 pipeline.link("a", print, to="b", max_trys=3)  # error
 pipeline.sink("b", print, time_limt=3)  # error
 Worker(client).on("orders", print, leese=3)  # error
+
+client.schedule("nightly", queue="orders", every=60, missed="skip")
+client.schedule("nightly", queue="orders", evry=60)  # error
+client.schedule("nightly", queue="orders", every=60, missed="some")  # error
+Worker(client).cron("0 3 * * *", lease=3, overlap=True)(print)
+Worker(client).cron("0 3 * * *", leese=3)(print)  # error
 """
 
 

@@ -17,6 +17,7 @@ import anyio
 
 from pyqueue import arguments
 from pyqueue.async_queues import AsyncQueue
+from pyqueue.backends.schedules.definitions import Definition, definition
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import BatchOptions, Counts, QueueOptions
 from pyqueue.pipeline.blocking import AnyClient, connection_of, require_no_loop
@@ -80,6 +81,8 @@ class Runner:
     def __init__(self, client: AnyClient, name: str, *, concurrency: int = 16) -> None:
         self.name = name
         self.graph = Graph()
+        #: The schedules that a run stores, by name.
+        self._schedules: dict[str, Definition] = {}
         connection_of(client)  # refuses anything but a client
         self._client = client
         self._concurrency = arguments.count("concurrency", concurrency)
@@ -106,6 +109,11 @@ class Runner:
             self.graph.add(make_stage(stage_kind, source, function, to, of_handler))
 
         return self._add_or_decorate(handler, add)
+
+    def _add_schedule(self, given: Definition) -> None:
+        if given.name in self._schedules:
+            raise ConfigurationError(f"name: there are two schedules {given.name!r}: rename one")
+        self._schedules[given.name] = given
 
     def _made(self, queue: QueueBase[Any, Any], to: Iterable[str], configured: bool) -> Queue[Any]:
         """Return a queue or a consumer group that the caller has created."""
@@ -192,6 +200,7 @@ class Runner:
                 until_empty=until_empty,
                 grace=arguments.duration("grace", grace),
                 handle_signals=handle_signals,
+                schedules=[*self._schedules.values()],
             )
             try:
                 return await self._run.run()
@@ -469,4 +478,6 @@ class Pipeline(Runner):
                 pipeline.link(part.queue, imported(part.handler), to=part.to, **part.options())
             else:
                 pipeline.choice(part.queue, imported(part.handler), to=part.to, **part.options())
+        for each in recipe.cron:
+            pipeline._add_schedule(definition(each.name, each.queue, each.cron, each.options()))
         return pipeline

@@ -29,6 +29,7 @@ from anyio.abc import TaskGroup
 
 from pyqueue.backends.queue_plans import found, found_target
 from pyqueue.backends.recovering import pending
+from pyqueue.backends.schedules.definitions import Definition
 from pyqueue.delivery import Delivery
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueClosed, QueueError, Unavailable
 from pyqueue.messages import Backoff, Reservation
@@ -37,6 +38,7 @@ from pyqueue.pipeline.blocking import AnyClient, ClientRunner
 from pyqueue.pipeline.calls import Call, grouped
 from pyqueue.pipeline.graph import Graph, Stage
 from pyqueue.pipeline.running_stage import RunningStage
+from pyqueue.pipeline.schedules import keep_ticking
 from pyqueue.pipeline.spark_stage import batches_of, run_batches
 from pyqueue.pipeline.verdicts import UNAVAILABLE, Decision
 from pyqueue.queue_base import backend_of
@@ -75,6 +77,7 @@ class Run:
         until_empty: Whether to end when no stage has a message left.
         grace: The seconds that handlers get to finish when the run is stopped.
         handle_signals: Whether to stop at SIGTERM and SIGINT. Only a run in the main thread can.
+        schedules: The schedules to store. A run with ``until_empty`` has nothing to do with them.
     """
 
     def __init__(
@@ -86,12 +89,14 @@ class Run:
         until_empty: bool,
         grace: float,
         handle_signals: bool,
+        schedules: Sequence[Definition] = (),
     ) -> None:
         self._client = client
         self._graph = graph
         self._concurrency = concurrency
         self._until_empty = until_empty
         self._grace = grace
+        self._schedules = schedules
         self._handle_signals = (
             handle_signals and threading.current_thread() is threading.main_thread()
         )
@@ -198,6 +203,8 @@ class Run:
                 for each in checked:  # an empty queue must not hide a wrong option
                     await each.wait()
                 fetchers.start_soon(self._stop_when_empty)
+            else:
+                fetchers.start_soon(keep_ticking, self._runner, self._schedules, self._fail)
 
     async def _watch_signals(self) -> None:
         with (

@@ -15,8 +15,13 @@
     spark = "flights.frames:clean"       # a transform of DataFrames, as in ``Pipeline.spark``
     to = "clean"                         # a list: its column "queue" chooses; no "to": a sink
 
-A stage also takes the options of ``Pipeline.link``, or of ``Pipeline.spark``. Reading a recipe
-imports the modules that it names.
+    [[cron]]
+    name = "nightly"                     # a schedule: pushes a message to a queue
+    queue = "raw"
+    cron = "0 3 * * *"
+
+A stage also takes the options of ``Pipeline.link``, or of ``Pipeline.spark``, and a
+schedule the options of ``Client.schedule``. Reading a recipe imports the modules that it names.
 """
 
 from __future__ import annotations
@@ -24,13 +29,13 @@ from __future__ import annotations
 import importlib
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from pyqueue.errors import ConfigurationError
 from pyqueue.limits import Limit
-from pyqueue.messages import Backoff
+from pyqueue.messages import Backoff, ScheduleOptions
 
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 
@@ -115,6 +120,29 @@ class StagePart(QueuePart):
     window: float | None = None
 
 
+class CronPart(Part):
+    """A schedule."""
+
+    name: str
+    queue: str
+    cron: str | None = None
+    every: float | None = None
+    timezone: str | None = None
+    payload: Any = None
+    headers: dict[str, Any] | None = None
+    key: str | None = None
+    priority: int | None = None
+    group: str | None = None
+    missed: str | None = None
+    overlap: bool | None = None
+    grace: float | None = None
+
+    def options(self) -> ScheduleOptions:
+        """Return its options, as ``Client.schedule`` takes them."""
+        given = self.model_dump(exclude_unset=True, exclude={"name", "queue", "cron"})
+        return cast("ScheduleOptions", given)
+
+
 def _kind(stage: object) -> str:
     return "spark" if isinstance(stage, dict) and "spark" in stage else "handler"
 
@@ -130,6 +158,7 @@ class Recipe(Part):
     name: str = ""
     concurrency: Annotated[int, Field(ge=1)] = 16
     stages: Annotated[list[AnyStage], Field(min_length=1)]
+    cron: list[CronPart] = []
 
 
 def imported(path: str) -> Any:

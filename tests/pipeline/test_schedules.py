@@ -1,0 +1,173 @@
+"""Workers and pipelines that tick: the schedules of functions and of recipes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from pyqueue import Client, ConfigurationError, Delivery, Pipeline, QueueError, Unavailable, Worker
+from pyqueue.backends.recovering import SCHEDULES
+from pyqueue.messages import Backoff
+from pyqueue.pipeline import schedules
+from pyqueue.pipeline.schedules import keep_ticking
+from pyqueue.runtime.waiters import Waiters
+from tests.pipeline.place import Place
+from tests.support.eventually import eventually
+
+RECIPE = """
+[[stages]]
+queue = "in"
+handler = "tests.pipeline.stages:store"
+
+[[cron]]
+name = "nightly"
+queue = "in"
+cron = "0 3 * * *"
+timezone = "Europe/Berlin"
+payload = {kind = "report"}
+missed = "skip"
+"""
+
+
+def test_function_runs_at_each_tick(place: Place) -> None:
+    ran: Counter[str] = Counter()
+
+    def build(client: Any) -> Worker:
+        worker = Worker(client)
+
+        @worker.cron(every=1, name="bare")
+        async def bare() -> None:
+            ran["bare"] += 1
+
+        @worker.cron(every=1, name="full", queue="work", payload={"n": 1}, lease=30)
+        def full(payload: Any, delivery: Delivery[Any]) -> None:
+            assert (payload, delivery.message.queue) == ({"n": 1}, "work")
+            ran["full"] += 1
+
+        return worker
+
+    running = place.start(build)
+    eventually(lambda: ran["bare"] >= 2 and ran["full"] >= 2, "two ticks of each")
+    running.finish()
+    assert [each.name for each in place.client.schedules()] == ["bare", "full"]
+
+
+def test_workers_push_one_message_for_each_tick(server: Place) -> None:
+    """They hear of a new schedule at once, while they wait."""
+    running = [server.start(lambda client: Worker(client).on("other", print)) for _ in range(3)]
+    assert server.client.schedule("n", queue="ticks", every=1, overlap=True)
+    eventually(lambda: server.queue("ticks").counts().total >= 3, "three ticks", seconds=30)
+    for each in running:
+        each.finish()
+    ticks = [str(id).split(":")[2] for id in server.ids("ticks")]
+    assert len(set(ticks)) == len(ticks)
+    assert list(server.collection().find({"q": {"$regex": "^~handover"}})) == []
+
+
+def test_run_until_empty_neither_ticks_nor_stores(place: Place) -> None:
+    place.client.schedule("n", queue="ticks", every=60)
+    due = {"$set": {"when": datetime.now(UTC)}}
+    place.collection().update_one({"_id": "~cron:n"}, due)
+
+    def build(client: Any) -> Worker:
+        worker = Worker(client)
+        worker.cron("0 3 * * *", name="nightly")(print)
+        return worker
+
+    place.run(build, until_empty=True)
+    assert [each.name for each in place.client.schedules()] == ["n"]
+    assert place.ids("ticks") == []
+
+
+def test_recipe_stores_its_schedules(place: Place, tmp_path: Path) -> None:
+    path = tmp_path / "numbers.toml"
+    path.write_text(RECIPE)
+    running = place.start(lambda client: Pipeline.from_recipe(client, path))
+    eventually(place.client.schedules, "a schedule")
+    running.finish()
+    (stored,) = place.client.schedules()
+    assert (stored.name, stored.queue) == ("nightly", "in")
+    assert stored.options == {
+        "cron": "0 3 * * *",
+        "timezone": "Europe/Berlin",
+        "payload": {"kind": "report"},
+        "missed": "skip",
+        "overlap": False,
+        "grace": 60.0,
+    }
+    path.write_text(RECIPE.replace('missed = "skip"', 'mised = "skip"'))
+    with pytest.raises(ConfigurationError, match=r"cron\[0\].mised"):
+        Pipeline.from_recipe(place.client, path)
+
+
+def test_refused_schedule_ends_the_run(memory: Place, tmp_path: Path) -> None:
+    path = tmp_path / "numbers.toml"
+    path.write_text(RECIPE.replace('"in"\ncron', '"log"\ncron'))
+    memory.client.stream("log").append(1)
+    with pytest.raises(ConfigurationError, match="queue: 'log' is a stream"):
+        memory.run(lambda client: Pipeline.from_recipe(client, path))
+
+
+def test_schedule_of_a_function_has_its_name(offline: Client) -> None:
+    worker = Worker(offline)
+    worker.cron("0 3 * * *")(report)
+    assert list(worker.graph.stages) == [f"{__name__}:report"]
+    with pytest.raises(ConfigurationError, match="not usable for a schedule: give name="):
+        worker.cron("0 3 * * *")(lambda: None)
+    with pytest.raises(ConfigurationError, match="there are two schedules"):
+        worker.cron("0 4 * * *", name=f"{__name__}:report", queue="b")(report)
+    with pytest.raises(ConfigurationError, match="cron, every"):
+        worker.cron(name="none")(report)
+
+
+def report() -> None:
+    """Do nothing."""
+
+
+class Server:
+    """A runner whose plans end as the test says."""
+
+    def __init__(self, *errors: QueueError) -> None:
+        self.errors = list(errors)
+        self.began, self.ended = anyio.Event(), False
+
+    def waiters(self, name: str) -> Waiters:
+        assert name == SCHEDULES
+        return Waiters(name)
+
+    async def run(self, plan: Any) -> Any:
+        name = plan.__name__
+        plan.close()
+        if self.errors:
+            raise self.errors.pop(0)
+        if name == "tick_each":
+            self.began.set()
+            await anyio.sleep(0.02)
+            self.ended = True
+            return set()
+        return ["~cron:n"], None
+
+
+def test_stopped_run_finishes_its_tick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It continues after the server did not answer."""
+    monkeypatch.setattr(schedules, "_DELAYS", Backoff(base=0.001))
+
+    async def work() -> bool:
+        server, failed = (
+            Server(Unavailable("no answer"), ConfigurationError("refused")),
+            list[Any](),
+        )
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(keep_ticking, cast("Any", server), [], failed.append))
+            await server.began.wait()
+            tasks.cancel_scope.cancel()
+        assert failed == []
+        return server.ended
+
+    assert anyio.run(work)
