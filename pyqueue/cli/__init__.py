@@ -17,6 +17,7 @@ import typer
 from pyqueue.cli import (
     browsing,
     checkout,
+    cron,
     doctor,
     managing,
     queues,
@@ -63,6 +64,7 @@ for _part in (queues, browsing, managing, trace, work, doctor, checkout):
     app.add_typer(_part.app)
 app.add_typer(streams.app, name="stream")
 app.add_typer(stages.app, name="stage")
+app.add_typer(cron.app, name="cron")
 
 
 @app.command()
