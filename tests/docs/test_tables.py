@@ -140,11 +140,8 @@ def test_names_that_a_page_advertises_exist(page: str) -> None:
 #: A page, what it denies in its own words, and the names that would contradict it.
 DENIED = [
     ("README.md", "Routing by topics or patterns", {"topic", "pattern", "routing_key", "exchange"}),
-    ("README.md", "start something at nine each morning: use cron", {"cron", "schedule", "every"}),
     (MIGRATE, "| `group`, `chord` | `Many` fans out; there is no join |", {"chord", "join"}),
     (MIGRATE, "| result backend | none", {"result", "get_result", "result_backend"}),
-    (MIGRATE, "| beat | none", {"beat", "cron", "schedule", "every"}),
-    (RECIPES, "| Schedules: Celery beat", {"beat", "cron", "schedule", "every"}),
     (RECIPES, "| Waiting for the result of a job |", {"result", "wait", "request"}),
     (RECIPES, "| Cancelling a job that runs |", {"cancel", "cancelled"}),
     (RECIPES, "| A retry that does not count as a try |", {"counted"}),
