@@ -32,4 +32,4 @@ class ByHand(Sketch):
             "owner": OWNER,
             "reserved": now,
         }
-        return {"$set": changed, "$unset": {"claim": ""}, "$inc": {"tries": 1}}
+        return {"$set": changed, "$unset": {"claim": ""}, "$inc": {"tries": 1, "deliveries": 1}}
