@@ -296,9 +296,7 @@ class EmbeddedServer:
             else:
                 trouble = "no primary"
             if time.monotonic() > deadline:
-                raise self._failure(
-                    f"mongod was not ready within {_START_TIMEOUT_S:.0f} s ({trouble})"
-                )
+                raise self._failure(f"was not ready within {_START_TIMEOUT_S:.0f} s ({trouble})")
             time.sleep(0.01)
         return False
 
@@ -337,9 +335,9 @@ class EmbeddedServer:
             return ConfigurationError(
                 f"path: {self.path} is in use by {holder}; close it, or use another directory"
             )
-        what = what or f"mongod ended with status {status}"
+        what = what or f"ended with status {status}"
         return ConfigurationError(
-            f"path: {what}, in {self.path}; the end of its mongod.log:\n{self._log_end()}"
+            f"path: mongod in {self.path} {what}; the end of its mongod.log:\n{self._log_end()}"
         )
 
     def _log_end(self) -> str:

@@ -67,14 +67,14 @@ class SharedOptions:
             # The value from before a reshape is allowed, with a warning.
             if wanted not in [_readable(name, each) for each in self._code(name)]:
                 raise ConfigurationError(
-                    f"{name}: queue {self._queue!r} has {name}={shown!r}, but this program has "
-                    f"{name}={wanted!r}{self._origin(name)}; leave the option out to use the "
-                    "stored value, or change the stored value with client.reshape()"
+                    f"{name}: queue {self._queue!r} has {name}={shown!r}{self._origin(name)}, but "
+                    f"this program has {name}={wanted!r}; leave the option out to use the stored "
+                    "value, or change the stored value with client.reshape()"
                 )
             log.warning(
-                "%s: queue %r keeps %s=%r, but this program has %s=%r, the value before a "
-                "reshape%s; update the option, or leave it out",
-                *(name, self._queue, name, shown, name, wanted, self._origin(name)),
+                "%s: queue %r keeps %s=%r%s, but this program has %s=%r, the value before a "
+                "reshape; update the option, or leave it out",
+                *(name, self._queue, name, shown, self._origin(name), name, wanted),
             )
         return found
 
@@ -132,7 +132,7 @@ class SharedOptions:
         by, at = (entry.get("by"), entry.get("at")) if isinstance(entry, Mapping) else (None, None)
         if not isinstance(at, datetime):
             return ""
-        return f" (the stored value was set by {by or '?'} at {at:%Y-%m-%d %H:%M:%S} UTC)"
+        return f" (set by {by or '?'} at {at:%Y-%m-%d %H:%M:%S} UTC)"
 
 
 def named_options(given: Mapping[str, object], by: str, at: datetime) -> dict[str, object]:

@@ -200,7 +200,7 @@ def _check_names(given: Mapping[str, str]) -> None:
             )
         ignored.append(name)
     if ignored:
-        _warn(f"options: the data source pyqueue ignores the unknown {', '.join(ignored)}")
+        _warn(f"options: the data source pyqueue ignores unknown options ({', '.join(ignored)})")
 
 
 def _check_ways(given: Mapping[str, str], ways: Way) -> None:

@@ -78,7 +78,7 @@ def test_doctor_finds_limits_that_cannot_be_read(client: Client) -> None:
     finding = doctor.check_limits(client)
     assert finding.level == "wrong"
     assert "queue 'b'" in finding.text
-    assert "queue 'c': unknown fields 'weight'" in finding.text
+    assert "queue 'c' cannot be read (unknown fields 'weight')" in finding.text
     assert {each.name: each.limit for each in client.queues()} == {
         "a": Limit(rate=2, per="headers.customer"),
         "b": Limit(concurrency=2),

@@ -354,7 +354,7 @@ def test_publish_with_a_missing_message_shows_nothing(
 ) -> None:
     run(client, staging.write("a", [NewMessage("a", 1), NewMessage("b", 2)]))
     wrong, there = ("b", 0) if "b" in places else ("a", 2)
-    text = f"{places[wrong]} messages were staged at {wrong}, and {there} are there"
+    text = f"{places[wrong]} messages were staged at {wrong}, but {there} are there"
     with pytest.raises(QueueError, match=text):
         run(client, staging.publish(places))
     assert payloads(queue) == []

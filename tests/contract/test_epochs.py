@@ -302,7 +302,7 @@ def test_later_task_replaces_the_rows_of_an_earlier_one(scene: Scene) -> None:
 
 def test_commit_without_all_rows_shows_nothing(scene: Scene) -> None:
     attempt = scene.write(scene.writes, "a", *TASKS[0])
-    with pytest.raises(QueueError, match="3 messages were written at x, and 2 are there"):
+    with pytest.raises(QueueError, match="3 messages were written at x, but 2 are there"):
         scene.run(scene.writes.commit("a", 0, attempt, {"x": 3}))
     scene.consume()
     assert not scene.seen
@@ -576,7 +576,7 @@ def test_rows_of_other_queries_give_way_unless_decided(client: Client, scene: Sc
     dead, live = scene.query("dead", ""), scene.query("live", "")
     attempt = scene.write(dead, "a", row)
     scene.write(live, "b", row)
-    with pytest.raises(QueueError, match="1 messages were written at x, and 0 are there"):
+    with pytest.raises(QueueError, match="1 messages were written at x, but 0 are there"):
         scene.run(dead.commit("a", 0, attempt, {"x": 1}))
     with pytest.raises(Fenced):
         scene.run(dead.join("a", 0))

@@ -112,7 +112,7 @@ def test_stream_refuses_wrong_options(client: AnyClient, name: str) -> None:
     client.stream(name, retention=timedelta(hours=1)).append(1)
     client.stream(name, retention=3600).append(2)
     client.stream(name).append(3)
-    with pytest.raises(ConfigurationError, match=r"retention=3600.0, and retention=7200.0"):
+    with pytest.raises(ConfigurationError, match=r"retention=3600.0 .* retention=7200.0"):
         client.stream(name, retention=7200).append(4)
 
 
@@ -129,7 +129,7 @@ def test_reshape_changes_the_retention(
     client.reshape(name, retention=timedelta(hours=1))
     log.append(4)  # it agreed before and follows
     assert [each.payload for each in log.read()] == [3, 4]
-    with pytest.raises(ConfigurationError, match=r"retention=3600.0, and retention=7200.0"):
+    with pytest.raises(ConfigurationError, match=r"retention=3600.0 .* retention=7200.0"):
         world.connect().stream(name, retention=7200).append(5)
     missing = f"{name}-other"
     refuses(r"retention: .* at least 600", lambda: client.reshape(name, retention=599))

@@ -345,7 +345,7 @@ def test_failed_start_leaves_no_process(
     assert no_child_since(before)
     monkeypatch.setattr(EmbeddedServer, "_is_primary", lambda self, client: False)
     monkeypatch.setattr(embedded, "_START_TIMEOUT_S", 0.0)
-    with pytest.raises(ConfigurationError, match=r"mongod was not ready within 0 s \("):
+    with pytest.raises(ConfigurationError, match=r"was not ready within 0 s \("):
         EmbeddedServer(tmp_path)
     assert no_child_since(before)
 
@@ -527,7 +527,7 @@ def test_run_foreground_reports_a_dead_mongod(mongod: str, tmp_path: Path) -> No
 
     with ThreadPoolExecutor(1) as pool:
         killed = pool.submit(kill)
-        with redirect_stdout(output), pytest.raises(Unavailable, match="mongod ended with status"):
+        with redirect_stdout(output), pytest.raises(Unavailable, match="ended with status"):
             run_foreground(tmp_path / "data")
         killed.result(LONG)
 

@@ -93,7 +93,7 @@ def test_recipe_name_defaults_to_the_file_name(offline: Client, tmp_path: Path) 
 
 STAGE = '[[stages]]\nqueue = "raw"\nhandler = "tests.pipeline.stages:store"\n'
 WRONG = {
-    "no TOML": ("x = \ny = 1", r"recipe .*x\.toml: invalid TOML: .*line 1"),
+    "no TOML": ("x = \ny = 1", r"recipe .*x\.toml: invalid TOML .*line 1"),
     "no stages": ('name = "x"', "stages: Field required"),
     "empty": ("stages = []", "stages: List should have at least 1 item"),
     "unknown key": (STAGE + "leese = 5", r"stages\[0\]\.leese: Extra inputs are not permitted"),

@@ -121,7 +121,7 @@ def refuses(option: Shared, client: Client, value: Any, shown: Any, by: str) -> 
     name = option.name
     with pytest.raises(
         ConfigurationError,
-        match=rf"^{name}: .*{name}={shown}, and {name}={value_shown} was given{by}: ",
+        match=rf"^{name}: .*{name}={shown}{by}, but this program has {name}={value_shown}; ",
     ):
         option.use(client, value)
     assert record_of(client) == before
@@ -218,7 +218,7 @@ def test_limit_that_was_removed_stays_removed(programs: Programs) -> None:
     alice.reshape("a", limit=False)
     option.use(programs(OTHER), TWO)
     assert option.in_force(alice) is None
-    with pytest.raises(ConfigurationError, match=rf"limit=None, .*concurrency=5.* by {BY} at"):
+    with pytest.raises(ConfigurationError, match=rf"limit=None .*by {BY} at .*concurrency=5"):
         option.use(programs(OTHER), FIVE)
 
 
@@ -270,7 +270,7 @@ def attempt(run: Callable[[], object]) -> bool:
         run()
     except ConfigurationError as error:
         text = str(error)
-    refused = re.search(r"does not exist|(pack|limit)=.*, and \1=.* given .*by \w+.* at", text)
+    refused = re.search(r"does not exist|(pack|limit)=.* .*by \w+.* at .*, but .* \1=", text)
     assert bool(text) == bool(refused), text
     return not text
 

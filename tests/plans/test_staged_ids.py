@@ -108,7 +108,7 @@ def test_write_gives_up_if_its_ids_are_never_free(write: Write) -> None:
     fault = scene.around_inserts(
         before=lambda number: scene.push(["a"]), after=lambda number: scene.finish()
     )
-    with pytest.raises(Unavailable, match=r"programs keep writing and finishing \['a'\]") as caught:
+    with pytest.raises(Unavailable, match=r"writing and finishing messages \['a'\]") as caught:
         scene.steps.run(plan, fault)
     assert caught.value.ids == ["a"]
 

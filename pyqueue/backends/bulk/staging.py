@@ -241,7 +241,7 @@ def _one_for_each_key(messages: Iterable[NewMessage], on_duplicate: str) -> list
     keys = [each.key for each in given if each.key is not None]
     repeated = list(Counter(keys) - Counter(set(keys)))
     if repeated and on_duplicate == "error":
-        text = f"key: more than one row has each of the keys {first_ten(repeated)}"
+        text = f"key: the keys {first_ten(repeated)} occur in more than one row"
         raise DuplicateKey(text, keys=repeated)
     last = {each.key: place for place, each in enumerate(given)}
     return [each for place, each in enumerate(given) if each.key is None or last[each.key] == place]
