@@ -171,7 +171,7 @@ def collection_name(namespace: str, suffix: Any) -> str:
     name = f"{namespace}.{suffix}"
     if not isinstance(suffix, str) or not _NAMESPACE.fullmatch(name):
         raise InvalidName(
-            f"suffix: {shown(suffix)} is not allowed: use A-Z a-z 0-9 _ - and single dots, up to "
+            f"suffix: {shown(suffix)} is not allowed; use A-Z a-z 0-9 _ - and single dots, up to "
             f"{99 - len(namespace)} characters"
         )
     return name
@@ -256,7 +256,7 @@ def payloads(value: Any, single: str) -> list[Any]:
     """Return the payloads of a call. ``single``: the operation that takes a single payload."""
     if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
         raise ConfigurationError(
-            f"payloads: give a list of payloads, not {type(value).__name__}; "
+            f"payloads: expected a list of payloads, found {type(value).__name__}; "
             f"{single} takes a single payload"
         )
     return list(value)

@@ -50,7 +50,7 @@ def error_record(error: BaseException | str, now: datetime) -> dict[str, object]
         ConfigurationError: the error is neither an exception nor a str.
     """
     if not isinstance(error, (BaseException, str)):
-        raise ConfigurationError(f"error: give an exception or a str, not {type(error).__name__}")
+        raise ConfigurationError(f"error: pass an exception or a str, not {type(error).__name__}")
     if isinstance(error, str):
         return _described("error", error, now)
     record = _described(type(error).__name__, error_text(error), now)

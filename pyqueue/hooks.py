@@ -256,7 +256,7 @@ def calls_of(given: object) -> HookCalls | None:
     """
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
         raise ConfigurationError(
-            f"hooks: give a list of objects with methods of pyqueue.Hooks, not "
+            f"hooks: expected a list of objects with methods of pyqueue.Hooks, found "
             f"{type(given).__name__}"
         )
     hooks = list(given)
@@ -267,7 +267,7 @@ def _methods(hook: object) -> dict[str, Callable[..., Any]]:
     """Return the methods of one hook by their events."""
     name = type(hook).__name__
     if isinstance(hook, type):
-        raise ConfigurationError(f"hooks: {hook.__name__} is a class: give an object of it")
+        raise ConfigurationError(f"hooks: {hook.__name__} is a class; pass an object of it")
     found: dict[str, Callable[..., Any]] = {}
     for event in EVENTS:
         method = getattr(hook, event, None)
@@ -275,12 +275,12 @@ def _methods(hook: object) -> dict[str, Callable[..., Any]]:
             found[event] = method
     if not found:
         raise ConfigurationError(
-            f"hooks: {name} has none of the methods {', '.join(EVENTS)}: define at least one"
+            f"hooks: {name} has none of the methods {', '.join(EVENTS)}; define at least one"
         )
     for event, method in found.items():
         plain = inspect.unwrap(method)
         if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
             raise ConfigurationError(
-                f"hooks: {event} of {name} is async: give a plain function, which may start a task"
+                f"hooks: {event} of {name} is async; pass a plain function, which may start a task"
             )
     return found

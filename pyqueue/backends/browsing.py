@@ -114,7 +114,7 @@ def checked(**options: Unpack[BrowseOptions]) -> Wanted:
     if state is not None:
         arguments.one_of("state", state, get_args(State))
     if not isinstance(newest, bool):
-        raise ConfigurationError(f"newest: give True or False, not {type(newest).__name__}")
+        raise ConfigurationError(f"newest: expected True or False, found {type(newest).__name__}")
     return Wanted(
         state,
         conditions(options["where"]),
@@ -154,7 +154,7 @@ def _contents(terms: QueueTerms) -> Plan[Contents]:
     stored = yield from namespace.kind_of(queue)
     if stored == namespace.STREAM:
         raise ConfigurationError(
-            f"browse: {queue!r} is a stream: use client.stream({queue!r}).read(), or "
+            f"browse: {queue!r} is a stream; use client.stream({queue!r}).read(), or "
             "`pyqueue stream read`"
         )
     return contents_of(terms.kind if stored is None else kinds.lookup(stored))
@@ -336,4 +336,4 @@ def _position(cursor: object) -> Position:
         and isinstance(part, (int, NoneType))
     ):
         return Position(when, id, part)
-    raise ConfigurationError("after: this is not a cursor: give the `after` of a Page, unchanged")
+    raise ConfigurationError("after: this is not a cursor; pass the `after` of a Page, unchanged")

@@ -63,11 +63,11 @@ def _refuse_shared(id: Id, now: datetime) -> Plan[None]:
         if any(transitions.is_held(each, now) for each in found):
             raise ConfigurationError(
                 f"force_release: message {id} shares a document with other messages, which its "
-                "holder also holds: wait for the end of the lease, and push such messages with an "
+                "holder also holds; wait for the end of the lease, and push such messages with an "
                 "id"
             )
     if (yield from finding.in_stream(id)) is not None:
         raise ConfigurationError(
             f"force_release: {id} is a message of a stream, which each consumer group holds "
-            "separately: end all leases of a group with seek() of the consumer"
+            "separately; end all leases of a group with seek() of the consumer"
         )

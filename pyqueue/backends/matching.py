@@ -247,7 +247,7 @@ def conditions(where: object) -> Where:
         return Where(())
     if not isinstance(where, Mapping):
         raise ConfigurationError(
-            "where: give a mapping of paths to values, such as {'payload.n': 3}, not "
+            "where: expected a mapping of paths to values, such as {'payload.n': 3}, found "
             f"{type(where).__name__}"
         )
     return Where(tuple(_clause(path, value) for path, value in where.items()))
@@ -261,18 +261,18 @@ def _clause(path: object, value: object) -> Clause:
     if given.name == "exists":
         if not isinstance(given.value, bool):
             raise ConfigurationError(
-                f"where: {name}: exists takes True or False, not {type(given.value).__name__}"
+                f"where: exists for {name} takes True or False, found {type(given.value).__name__}"
             )
         wanted = given.value
     elif given.name == "one_of":
         if not isinstance(given.value, tuple) or not given.value:
-            raise ConfigurationError(f"where: {name}: one_of needs at least one value")
+            raise ConfigurationError(f"where: one_of for {name} needs at least one value")
         wanted = tuple(_in_stored_form(name, each) for each in given.value)
     else:
         wanted = _in_stored_form(name, given.value)
     if given.name in _ORDERS and _family(wanted) not in (float, str, datetime):
         raise ConfigurationError(
-            f"where: {name}: {given.name} compares numbers, strs and instants, not "
+            f"where: {given.name} for {name} compares numbers, strs and instants, found "
             f"{type(given.value).__name__}"
         )
     return Clause(name, Condition(given.name, wanted))
@@ -285,12 +285,12 @@ def _checked(path: object) -> str:
         ConfigurationError: it is not a str, or unknown.
     """
     if not isinstance(path, str):
-        raise ConfigurationError(f"where: give each path as a str, not {type(path).__name__}")
+        raise ConfigurationError(f"where: expected each path as a str, found {type(path).__name__}")
     root, *names = path.split(".")
     if root in _OPEN:
         if not all(names) or "\0" in path or not is_unicode(path):
             raise ConfigurationError(
-                f"where: invalid path {shown(path)}: write Unicode names without NUL, with one dot "
+                f"where: invalid path {shown(path)}; write Unicode names without NUL, with one dot "
                 "between two names"
             )
         return path
@@ -306,7 +306,7 @@ def _unknown(path: str, root: str) -> ConfigurationError:
     meant = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
     single = ", ".join(each for each in _KNOWN if "." not in each)
     return ConfigurationError(
-        f"where: unknown path {shown(path)}{meant}: give payload.NAME, headers.NAME, "
+        f"where: unknown path {shown(path)}{meant}; use payload.NAME, headers.NAME, "
         f"checkpoint.NAME, error.type, dead.reason, or one of {single}"
     )
 
@@ -325,12 +325,12 @@ def _in_stored_form(path: str, value: object) -> object:
         data = bson.encode({"": plain}, codec_options=OPTIONS)
     if data is None:
         raise ConfigurationError(
-            f"where: {path}: BSON cannot store this {type(value).__name__}, so no message has it: "
-            "give the value in its stored form"
+            f"where: BSON cannot store the {type(value).__name__} for {path}, so no message has "
+            "it; pass the value in its stored form"
         )
     if naive:
         raise ConfigurationError(
-            f"where: {path}: the instant has no time zone: give an aware datetime, e.g. "
+            f"where: the instant for {path} has no time zone; use an aware datetime, such as "
             "datetime.now(timezone.utc)"
         )
     found: object = bson.decode(data, OPTIONS)[""]

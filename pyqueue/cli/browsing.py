@@ -94,10 +94,11 @@ def _conditions(given: list[str]) -> dict[str, object]:
         path, equals, text = each.partition("=")
         if not equals or not path:
             raise ConfigurationError(
-                f"--where {each}: give PATH=VALUE, such as payload.n=3 or error.type=Timeout"
+                f"--where: {each!r} is not allowed; use PATH=VALUE, such as payload.n=3 or "
+                "error.type=Timeout"
             )
         if path in found:
-            raise ConfigurationError(f"--where {each}: give one value for {path}")
+            raise ConfigurationError(f"--where: {path} is set twice; set it once")
         try:
             found[path] = parse_json(text, "--where")
         except ConfigurationError:

@@ -126,8 +126,7 @@ class BaseConnection(Generic[D]):
         #: The hooks of the client, or None if it has none.
         self.hooks: HookCalls | None = calls_of(hooks)
         if signals is not None and not isinstance(signals, str) and not hasattr(signals, "emit"):
-            found = type(signals).__name__
-            raise ConfigurationError(f"signals: expected a URL or a bus, found {found}")
+            raise ConfigurationError(f"signals: pass a URL or a bus, not {type(signals).__name__}")
         #: Returns the label written into claims and records.
         self.owner: Callable[[], str] = process_label
         if arguments.owner(owner) is not None:

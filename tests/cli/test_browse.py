@@ -101,12 +101,12 @@ def test_age_is_short(seconds: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("a", "--where", "n"), "--where n: give PATH=VALUE"),
-        (("a", "--where", "=1"), "--where =1: give PATH=VALUE"),
-        (("a", "--where", "payload=1", "--where", "payload=2"), "give one value for payload"),
+        (("a", "--where", "n"), "--where: 'n' is not allowed; use PATH=VALUE"),
+        (("a", "--where", "=1"), "--where: '=1' is not allowed; use PATH=VALUE"),
+        (("a", "--where", "payload=1", "--where", "payload=2"), "payload is set twice"),
         (("a", "--where", "error.typ=x"), "where: unknown path 'error.typ' (did you mean"),
         (("b",), "QUEUE: namespace 'pyqueue' has no queue 'b'"),
-        (("clicks",), "QUEUE: 'clicks' is a stream: use `pyqueue stream read`"),
+        (("clicks",), "QUEUE: 'clicks' is a stream; use `pyqueue stream read`"),
     ],
 )
 def test_browse_refuses_wrong_input(

@@ -161,14 +161,14 @@ def test_wrong_arguments_of_browse_are_refused(queue: AnyQueue) -> None:
     refuses("after: ", lambda: queue.browse(after="é"), lambda: queue.browse(after=b"x"))
     refuses("limit: 0 is not", lambda: queue.browse(limit=0))
     refuses("budget: 0 is not", lambda: queue.browse(budget=0))
-    refuses("newest: give True or False, not int", lambda: queue.browse(newest=1))
+    refuses("newest: expected True or False, found int", lambda: queue.browse(newest=1))
 
 
 @pytest.mark.needs("standard")
 @pytest.mark.parametrize("kind", [None, "standard"])
 def test_browse_of_a_stream_is_refused(client: AnyClient, name: str, kind: str | None) -> None:
     client.stream(name).append(1)
-    refuses(r"browse: .* is a stream: use .*read\(\)", client.queue(name, kind=kind).browse)
+    refuses(r"browse: .* is a stream; use .*read\(\)", client.queue(name, kind=kind).browse)
 
 
 @pytest.mark.needs("packs")

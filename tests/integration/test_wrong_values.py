@@ -87,7 +87,7 @@ WRONG: dict[str, Callable[[Any, Any], object]] = {
     "id: ['x'] is not": lambda q, h: q.replay(["x"]),
     "since: ": lambda q, h: q.history(since=NAIVE),
     "state: 5 is not": lambda q, h: q.browse(5),
-    "where: give a mapping": lambda q, h: q.browse(where="n=1"),
+    "where: expected a mapping": lambda q, h: q.browse(where="n=1"),
     "after: this is not": lambda q, h: q.browse(after=h.id),
     "budget: 1.5 is not": lambda q, h: q.browse(budget=1.5),
     "limit: 1.5 is not": lambda q, h: q.redrive(1.5),

@@ -31,10 +31,10 @@ async def handling(deliveries: Any) -> AsyncIterator[None]:
 
 def test_wrong_hooks_are_refused() -> None:
     wrong: list[tuple[Any, str]] = [
-        (Recorder(), "give a list"),
-        ("pushed", "give a list"),
-        (None, "give a list"),
-        ({"pushed": print}, "give a list"),
+        (Recorder(), "expected a list"),
+        ("pushed", "expected a list"),
+        (None, "expected a list"),
+        ({"pushed": print}, "expected a list"),
         ([Recorder], "Recorder is a class"),
         ([Recorder(), object()], "object has none of the methods pushing, pushed"),
         ([Hooks()], "Hooks has none"),
