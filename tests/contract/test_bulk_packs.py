@@ -125,7 +125,7 @@ def test_epoch_counts_the_messages_of_packs(client: Client) -> None:
     attempt = scene.run(scene.writes.join("a", 0))
     assert scene.run(scene.writes.write(0, attempt, 1, "x", ROWS[0])) == 6
     assert hidden(client) == [1, 1, 2, 2]
-    with pytest.raises(QueueError, match="7 messages were written at x, and 6 are there"):
+    with pytest.raises(QueueError, match="7 messages were written at x, but 6 are there"):
         scene.run(scene.writes.commit("a", 0, attempt, {"x": 7}))
     assert scene.run(scene.writes.commit("a", 0, attempt, {"x": 6})) == 6
     received = scene.queue.reserve_many(10, timeout=0)
@@ -157,7 +157,7 @@ def test_staged_pack_that_is_missing_is_an_error(client: Client, queue: Queue[An
     staging = Staging(backend_of(queue).target, "job")
     run(client, staging.write("a", ROWS[0]))
     client.database["pyqueue"].delete_one({"staged": True, "n": 2})
-    with pytest.raises(QueueError, match="6 messages were staged at a, and 4 are there"):
+    with pytest.raises(QueueError, match="6 messages were staged at a, but 4 are there"):
         run(client, staging.publish({"a": 6}))
     run(client, staging.discard())
     assert hidden(client) == []

