@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import bson
@@ -198,13 +199,6 @@ class MemoryCollection:
                 )
             given = [_given(self._at_this_instant(each)) for each in args[:1]]
             given += [_given(each) for each in args[1:]]
-            if "update" in method and (
-                "$mul" in given[1] or any("." in name for name in given[1].get("$rename", ()))
-            ):
-                # mongomock's own error would not help the user.
-                raise ConfigurationError(
-                    "update: mongomock has no $mul and cannot $rename nested fields; use a server"
-                )
             with self._lock:
                 try:
                     if method in _WITH_BITS:
@@ -277,7 +271,14 @@ def _all_or_nothing(apply: Callable[..., None]) -> Callable[..., None]:
         before = copy.deepcopy(document)
         try:
             # Documents that one command updates must not share values.
-            apply(document, match, copy.deepcopy(update), inserts)
+            given = copy.deepcopy(update)
+            own = {name: given.pop(name) for name in _LACKING if name in given}
+            if given or not own:
+                apply(document, match, given, inserts)
+            for path, factor in own.get("$mul", {}).items():
+                _multiply(document, path, factor)
+            for path, to in own.get("$rename", {}).items():
+                _rename(document, path, to)
         except Exception as error:
             document.clear()
             document.update(before)
@@ -286,6 +287,71 @@ def _all_or_nothing(apply: Callable[..., None]) -> Callable[..., None]:
             raise
 
     return applied
+
+
+#: The operators of updates that mongomock lacks, or has for the fields at the top only.
+_LACKING = ("$mul", "$rename")
+
+
+def _holder(document: dict[str, Any], path: str, *, make: bool) -> tuple[Any, Any]:
+    """Return the object that contains the field at a path, and the name of the field in it.
+
+    Args:
+        document: The document.
+        path: The path, such as "payload.size".
+        make: Whether to make the documents that are missing on the way.
+
+    Raises:
+        WriteError: A value on the way is not a document.
+    """
+    *names, last = path.split(".")
+    found: Any = document
+    for name in names:
+        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
+            found = found[int(name)]
+        elif isinstance(found, dict):
+            found = found.setdefault(name, {}) if make else found.get(name, {})
+        else:
+            break
+    if isinstance(found, list) and last.isdecimal() and int(last) < len(found):
+        return found, int(last)
+    if not isinstance(found, dict):
+        raise WriteError(f"cannot create the field {last!r} at {path!r}", 28)
+    return found, last
+
+
+def _multiply(document: dict[str, Any], path: str, factor: Any) -> None:
+    holder, name = _holder(document, path, make=True)
+    value = holder[name] if isinstance(holder, list) else holder.get(name, 0)
+    if any(isinstance(each, bool) or not isinstance(each, _NUMBERS) for each in (value, factor)):
+        raise WriteError(f"cannot multiply {path!r}: a value is not a number", 14)
+    if bson.Decimal128 in (type(value), type(factor)):
+        one, two = (_decimal(each) for each in (value, factor))
+        holder[name] = bson.Decimal128(one * two)
+    else:
+        product = value * factor
+        is_long = bson.Int64 in (type(value), type(factor)) and isinstance(product, int)
+        holder[name] = bson.Int64(product) if is_long else product
+
+
+_NUMBERS = (int, float, bson.Decimal128)
+
+
+def _decimal(value: Any) -> Decimal:
+    return value.to_decimal() if isinstance(value, bson.Decimal128) else Decimal(value)
+
+
+def _rename(document: dict[str, Any], path: str, to: str) -> None:
+    holder, name = _holder(document, path, make=False)
+    if isinstance(holder, list):
+        raise WriteError(f"cannot rename {path!r}, which is an item of an array", 2)
+    if name in holder:
+        value = holder.pop(name)
+        target, new = _holder(document, to, make=True)
+        if isinstance(target, list):
+            raise WriteError(f"cannot rename to {to!r}, which is an item of an array", 2)
+        target.pop(new, None)
+        target[new] = value
 
 
 #: mongomock stores a Binary, but refuses a UUID.

@@ -63,6 +63,8 @@ def test_memory_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> 
 #: mongomock refuses the last one.
 REFUSED: list[tuple[dict[str, Any], type[QueueError]]] = [
     ({"$inc": {"text": 1}}, InvalidMessage),
+    ({"$mul": {"text": 2}}, InvalidMessage),
+    ({"$rename": {"number": "new", "text": "list.x"}}, InvalidMessage),
     ({"$push": {"number": 1}}, InvalidMessage),
     ({"$addToSet": {"number": 1}}, InvalidMessage),
     ({"$set": {"number": 2}, "$push": {"text": 1}}, InvalidMessage),
