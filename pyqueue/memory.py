@@ -62,6 +62,26 @@ def is_memory(database: object) -> bool:
     return type(database).__module__.startswith("mongomock")
 
 
+def lock_of(database: Any) -> threading.RLock:
+    """Return the lock of the store of a mongomock database."""
+    with _guard:
+        return _locks.setdefault(database._store, threading.RLock())
+
+
+def checked_session(session: Any) -> Any:
+    """Return a session of memory; see ``memory_sessions``.
+
+    Raises:
+        ConfigurationError: It is another session.
+    """
+    if hasattr(session, "collection_like"):
+        return session
+    raise ConfigurationError(
+        f"session: {type(session).__name__} is not a session of memory: start it with "
+        "client.transaction(), client.run_transaction() or client.database.client.start_session()"
+    )
+
+
 def _wall_clock() -> datetime:
     return datetime.now(UTC)
 
@@ -84,9 +104,18 @@ class MemoryCollection:
         self._collection._apply_update_document = _all_or_nothing(
             self._collection._apply_update_document
         )
-        store = database._store
-        with _guard:
-            self._lock = _locks.setdefault(store, threading.RLock())
+        self._lock = lock_of(database)
+
+    def on(self, database: Any) -> MemoryCollection:
+        """Return the collection of this name in another database, with the same clock."""
+        return MemoryCollection(database, self.name, self._now)
+
+    def _within(self, session: Any) -> MemoryCollection:
+        """Return the collection that an operation with this session uses."""
+        if session is None:
+            return self
+        found: MemoryCollection = checked_session(session).collection_like(self)
+        return found
 
     def create_index(self, keys: Any, *, name: str, **options: Any) -> None:
         """Create an index unless it exists, as a server does.
@@ -133,17 +162,20 @@ class MemoryCollection:
 
     def aggregate(self, pipeline: list[dict[str, Any]], **options: Any) -> list[Any]:
         """Run a pipeline that may end with $unionWith, which mongomock lacks."""
+        collection = self._within(options.get("session"))._collection
         own = [stage for stage in pipeline if "$unionWith" not in stage]
         more = [stage["$unionWith"]["pipeline"] for stage in pipeline if "$unionWith" in stage]
         with self._lock:
             return [
                 document
                 for part in (own, *more)
-                for document in self._collection.aggregate([_given(stage) for stage in part])
+                for document in collection.aggregate([_given(stage) for stage in part])
             ]
 
     def find_one_and_update(self, filter: Any, update: Any, **options: Any) -> Any:
         """Update a document and return it. mongomock would update the wrong element of an array."""
+        if (session := options.pop("session", None)) is not None:
+            return self._within(session).find_one_and_update(filter, update, **options)
         if isinstance(update, list):
             return self._update_by_pipeline(filter, update, **options)
         call = self.__getattr__("find_one_and_update")
@@ -166,7 +198,7 @@ class MemoryCollection:
             scratch = memory_database("scratch")["one"]
             scratch.insert_one(found or {"_id": id})
             now = self._now().replace(tzinfo=None)
-            (updated,) = scratch.aggregate(_replaced(_naive(pipeline), "$$NOW", now))
+            (updated,) = scratch.aggregate(replaced(_naive(pipeline), "$$NOW", now))
             if found is not None:
                 self._collection.delete_one({"_id": id})
             self._collection.insert_one(updated)
@@ -194,9 +226,7 @@ class MemoryCollection:
 
         def locked(*args: Any, hint: Any = None, session: Any = None, **options: Any) -> Any:
             if session is not None:
-                raise ConfigurationError(
-                    "session: mongomock has no sessions; use a MongoDB replica set"
-                )
+                return getattr(self._within(session), method)(*args, **options)
             given = [_given(self._at_this_instant(each)) for each in args[:1]]
             given += [_given(each) for each in args[1:]]
             with self._lock:
@@ -222,7 +252,7 @@ class MemoryCollection:
             return {**match, "$and": [self._at_this_instant(each) for each in match["$and"]]}
         if "$expr" not in match:
             return match
-        return {**match, "$expr": _replaced(match["$expr"], "$$NOW", self._now())}
+        return {**match, "$expr": replaced(match["$expr"], "$$NOW", self._now())}
 
     def _without_bits(self, given: list[Any]) -> list[Any]:
         """Return the arguments of an update or a delete without the operators on bits."""
@@ -369,12 +399,12 @@ def _given(value: Any) -> Any:
     return value
 
 
-def _replaced(value: Any, name: str, by: Any) -> Any:
+def replaced(value: Any, name: str, by: Any) -> Any:
     """Return a value in which a name is replaced by another value."""
     if isinstance(value, dict):
-        return {key: _replaced(each, name, by) for key, each in value.items()}
+        return {key: replaced(each, name, by) for key, each in value.items()}
     if isinstance(value, list):
-        return [_replaced(each, name, by) for each in value]
+        return [replaced(each, name, by) for each in value]
     return by if value == name else value
 
 

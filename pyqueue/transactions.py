@@ -32,7 +32,7 @@ def check_usable(driver: BaseDriver[Any]) -> None:
     Raises:
         ConfigurationError: The server has no transactions.
     """
-    if not driver.replicated:
+    if not driver.replicated and not driver.memory:
         raise ConfigurationError(
             "transaction: needs a MongoDB replica set; a set of one server is enough"
         )

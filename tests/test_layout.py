@@ -37,8 +37,17 @@ ROOT = Path(__file__).parents[1]
 LAYERS: dict[str, set[str]] = {
     "values": {
         *("_watchdog", "arguments", "clock", "concurrently", "delivery", "documents", "embedded"),
-        *("error_records", "errors", "facts", "hooks", "lazy", "limits", "memory", "messages"),
-        *("payloads", "requests", "targets", "where"),
+        *(
+            "error_records",
+            "errors",
+            "facts",
+            "hooks",
+            "lazy",
+            "limits",
+            "memory",
+            "memory_sessions",
+        ),
+        *("messages", "payloads", "requests", "targets", "where"),
     },
     "runtime": {"transactions"},
     "queues": {
@@ -91,7 +100,10 @@ MOST_TO_RECEIVE = 15, 3700
 #: Other packages than the standard library's, and the layers and modules that may import them.
 THIRD_PARTY: dict[str, set[str]] = {
     "bson": {"values", "backends", "runtime", "pipeline", "spark", "cli"},
-    "pymongo": {"embedded", "memory", "requests", "runtime", "spark.outputs", "cli", "demo"},
+    "pymongo": {
+        *("embedded", "memory", "memory_sessions", "requests", "runtime", "spark.outputs"),
+        *("cli", "demo"),
+    },
     "pydantic": {"payloads", "pipeline", "spark", "demo"},
     "pydantic_core": {"payloads"},
     "mongomock": {"memory"},

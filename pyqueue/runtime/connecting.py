@@ -30,6 +30,7 @@ from pyqueue.embedded import EmbeddedServer
 from pyqueue.errors import ConfigurationError, QueueClosed
 from pyqueue.hooks import HookCalls, calls_of
 from pyqueue.memory import is_memory, memory_database
+from pyqueue.memory_sessions import AsyncMemoryDatabase, MemoryDatabase
 from pyqueue.messages import Duration
 from pyqueue.requests import Plan
 from pyqueue.runtime import opened
@@ -104,6 +105,8 @@ class BaseConnection(Generic[D]):
     driver_type: type[Any]
     #: Closes everything that was opened if the connection is dropped without being closed.
     finalizer: Callable[[object, str, Opened], Finalizer]
+    #: The form in which programs get a database of ``memory:``.
+    memory_type: type[MemoryDatabase]
     renewer: LeaseRenewer
 
     def __init__(
@@ -223,6 +226,8 @@ class BaseConnection(Generic[D]):
         target = self.target
         if target == "memory:":
             return memory_database("pyqueue")
+        if isinstance(target, MemoryDatabase):
+            return target.raw
         if not isinstance(target, str):
             return target
         if target.startswith("embedded:"):
@@ -249,11 +254,12 @@ class BaseConnection(Generic[D]):
         """Return the bus that ``signals`` names, or the default bus."""
         if self._signals is not None and not isinstance(self._signals, str):
             return self._signals
-        default = "memory:" if is_memory(database) else "capped:"
+        memory = is_memory(database)
         try:
-            return self._open_bus(self._signals or default, database)
+            return self._open_bus(self._signals or ("memory:" if memory else "capped:"), database)
         except buses.BusError as error:
-            raise ConfigurationError(f"signals: {error}") from error
+            remedy = '; in memory, leave signals= out or give "memory:"' if memory else ""
+            raise ConfigurationError(f"signals: {error}{remedy}") from error
 
     def _bus_check(self, bus: Any) -> Any:
         """Check a bus that the user named. The default bus is allowed to fail."""
@@ -270,7 +276,18 @@ class BaseConnection(Generic[D]):
     def database(self) -> Any:
         """The database object; the first use opens the driver."""
         self.open()
-        return self._database
+        return self.memory_type(self._database) if self._is_memory else self._database
+
+    @property
+    def _is_memory(self) -> bool:
+        """Whether the database is one of ``memory:``. A mongomock database is the user's own."""
+        return self.target == "memory:" or isinstance(self.target, MemoryDatabase)
+
+    @property
+    def _sessions(self) -> Any:
+        """The object whose sessions the database takes."""
+        database = self._database
+        return (self.memory_type(database) if self.open().memory else database).client
 
     @property
     def url(self) -> str | None:
@@ -285,10 +302,10 @@ class BaseConnection(Generic[D]):
     @property
     def store(self) -> object:
         """A value that is equal for clients of one database."""
-        database = self.database if self.target == "memory:" else self.target
-        if is_memory(database):
-            return id(database)  # mongomock treats all of its databases as equal
-        return self.url or database
+        if self._is_memory or is_memory(self.target):
+            self.open()
+            return id(self._database)  # mongomock treats all of its databases as equal
+        return self.url or self.target
 
     @property
     def stats(self) -> Mapping[str, int]:
@@ -304,6 +321,7 @@ class Connection(BaseConnection[Driver]):
     """A connection for blocking code. Any number of threads may use it."""
 
     driver_type = Driver
+    memory_type = MemoryDatabase
     finalizer = staticmethod(opened.close_if_dropped)
 
     def __init__(self, target: object, **options: Unpack[ConnectionOptions]) -> None:
@@ -311,7 +329,9 @@ class Connection(BaseConnection[Driver]):
         self.renewer = Renewer()
 
     def _accepts(self, database: object) -> bool:
-        return isinstance(database, Database) or type(database).__module__ == "mongomock.database"
+        if isinstance(database, (Database, MemoryDatabase)):
+            return True
+        return type(database).__module__ == "mongomock.database"
 
     def _connect(self, url: str, **options: Any) -> Any:
         return pymongo.MongoClient(url, **options)
@@ -343,13 +363,13 @@ class Connection(BaseConnection[Driver]):
     @contextmanager
     def transaction(self) -> Iterator[Any]:
         """Provide the session for the block of ``Client.transaction``."""
-        with transactions.transaction(self._transactional(), self._database.client) as session:
+        with transactions.transaction(self._transactional(), self._sessions) as session:
             yield session
 
     def run_transaction(self, fn: Callable[[Any], R]) -> R:
         """Call ``fn(session)`` in a transaction, and again when MongoDB asks for a retry."""
         checked: Callable[[Any], R] = arguments.transaction_body("fn", fn, awaited=False)
-        return transactions.run_transaction(self._transactional(), self._database.client, checked)
+        return transactions.run_transaction(self._transactional(), self._sessions, checked)
 
     def _transactional(self) -> Driver:
         driver = self.open()
@@ -367,6 +387,7 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
     """A connection for async code. It belongs to the event loop in which it is first used."""
 
     driver_type = AsyncDriver
+    memory_type = AsyncMemoryDatabase
     finalizer = staticmethod(opened.close_if_dropped_async)
 
     def __init__(self, target: object, **options: Unpack[ConnectionOptions]) -> None:
@@ -375,7 +396,7 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
 
     def _accepts(self, database: object) -> bool:
         form = f"{type(database).__module__}.{type(database).__name__}"
-        return isinstance(database, AsyncDatabase) or form in (
+        return isinstance(database, (AsyncDatabase, MemoryDatabase)) or form in (
             "mongomock.database.Database",
             "motor.motor_asyncio.AsyncIOMotorDatabase",
         )
@@ -418,14 +439,14 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
     async def transaction(self) -> AsyncIterator[Any]:
         """Provide the session for the block of ``AsyncClient.transaction``."""
         driver = await self._transactional()
-        async with transactions.async_transaction(driver, self._database.client) as session:
+        async with transactions.async_transaction(driver, self._sessions) as session:
             yield session
 
     async def run_transaction(self, fn: Callable[[Any], Awaitable[R]]) -> R:
         """Await ``fn(session)`` in a transaction, and again when MongoDB asks for a retry."""
         checked: Callable[[Any], Awaitable[R]] = arguments.transaction_body("fn", fn, awaited=True)
         driver = await self._transactional()
-        return await transactions.run_async_transaction(driver, self._database.client, checked)
+        return await transactions.run_async_transaction(driver, self._sessions, checked)
 
     async def _transactional(self) -> AsyncDriver:
         driver = await self.opened()

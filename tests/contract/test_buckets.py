@@ -343,7 +343,6 @@ def test_rest_of_a_pack_goes_to_another_process(world: World, queue: AnyQueue) -
     other.commit(*got)
 
 
-@pytest.mark.needs("sessions")
 def test_push_is_repeated_in_a_transaction(client: AnyClient, queue: AnyQueue) -> None:
     ids = queue.push_many(range(3))
     unknown = [f"{ObjectId()}:{place:04}" for place in range(3)]
@@ -357,7 +356,6 @@ def test_push_is_repeated_in_a_transaction(client: AnyClient, queue: AnyQueue) -
     assert queue.counts() == Counts(ready=6)
 
 
-@pytest.mark.needs("sessions")
 def test_packed_messages_leave_in_transactions(
     world: World, client: AnyClient, queue: AnyQueue, name: str
 ) -> None:
@@ -396,7 +394,6 @@ def test_packed_messages_leave_in_transactions(
         queue.commit(*held)
 
 
-@pytest.mark.needs("sessions")
 def test_packs_take_part_in_transactions(client: AnyClient, queue: AnyQueue) -> None:
     queue.push_many(["x", "y", "z"])
     held = queue.reserve_many(3, timeout=0)

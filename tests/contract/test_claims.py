@@ -627,7 +627,7 @@ def test_dead_messages_are_never_buried_again(client: AnyClient, name: str) -> N
     assert grave.counts().total == 0
 
 
-@pytest.mark.needs("sessions", "dead_letter")  # mongomock accepts any value as a number
+@pytest.mark.needs("server", "dead_letter")  # mongomock accepts any value as a number
 def test_foreign_documents_are_buried_and_the_rest_claimed(
     world: World, queue: AnyQueue, client: AnyClient
 ) -> None:
@@ -662,7 +662,7 @@ STRANGE: dict[str, Any] = {
 }
 
 
-@pytest.mark.needs("sessions", "dead_letter")
+@pytest.mark.needs("server", "dead_letter")
 def test_claim_buries_invalid_documents_and_takes_the_rest(
     world: World, client: AnyClient, name: str
 ) -> None:

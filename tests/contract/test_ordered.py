@@ -275,7 +275,6 @@ def test_move_to_another_kind_and_back(client: AnyClient, queue: AnyQueue) -> No
     assert all_of(queue) == [1, 2]
 
 
-@pytest.mark.needs("sessions")
 def test_commit_in_a_transaction_frees_the_group(client: AnyClient, queue: AnyQueue) -> None:
     queue.push_many([1, 2], groups=["a", "a"])
     held = queue.reserve(0)

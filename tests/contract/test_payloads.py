@@ -226,7 +226,7 @@ def test_push_does_not_change_the_object(queue: AnyQueue) -> None:
     assert all(each.payload == {"a": [1, {"b": 2}]} for each in queue.peek())
 
 
-@pytest.mark.needs("pop", "sessions")  # mongomock accepts 17 MB, so it would prove nothing
+@pytest.mark.needs("pop", "server")  # mongomock accepts 17 MB, so it would prove nothing
 def test_largest_message(client: AnyClient, queue: AnyQueue) -> None:
     large = "x" * (16 * 1024 * 1024 - 66 * 1024)
     held = hold(queue, large)

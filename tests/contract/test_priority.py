@@ -198,7 +198,6 @@ def test_replace_by_key_takes_the_new_priority(queue: AnyQueue) -> None:
     assert payloads(queue.pop_many(2, timeout=0)) == ["new", "other"]
 
 
-@pytest.mark.needs("sessions")
 def test_push_in_a_transaction_takes_a_priority(world: World, queue: AnyQueue) -> None:
     queue.push("low", priority=1)
     with world.client.transaction() as session:

@@ -1,7 +1,4 @@
-"""transaction(), run_transaction() and session=.
-
-The tests run on real servers. mongomock has no transactions and refuses them.
-"""
+"""transaction(), run_transaction() and session=, on servers and in memory."""
 
 from __future__ import annotations
 
@@ -12,19 +9,14 @@ import pytest
 from pyqueue import ConfigurationError, DuplicateKey, LeaseLost
 from tests.contract.world import AnyClient, AnyQueue, World, expect_error, hold, waiting
 
-sessions = pytest.mark.needs("sessions", "keys", "move", "dead_letter")
+sessions = pytest.mark.needs("keys", "move", "dead_letter")
 
 
 class Oops(Exception):
     pass
 
 
-@pytest.mark.needs("no sessions")
-def test_mongomock_refuses(client: AnyClient, queue: AnyQueue) -> None:
-    with pytest.raises(ConfigurationError, match="replica set"), client.transaction():
-        pass
-    with pytest.raises(ConfigurationError, match="replica set"):
-        client.run_transaction(lambda session: None)
+def test_what_is_not_a_session_is_refused(queue: AnyQueue) -> None:
     with pytest.raises(ConfigurationError, match="session"):
         queue.push(1, session=object())
     held = hold(queue)

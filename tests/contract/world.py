@@ -26,6 +26,7 @@ from pyqueue.backends.kind import Kind
 from pyqueue.backends.ordered.kind import Ordered
 from pyqueue.backends.priority.kind import Priority
 from pyqueue.backends.standard import Standard
+from pyqueue.memory_sessions import MemoryDatabase
 from pyqueue.messages import PackedReservation
 from pyqueue.payloads import OPTIONS
 from tests.contract.newest import Newest
@@ -63,7 +64,7 @@ class Place:
     @property
     def offers(self) -> frozenset[str]:
         """Return the features that tests may need."""
-        more = {"sessions"} if self.server else {"no sessions"}
+        more = {"server"} if self.server else set[str]()
         if "packs" not in self.kind.capabilities:
             # Each message has one document.
             more |= {"documents"}
@@ -248,8 +249,8 @@ def open_world(place: Place, base: str | None) -> Iterator[World]:
             stack.callback(client.close)
             return client if place.kind.name == "standard" else KindClient(client, place, raw)
 
-        target: Any = "memory:"
-        raw: Any = None
+        target: Any = "memory:" if portal is None else MemoryDatabase.new()
+        raw: Any = None if portal is None else target
         if base is not None:
             front, _, query = base.partition("?")
             name = f"t{uuid4().hex[:16]}"
@@ -267,7 +268,8 @@ def open_world(place: Place, base: str | None) -> Iterator[World]:
         client = connect(target)
         if raw is None:
             raw = client.database
-        yield World(place, client, lambda **options: connect(client.database, **options), raw)
+        shared = raw if base is None else client.database
+        yield World(place, client, lambda **options: connect(shared, **options), raw)
 
 
 async def _motor(url: str) -> Any:
