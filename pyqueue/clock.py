@@ -46,6 +46,8 @@ class Clock:
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()  # from the monotonic clock to the epoch
         self._apart = self._offset
+        #: By how many seconds ``advance`` has moved the clock.
+        self.ahead = 0.0
         self._last = 0
         self._instant = _EPOCH
         self._taken = float("-inf")
@@ -63,6 +65,12 @@ class Clock:
             # future one.
             self._instant, self._last = _EPOCH + timedelta(milliseconds=stamp), stamp
         return self._instant
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock forward, in a test. It stays ahead of the primary's clock."""
+        self._offset += seconds
+        self.ahead += seconds
+        self.changes += 1
 
     @property
     def stale(self) -> bool:
@@ -88,13 +96,13 @@ class Clock:
     def agrees(self, sample: Sample) -> bool:
         """Return whether a sample took less than a second and agrees with the estimate."""
         sent, received, instant = sample
-        ahead = instant.timestamp() - self._offset
+        ahead = instant.timestamp() + self.ahead - self._offset
         return received - sent < _JUMP_S and sent - _TOLERANCE_S <= ahead <= received + _TOLERANCE_S
 
     def sample(self, samples: list[Sample]) -> None:
         """Take the best of several samples."""
         sent, received, instant = min(samples, key=lambda each: each[1] - each[0])
-        offset = instant.timestamp() - (sent + received) / 2
+        offset = instant.timestamp() + self.ahead - (sent + received) / 2
         self.changes += abs(offset - self._offset) > _JUMP_S
         self._offset = offset
         self.touch()
@@ -102,7 +110,7 @@ class Clock:
     @property
     def skew(self) -> float:
         """Seconds by which the clock of the primary is ahead of the wall clock of this machine."""
-        return self._offset - (time.time() - time.monotonic())
+        return self._offset - self.ahead - (time.time() - time.monotonic())
 
 
 def _from_now() -> Iterator[int]:

@@ -350,9 +350,8 @@ class BaseDriver(Generic[L]):
         Claims may have been undone, and delayed pushes may arrive below the lower bounds of scans.
         """
         self.clock.expire()
-        for table in self._all_waiters:
-            for waiters in list(table.values()):
-                waiters.scan.forget()
+        for waiters in _every_waiters(self):
+            waiters.scan.forget()
 
     def _watch(self, request: Wait, listener: L) -> Generator[float | None, bool, bool]:
         """Wait as the leader. Yield the seconds to listen for, or None to refresh the clock.
@@ -431,3 +430,31 @@ def _limit_s(request: Command[Any], timeout_s: float) -> float:
     limit_s = timeout_s / 2 if request.half_time else timeout_s
     limits = (limit_s, request.max_time_s, _csot.get_timeout())
     return min(each for each in limits if each is not None)
+
+
+def _every_waiters(driver: BaseDriver[Any]) -> list[Waiters]:
+    return [each for table in driver._all_waiters for each in list(table.values())]
+
+
+# ---- for the testing kit
+
+
+def advance(driver: BaseDriver[Any], seconds: float) -> None:
+    """Move the clock of a driver forward, and wake the consumers that wait for an instant."""
+    driver.clock.advance(seconds)
+    for waiters in _every_waiters(driver):
+        waiters.on_signal(None, driver.clock.now())
+        driver.bus.emit(waiters.topic, None)
+
+
+def wrap_collections(driver: BaseDriver[Any], wrap: Callable[[Any], Any]) -> None:
+    """Send all further commands of a driver to other objects, made of its collections."""
+    driver._plain, driver._durable = wrap(driver._plain), wrap(driver._durable)
+    driver._w1, driver._majority = wrap(driver._w1), wrap(driver._majority)
+
+
+def forget_queues(driver: BaseDriver[Any]) -> None:
+    """Forget everything about the queues of a driver, because all were deleted."""
+    driver.known.forget_all()
+    for waiters in _every_waiters(driver):
+        waiters.reset()

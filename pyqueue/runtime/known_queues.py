@@ -124,6 +124,11 @@ class KnownQueues:
         """Read each record again: the collection may have been dropped."""
         self._records.clear()
 
+    def forget_all(self) -> None:
+        """Forget every queue, because all were deleted."""
+        for table in (self._records, self._options, self._agreed):
+            table.clear()
+
     def forget(self, queue: str) -> None:
         """Forget a queue that was deleted."""
         for table in (self._records, self._options, self._agreed):

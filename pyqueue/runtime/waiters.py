@@ -128,6 +128,11 @@ class Waiters:
         self.scan.on_signal(when)
         return True
 
+    def reset(self) -> None:
+        """Forget the queue. Consumers that wait now scan it from the very start."""
+        self.scan.forget()
+        self.scan, self.prepared = ScanState(), None
+
     def close(self) -> None:
         """Wake every follower."""
         with self._lock:

@@ -136,6 +136,16 @@ class TestClock:
             clock.sample([(1000.0, 1000.0, at(instant))])
             assert clock.changes == steps
 
+    def test_clock_stays_ahead_of_the_primary(self, hands: Hands) -> None:
+        clock = Clock()
+        clock.advance(3600)
+        assert (clock.now(), clock.changes) == (at(3600), 1)
+        clock.sample([(1000.0, 1000.0, at(0.5))])
+        assert (clock.now(), clock.changes) == (at(3600.5), 1)
+        assert clock.agrees((1000.0, 1000.0, at(0.5)))
+        assert not clock.agrees((1000.0, 1000.0, at(3600.5)))
+        assert clock.skew == pytest.approx(0.5)
+
     def test_small_backward_correction_stops_the_clock(self, hands: Hands) -> None:
         clock = Clock()
         clock.sample([(1000.0, 1000.0, at(10))])
