@@ -66,7 +66,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline": {"values", "backends", "runtime", "queues", "spark"},
     "client": {"values", "backends", "runtime", "queues", "pipeline"},
     "": {"values", "queues", "pipeline", "client"},
-    # The programs stand on top of everything, and nothing stands on them.
+    # The testing kit and the programs stand on top of everything, and nothing stands on them.
+    "testing": {"values", "backends", "runtime", "queues", "pipeline", "client"},
     "demo": {"", "values", "pipeline", "spark"},
     "cli": {"", "values", "backends", "runtime", "queues", "pipeline", "demo"},
 }
@@ -99,16 +100,17 @@ MOST_TO_RECEIVE = 15, 3700
 
 #: Other packages than the standard library's, and the layers and modules that may import them.
 THIRD_PARTY: dict[str, set[str]] = {
-    "bson": {"values", "backends", "runtime", "pipeline", "spark", "cli"},
+    "bson": {"values", "backends", "runtime", "pipeline", "spark", "cli", "testing"},
     "pymongo": {
         *("embedded", "memory", "memory_sessions", "requests", "runtime", "spark.outputs"),
-        *("cli", "demo"),
+        *("cli", "demo", "testing.plugin"),
     },
     "pydantic": {"payloads", "pipeline", "spark", "demo"},
     "pydantic_core": {"payloads"},
     "mongomock": {"memory"},
     "cronsim": {"backends.schedules.timing"},
-    "anyio": {"claim", "reserved", "pipeline", "cli"},
+    "anyio": {"claim", "reserved", "pipeline", "cli", "testing"},
+    "pytest": {"testing.plugin"},
     "yaml": {"pipeline.recipes"},
     "pyspark": {"spark", "demo"},
     "pyarrow": {"spark"},

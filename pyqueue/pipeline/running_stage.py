@@ -12,7 +12,7 @@ import anyio
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.backends.invalid import Misfits
 from pyqueue.backends.settling import check_progress
-from pyqueue.errors import QueueError
+from pyqueue.errors import ConfigurationError, QueueError
 from pyqueue.messages import PackedReservation, Reservation, StreamReservation
 from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.graph import Stage
@@ -108,6 +108,15 @@ class RunningStage:
         """
         plan = receiving(self.queue, limit, timeout=timeout, misfits=self._misfits)
         return await self._runner.run(plan)
+
+    def check(self) -> None:
+        """Refuse to continue if most of the first messages did not fit, as the next reserve does.
+
+        Raises:
+            ConfigurationError: They did not.
+        """
+        if self._misfits.verdict is not None:
+            raise ConfigurationError(self._misfits.verdict)
 
     async def fill(
         self, batch: list[Reservation[Any]], expected: Callable[[], bool] | None

@@ -1,0 +1,87 @@
+"""The moved clock of a test client, for commands in which a server reads its own clock.
+
+The rate of a limit is counted by the server's clock. Once the clock of a client is ahead, its
+commands add the difference. In memory there is only the client's clock.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Final
+
+from pyqueue import arguments
+from pyqueue.clock import Clock
+from pyqueue.memory import replaced
+from pyqueue.messages import Duration
+from pyqueue.runtime.base_driver import BaseDriver, advance, wrap_collections
+
+#: The methods of collections whose arguments may refer to the time.
+_METHODS: Final = frozenset(
+    {"delete_many", "find_one_and_update", "find_one_and_delete", "update_many", "update_one"}
+)
+
+
+def move_clock(driver: BaseDriver[Any], length: Duration) -> None:
+    """Move the clock of a driver forward.
+
+    Raises:
+        ConfigurationError: The duration is not allowed.
+    """
+    seconds = arguments.duration("seconds", length)
+    if seconds and not driver.memory and not driver.clock.ahead:
+        wrap_collections(driver, partial(_Collection, clock=driver.clock))
+    advance(driver, seconds)
+
+
+def _moved(value: Any, clock: Clock) -> Any:
+    """Return a filter, or the pipeline of an update, at the moved time."""
+    now = {"$add": ["$$NOW", round(clock.ahead * 1000)]}
+    if isinstance(value, list):
+        return replaced(value, "$$NOW", now)
+    if not isinstance(value, dict):
+        return value
+    found = {**value}
+    if "$and" in found:
+        found["$and"] = [_moved(each, clock) for each in found["$and"]]
+    if "$expr" in found:
+        found["$expr"] = replaced(found["$expr"], "$$NOW", now)
+    return found
+
+
+class _Collection:
+    """A collection whose server seems to have the clock of the test client."""
+
+    def __init__(self, collection: Any, clock: Clock) -> None:
+        self._collection, self._clock = collection, clock
+
+    @property
+    def database(self) -> Any:
+        return _Database(self._collection.database, self._clock)
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._collection, name)
+        if name not in _METHODS:
+            return found
+        return lambda *args, **options: found(
+            *[_moved(each, self._clock) for each in args], **options
+        )
+
+
+class _Database:
+    """The database of such a collection."""
+
+    def __init__(self, database: Any, clock: Clock) -> None:
+        self._database, self._clock = database, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._database, name)
+
+    def command(self, command: Any, **options: Any) -> Any:
+        """Send a command. It keeps its type, which protects its time limit."""
+        if "query" in command:
+            command["query"] = _moved(command["query"], self._clock)
+        if "updates" in command:
+            command["updates"] = [
+                each | {"q": _moved(each["q"], self._clock)} for each in command["updates"]
+            ]
+        return self._database.command(command, **options)

@@ -1,0 +1,59 @@
+"""Clients that can move their clock and delete all queues. Only tests may do so."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from typing import Any
+
+from pyqueue.async_client import AsyncClient
+from pyqueue.client import Client
+from pyqueue.messages import Duration
+from pyqueue.requests import Delete, Plan
+from pyqueue.runtime.base_driver import BaseDriver, forget_queues
+from pyqueue.testing.ahead import move_clock
+
+
+def _clear(driver: BaseDriver[Any]) -> Plan[None]:
+    yield from Delete({}, many=True)
+    forget_queues(driver)
+
+
+class TestClient(Client):
+    """A Client for tests. Its arguments are those of ``Client``."""
+
+    __test__ = False  # pytest does not collect it
+
+    def advance(self, seconds: Duration) -> None:
+        """Let time pass: move the clock of this client forward.
+
+        Delays, backoffs, leases and rates end accordingly. The clocks of other clients, and the
+        expiry of histories, do not move.
+
+        Args:
+            seconds: Seconds or a timedelta.
+
+        Raises:
+            ConfigurationError: The duration is negative.
+        """
+        move_clock(self._connection.open(), seconds)
+
+    def clear(self) -> None:
+        """Delete every queue and stream of the namespace, with all messages.
+
+        Create the objects of streams and their consumer groups again afterwards.
+        """
+        self._connection.run(_clear(self._connection.open()))
+
+
+class AsyncTestClient(AsyncClient):
+    """An AsyncClient for tests. Its arguments are those of ``AsyncClient``."""
+
+    __test__ = False
+
+    def advance(self, seconds: Duration) -> None:
+        """Let time pass. See ``TestClient.advance``. It does no I/O, so it is not awaited."""
+        move_clock(self._connection.open(), seconds)
+
+    def clear(self) -> Coroutine[Any, Any, None]:
+        """Delete every queue and stream of the namespace. See ``TestClient.clear``."""
+        return self._connection.run(_clear(self._connection.open()))

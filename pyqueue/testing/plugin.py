@@ -1,0 +1,66 @@
+"""The pytest plugin: fixtures that give each test a client of an empty database."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyqueue.testing import AsyncTestClient, TestClient
+
+
+@pytest.fixture
+def pyqueue_url() -> str:
+    """Return where tests run: the environment variable PYQUEUE_TEST_URL, or "memory:".
+
+    Override this fixture to choose a server for some tests.
+    """
+    return os.environ.get("PYQUEUE_TEST_URL") or "memory:"
+
+
+@pytest.fixture
+def pyqueue_target(pyqueue_url: str) -> Iterator[Any]:
+    """Return an empty database for this test, as the target of clients."""
+    from pyqueue.memory_sessions import MemoryDatabase
+
+    if pyqueue_url == "memory:":
+        yield MemoryDatabase.new()
+        return
+    import pymongo
+
+    name = f"pyqueue_test_{secrets.token_hex(6)}"
+    url = _with_database(pyqueue_url, name)
+    yield url
+    with pymongo.MongoClient[dict[str, Any]](url) as mongo:
+        mongo.drop_database(name)
+
+
+@pytest.fixture
+def pyqueue_client(pyqueue_target: Any) -> Iterator[TestClient]:
+    """Return a ``TestClient`` of an empty database."""
+    from pyqueue.testing import TestClient
+
+    with TestClient(pyqueue_target) as client:
+        yield client
+
+
+@pytest.fixture
+def pyqueue_async_client(pyqueue_target: Any) -> AsyncTestClient:
+    """Return an ``AsyncTestClient`` of the same database. Enter it with ``async with``."""
+    from pyqueue.testing import AsyncTestClient
+
+    return AsyncTestClient(pyqueue_target)
+
+
+def _with_database(url: str, name: str) -> str:
+    """Return the URL of a server with another database."""
+    front, _, query = url.partition("?")
+    scheme, _, rest = front.partition("://")
+    hosts, _, former = rest.partition("/")
+    if "@" in hosts and former and "authsource=" not in query.lower():
+        query = f"{query}&authSource={former}".lstrip("&")
+    return f"{scheme}://{hosts}/{name}?{query}".rstrip("?")

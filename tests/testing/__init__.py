@@ -1,0 +1,1 @@
+"""Tests of ``pyqueue.testing``. They run in memory and, unchanged, on a server."""

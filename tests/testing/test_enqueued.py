@@ -1,0 +1,120 @@
+"""assert_enqueued and refute_enqueued, and clear()."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pyqueue import ConfigurationError
+from pyqueue.testing import AsyncTestClient, TestClient, assert_enqueued, refute_enqueued
+
+
+@pytest.fixture
+def client(pyqueue_client: TestClient) -> TestClient:
+    return pyqueue_client
+
+
+def payloads(messages: Any) -> list[Any]:
+    return [each.payload for each in messages]
+
+
+def test_all_live_messages_are_found(client: TestClient) -> None:
+    queue = client.queue("ship", history=60)
+    queue.push_many(["done", "held", "ready"])
+    queue.push("later", delay=600)
+    done, held = queue.reserve_many(2, timeout=0)
+    queue.commit(done)
+    assert payloads(assert_enqueued(client, "ship")) == ["ready", "held", "later"]
+    refute_enqueued(client, "ship", where={"payload": "done"})
+    queue.bury(held)
+    assert payloads(assert_enqueued(client, "ship.dead")) == ["held"]
+
+
+@pytest.mark.parametrize("kind", ["standard", "priority", "ordered", "bucket"])
+def test_messages_of_each_kind_are_found(client: TestClient, kind: str) -> None:
+    queue = client.queue("ship", kind=kind)
+    groups = ["a"] * 3 if kind == "ordered" else None
+    queue.push_many([{"order": number} for number in range(3)], groups=groups)
+    taken = queue.reserve_many(1, timeout=0)
+    queue.commit(*taken)
+    found = assert_enqueued(client, "ship", where={"payload.order": 2})
+    assert payloads(found) == [{"order": 2}]
+    refute_enqueued(client, "ship", where={"payload.order": 0})
+    assert len(assert_enqueued(client, "ship")) == 2
+
+
+def test_messages_of_a_stream_are_found(client: TestClient, monkeypatch: Any) -> None:
+    monkeypatch.setattr("pyqueue.testing.enqueued._PAGE", 3)
+    stream = client.stream("events")
+    refute_enqueued(client, "events")
+    stream.append_many([{"order": number} for number in range(7)])
+    assert len(assert_enqueued(client, "events")) == 7
+    (found,) = assert_enqueued(client, "events", where={"payload.order": 6})
+    assert found.position == 6
+
+
+WHERE: list[tuple[Any, bool]] = [
+    ({"payload.lines.1.item": "b", "headers.tenant": "x", "key": "k"}, True),
+    ({"payload": {"lines": [{"item": "a"}, {"item": "b"}], "none": None}}, True),
+    ({"payload.none": None}, True),
+    ({"payload.missing": None}, False),
+    ({"payload.lines.2": None}, False),
+    ({"payload.lines.item": "b"}, False),
+    ({"headers.tenant": "y"}, False),
+    (lambda message: message.headers["tenant"] == "x", True),
+    (lambda message: message.tries > 0, False),
+]
+
+
+@pytest.mark.parametrize(("where", "matches"), WHERE)
+def test_conditions(client: TestClient, where: Any, matches: bool) -> None:
+    payload = {"lines": [{"item": "a"}, {"item": "b"}], "none": None}
+    client.queue("ship").push(payload, headers={"tenant": "x"}, key="k")
+    if matches:
+        assert len(assert_enqueued(client, "ship", where=where)) == 1
+        with pytest.raises(AssertionError):
+            refute_enqueued(client, "ship", where=where)
+    else:
+        refute_enqueued(client, "ship", where=where)
+        with pytest.raises(AssertionError):
+            assert_enqueued(client, "ship", where=where)
+
+
+def test_failure_shows_the_messages(client: TestClient) -> None:
+    with pytest.raises(AssertionError, match=r"^queue 'ship': no message; there are none$"):
+        assert_enqueued(client, "ship")
+    client.queue("ship").push_many(range(7))
+    text = r"no message where \{'payload': 9\}; there are 7: 0 \(ready\), .* and 2 more$"
+    with pytest.raises(AssertionError, match=text):
+        assert_enqueued(client, "ship", where={"payload": 9})
+    with pytest.raises(AssertionError, match=r"a message where .*; there are 1: 3 \(ready\)$"):
+        refute_enqueued(client, "ship", where={"payload": 3})
+
+
+@pytest.mark.parametrize("where", [{"order": 7}, {7: 7}, {"": 7}])
+def test_wrong_path_is_refused(client: TestClient, where: Any) -> None:
+    for check in (assert_enqueued, refute_enqueued):
+        with pytest.raises(ConfigurationError, match=r'a path begins with .* "payload.order"'):
+            check(client, "ship", where=where)
+
+
+@pytest.mark.anyio
+async def test_async_client(pyqueue_async_client: AsyncTestClient) -> None:
+    async with pyqueue_async_client as client:
+        await client.queue("ship").push(1)
+        assert payloads(await assert_enqueued(client, "ship")) == [1]
+        await client.clear()
+        await refute_enqueued(client, "ship")
+
+
+def test_cleared_queues_can_have_another_kind(client: TestClient) -> None:
+    for kind in ("bucket", "standard", "ordered"):
+        queue = client.queue("ship", kind=kind)
+        queue.push_many([1, 2])
+        assert queue.reserve(0) is not None
+        client.stream("events").append(kind)
+        client.clear()
+        assert client.queues() == []
+        assert queue.reserve(0) is None
+        client.clear()
