@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
+#: The page whose code is a program and its tests. ``test_testing.py`` runs them.
+TESTING = "docs/how-to/testing.md"
 
 
 class Block(NamedTuple):

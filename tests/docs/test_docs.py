@@ -23,7 +23,7 @@ from pyqueue.backends import transitions
 from pyqueue.backends.kind import known
 from pyqueue.cli import app
 from pyqueue.embedded import EmbeddedServer
-from tests.docs.pages import ROOT, Block, anchors, blocks, commands, links, pages, prose
+from tests.docs.pages import ROOT, TESTING, Block, anchors, blocks, commands, links, pages, prose
 
 PAGES = pages()
 #: A program whose arguments are paths of files. ``integration/test_demo.py`` runs it.
@@ -34,7 +34,7 @@ EMBEDDED = "README.md"
 CODE = [
     page
     for page in PAGES
-    if page not in BY_HAND and any(each.language == "python" for each in blocks(page))
+    if page not in {*BY_HAND, TESTING} and any(each.language == "python" for each in blocks(page))
 ]
 #: The pages about Spark with code: each runs from an empty database, in the run's Spark session.
 SPARK = [page for page in CODE if page.startswith("docs/how-to/spark")]
