@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
-import socket
 import threading
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 import pymongo
@@ -33,7 +30,7 @@ from pyqueue.memory import is_memory, memory_database
 from pyqueue.memory_sessions import AsyncMemoryDatabase, MemoryDatabase
 from pyqueue.messages import Duration
 from pyqueue.requests import Plan
-from pyqueue.runtime import opened
+from pyqueue.runtime import forks, opened
 from pyqueue.runtime.base_driver import BaseDriver, collection_of
 from pyqueue.runtime.drivers import AsyncDriver, Driver
 from pyqueue.runtime.opened import Finalizer, Opened
@@ -57,31 +54,6 @@ class ConnectionOptions(TypedDict, total=False):
     owner: str | None
     command_timeout: Duration
     hooks: object
-
-
-#: The connections of this process, for its forked children.
-_connections: weakref.WeakSet[BaseConnection[Any]] = weakref.WeakSet()
-#: Resources that a parent process opened and did not use. The child neither closes nor drops them.
-_of_parent: list[Opened] = []
-
-
-def _forked() -> None:
-    for each in _connections:
-        each.begin_again()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
-def process_label() -> str:
-    """Return "host:pid" of this process, which may be a fork of the process with the client."""
-    return _label(os.getpid())
-
-
-@cache
-def _label(pid: int) -> str:
-    # Every reserve needs it, and the name of the host costs a system call.
-    return f"{socket.gethostname()}:{pid}"
 
 
 class BaseConnection(Generic[D]):
@@ -131,7 +103,7 @@ class BaseConnection(Generic[D]):
         if signals is not None and not isinstance(signals, str) and not hasattr(signals, "emit"):
             raise ConfigurationError(f"signals: pass a URL or a bus, not {type(signals).__name__}")
         #: Returns the label written into claims and records.
-        self.owner: Callable[[], str] = process_label
+        self.owner: Callable[[], str] = forks.process_label
         if arguments.owner(owner) is not None:
             self.owner = partial(str, owner)
         self._signals = signals
@@ -142,7 +114,7 @@ class BaseConnection(Generic[D]):
         self._finalizer: Finalizer | None = None
         self._closed = False
         self._opening = threading.Lock()
-        _connections.add(self)
+        forks.connections.add(self)
         self._check_target()
 
     def _check_target(self) -> None:
@@ -205,7 +177,7 @@ class BaseConnection(Generic[D]):
         self._opening = threading.Lock()  # a thread of the parent may have held it
         unused = self._driver is not None and not self._driver.stats["commands"]
         if unused and self._mongo is not None and self._server is None:
-            _of_parent.append(self._opened())
+            forks.of_parent.append(self._opened())
             self._driver = None
 
     def _opened(self) -> Opened:

@@ -1,0 +1,43 @@
+"""Forked processes: how they are named, and what becomes of the connections of their parent."""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+from functools import cache
+from typing import Protocol
+
+from pyqueue.runtime.opened import Opened
+
+
+class Forkable(Protocol):
+    """A connection, which may be used in a forked process."""
+
+    def begin_again(self) -> None:
+        """Open at the next use, in a forked child, if the parent has sent no command."""
+
+
+#: The connections of this process, for its forked children.
+connections: weakref.WeakSet[Forkable] = weakref.WeakSet()
+#: Resources that a parent process opened and did not use. The child neither closes nor drops them.
+of_parent: list[Opened] = []
+
+
+def _forked() -> None:
+    for each in connections:
+        each.begin_again()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def process_label() -> str:
+    """Return "host:pid" of this process, which may be a fork of the process with the client."""
+    return _label(os.getpid())
+
+
+@cache
+def _label(pid: int) -> str:
+    # Every reserve needs it, and the name of the host costs a system call.
+    return f"{socket.gethostname()}:{pid}"
