@@ -56,6 +56,11 @@ class ConnectionOptions(TypedDict, total=False):
     hooks: object
 
 
+def _names_memory(target: object) -> bool:
+    """Return whether a target is ``memory:``. A mongomock database is the user's own."""
+    return target == "memory:" or isinstance(target, MemoryDatabase)
+
+
 class BaseConnection(Generic[D]):
     """The part of a connection that is the same for blocking and for async code.
 
@@ -248,12 +253,7 @@ class BaseConnection(Generic[D]):
     def database(self) -> Any:
         """The database object; the first use opens the driver."""
         self.open()
-        return self.memory_type(self._database) if self._is_memory else self._database
-
-    @property
-    def _is_memory(self) -> bool:
-        """Whether the database is one of ``memory:``. A mongomock database is the user's own."""
-        return self.target == "memory:" or isinstance(self.target, MemoryDatabase)
+        return self.memory_type(self._database) if _names_memory(self.target) else self._database
 
     @property
     def _sessions(self) -> Any:
@@ -274,7 +274,7 @@ class BaseConnection(Generic[D]):
     @property
     def store(self) -> object:
         """A value that is equal for clients of one database."""
-        if self._is_memory or is_memory(self.target):
+        if _names_memory(self.target) or is_memory(self.target):
             self.open()
             return id(self._database)  # mongomock treats all of its databases as equal
         return self.url or self.target
@@ -468,7 +468,9 @@ class Connected(Generic[C_co]):
             InvalidName: The suffix is not allowed.
         """
         name = arguments.collection_name(self.namespace, suffix)
-        return collection_of(self.database, name)
+        database = self.database
+        raw = database.raw if isinstance(database, MemoryDatabase) else database
+        return collection_of(raw, name)
 
     @property
     def url(self) -> str | None:

@@ -299,7 +299,7 @@ def test_reserved_block_is_told_as_its_calls(told: Any, recorder: Recorder, name
 # ---- transactions
 
 
-@pytest.mark.needs("sessions", "keys")
+@pytest.mark.needs("server", "keys")
 def test_calls_of_a_transaction_are_told_after_its_commit(
     told: Any, recorder: Recorder, name: str
 ) -> None:
@@ -316,7 +316,7 @@ def test_calls_of_a_transaction_are_told_after_its_commit(
     ]
 
 
-@pytest.mark.needs("sessions", "keys")
+@pytest.mark.needs("server", "keys")
 def test_calls_of_an_aborted_transaction_are_not_told(
     told: Any, recorder: Recorder, name: str
 ) -> None:
