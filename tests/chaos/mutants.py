@@ -5,6 +5,7 @@ A mutant changes the modules of pyqueue in the processes of the workload only.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ from pymongo import WriteConcern
 from pyqueue.backends import popping, transitions
 from pyqueue.backends.bucket import packs
 from pyqueue.backends.limits import indexes as limit_indexes
-from pyqueue.backends.limits import rates
+from pyqueue.backends.limits import permits
 from pyqueue.backends.ordered import groups
 from pyqueue.backends.ordered.kind import Ordered
 from pyqueue.messages import Reservation
@@ -81,10 +82,16 @@ def _no_slots() -> None:
 
 
 def _no_rate() -> None:
-    def read(self: rates.TakePermits, raw: Any) -> rates.Granted:
-        return rates.Granted(self.wanted, raw["at"], raw["asked"])
+    def ask(_: object, choose: Any, most: Any, __: object) -> Any:
+        yield from ()
+        return Counter(choose(most))
 
-    _replace(rates.TakePermits, "read", read)
+    def number(_: object, wanted: int, __: object) -> Any:
+        yield from ()
+        return wanted
+
+    _replace(permits.Permits, "ask", ask)
+    _replace(permits.Permits, "number", number)
 
 
 class Mutant(NamedTuple):
@@ -102,7 +109,7 @@ MUTANTS = {
     "no-locks": Mutant(_no_locks, ("network slow", "consumer killed")),
     "no-turns": Mutant(_no_turns, ("network slow", "consumer killed")),
     "no-slots": Mutant(_no_slots, ("network slow", "consumer killed")),
-    "no-rate": Mutant(_no_rate, ("network slow", "consumer killed")),
+    "no-rate": Mutant(_no_rate, ("producer killed", "consumer killed")),
     "no-bits": Mutant(_no_bits, ("replies swallowed", "consumer suspended")),
 }
 

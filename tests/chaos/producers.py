@@ -35,6 +35,9 @@ PACKED_SHARE = {PACKED_QUEUE: 0.04, DELETED_QUEUE: 0.02, JARS: 0.02, SHEAVES: 0.
 SMALL_PACKS = {JARS: 30, SHEAVES: 30}
 #: How many tenants have a rate each, and how often their messages become due together.
 METERED_TENANTS, METERED_EVERY_S = 200, 8.0
+#: How many messages a new tenant gets at once: too many to start at once within its rate, and few
+#: enough that none has to wait for long.
+METERED_BURST = 5
 #: How many instants of other messages pass between two pushes for one instant.
 INSTANTS = 70
 #: How far ahead they are scheduled: all of them are pushed by then, also on a busy machine.
@@ -188,9 +191,11 @@ class Producers(WorkloadState):
         while not self.stopping.is_set():
             now = true_now()
             at = now + timedelta(seconds=METERED_EVERY_S - now.timestamp() % METERED_EVERY_S)
-            tenant = f"tenant-{self.dice.randrange(METERED_TENANTS)}"
-            [id] = (f"{id}@{tenant}" for id in self.new_ids(1))
-            push = push_step(METERED_QUEUE, id, id=id, headers={"tenant": tenant}, at=at)
+            names = self.new_ids(self.dice.choice([1] * 9 + [METERED_BURST]))
+            number = self.dice.randrange(METERED_TENANTS)
+            tenant = f"tenant-{number if len(names) == 1 else names[0]}"
+            ids = [f"{each}@{tenant}" for each in names]
+            push = push_many_step(METERED_QUEUE, ids, ids=ids, headers={"tenant": tenant}, at=at)
             yield from self.until_ok(push)
             yield self.dice.uniform(0, 3)
 
