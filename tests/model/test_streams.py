@@ -196,7 +196,7 @@ def test_streams_follow_the_model_in_the_long_run(
 
 def _endless(group: Group, now: Any, until: Any, *rest: Any, **more: Any) -> Any:
     """Claim positions that are still held."""
-    return claim_step(group, now + timedelta(seconds=45), until, *rest, **more)
+    return claim_step(group, now + timedelta(seconds=LEASE_S), until, *rest, **more)
 
 
 @pytest.mark.parametrize("rule", ["lost ones are named", "held ones are kept"])
