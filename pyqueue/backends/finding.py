@@ -29,11 +29,18 @@ def find(id: Id) -> Plan[Message[Any] | None]:
     """Return the message with this id; None if no queue, history or stream has it."""
     spellings = arguments.spellings(id)
     now, found = yield from documents(spellings, IN_QUEUES)
-    for each in spellings:
-        for document in found:
-            if document["_id"] == each and not packs.is_pack(document):
-                return shown(Codec(), document, now)
+    if (document := first_of(spellings, found)) is not None:
+        return shown(Codec(), document, now)
     return (yield from in_stream(id))
+
+
+def first_of(ids: Sequence[Id], found: Sequence[Document]) -> Document | None:
+    """Return the message with the first of these ids that a message has. A pack is no message."""
+    for id in ids:
+        for document in found:
+            if document["_id"] == id and not packs.is_pack(document):
+                return document
+    return None
 
 
 def documents(

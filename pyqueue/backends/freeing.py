@@ -27,10 +27,8 @@ def force_release(id: Id) -> Plan[bool]:
     spellings = arguments.spellings(id)
     now = yield from ServerTime()
     found = yield from Find({"_id": {"$in": spellings}, **finding.IN_QUEUES})
-    for each in spellings:
-        for document in found:
-            if document["_id"] == each and not packs.is_pack(document):
-                return (yield from _free(document, now))
+    if (document := finding.first_of(spellings, found)) is not None:
+        return (yield from _free(document, now))
     yield from _refuse_shared(id, now)
     return False
 

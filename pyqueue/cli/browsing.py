@@ -13,6 +13,7 @@ from pyqueue.cli.common import (
     Commands,
     Json,
     Namespace,
+    QueueName,
     Url,
     age,
     as_json_text,
@@ -27,12 +28,10 @@ from pyqueue.cli.queues import to_json
 
 app = typer.Typer(cls=Commands)
 
-Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
-
 
 @app.command()
 def browse(
-    name: Name,
+    name: QueueName,
     state: Annotated[
         Literal["scheduled", "ready", "reserved", "finished", "dead"] | None,
         typer.Option(help="Only messages in this state."),

@@ -73,6 +73,7 @@ Signals = Annotated[
         show_envvar=True,
     ),
 ]
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, one value per line.")]
 
 
@@ -259,6 +260,14 @@ def as_json_text(value: object) -> str:
 def emit(value: object) -> None:
     """Print a value as one line of JSON."""
     print(as_json_text(value))
+
+
+def report_pause(what: str, name: str, as_json: bool, *, paused: bool) -> None:
+    """Print whether a queue or a schedule is paused now."""
+    if as_json:
+        emit({what: name, "paused": paused})
+    else:
+        print(f"{name}: {'paused' if paused else 'not paused'}")
 
 
 # ---- tables

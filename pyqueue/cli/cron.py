@@ -16,6 +16,7 @@ from pyqueue.cli.common import (
     Url,
     connect,
     emit,
+    report_pause,
     table,
 )
 
@@ -96,10 +97,7 @@ def resume(
 def _set_paused(client: Client, name: str, as_json: bool, *, pause: bool) -> None:
     if not (client.pause_schedule if pause else client.resume_schedule)(name):
         raise _unknown(client, name)
-    if as_json:
-        emit({"schedule": name, "paused": pause})
-    else:
-        print(f"{name}: {'paused' if pause else 'not paused'}")
+    report_pause("schedule", name, as_json, paused=pause)
 
 
 @app.command()

@@ -11,18 +11,18 @@ from pyqueue.cli.common import (
     Commands,
     Json,
     Namespace,
+    QueueName,
     Signals,
     Url,
     connect,
     emit,
     queue_with_stored_options,
     refuse_unknown,
+    report_pause,
 )
 from pyqueue.cli.limits import limit_of, limit_text
 
 app = typer.Typer(cls=Commands)
-
-Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 
 
 # ---- pause, resume
@@ -30,7 +30,7 @@ Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 
 @app.command()
 def pause(
-    name: Name,
+    name: QueueName,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
@@ -43,7 +43,7 @@ def pause(
 
 @app.command()
 def resume(
-    name: Name,
+    name: QueueName,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
@@ -58,10 +58,7 @@ def _set_paused(client: Client, name: str, as_json: bool, *, pause: bool) -> Non
     refuse_unknown(client, name)
     target = queue_with_stored_options(client, name)
     (target.pause if pause else target.resume)()
-    if as_json:
-        emit({"queue": target.name, "paused": pause})
-    else:
-        print(f"{target.name}: {'paused' if pause else 'not paused'}")
+    report_pause("queue", target.name, as_json, paused=pause)
 
 
 # ---- reshape
@@ -69,7 +66,7 @@ def _set_paused(client: Client, name: str, as_json: bool, *, pause: bool) -> Non
 
 @app.command()
 def reshape(
-    name: Name,
+    name: QueueName,
     strict: Annotated[
         bool | None,
         typer.Option(
@@ -128,7 +125,7 @@ def reshape(
 
 @app.command()
 def rm(
-    name: Name,
+    name: QueueName,
     force: Annotated[
         bool, typer.Option("--force", help="Also delete its messages, reserved messages included.")
     ] = False,

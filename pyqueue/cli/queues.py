@@ -17,6 +17,7 @@ from pyqueue.cli.common import (
     Commands,
     Json,
     Namespace,
+    QueueName,
     Signals,
     Url,
     as_json_text,
@@ -39,8 +40,6 @@ BATCH_SIZE = 100
 PUSH_BATCH_SIZE = 1000
 
 app = typer.Typer(cls=Commands)
-
-Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
 
 
 @app.command()
@@ -139,7 +138,7 @@ class Entry(NamedTuple):
 
 @app.command()
 def push(
-    name: Name,
+    name: QueueName,
     payload: Payload = None,
     file: File = None,
     ndjson: Ndjson = False,
@@ -300,7 +299,7 @@ def to_json(message: Message[Any]) -> dict[str, Any]:
 
 @app.command()
 def pop(
-    name: Name,
+    name: QueueName,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many messages at most.")] = 1,
     timeout: Annotated[
         float, typer.Option(metavar="SECONDS", help="How long to wait for the first message.")
@@ -336,7 +335,7 @@ def pop(
 
 @app.command()
 def peek(
-    name: Name,
+    name: QueueName,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many messages at most.")] = 10,
     url: Url = None,
     namespace: Namespace = "pyqueue",
@@ -436,7 +435,7 @@ def redrive(
 
 @app.command()
 def purge(
-    name: Name,
+    name: QueueName,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     url: Url = None,
     namespace: Namespace = "pyqueue",

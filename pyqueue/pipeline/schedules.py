@@ -1,4 +1,4 @@
-"""The schedules of a run: it stores those of its program, and ticks all of the namespace."""
+"""A run stores the schedules of its program, and ticks every schedule of the namespace."""
 
 from __future__ import annotations
 
@@ -97,6 +97,6 @@ def taking_payload(function: Callable[..., Any]) -> Callable[..., Any]:
         return await function()
 
     handler = awaited if inspect.iscoroutinefunction(function) else call
-    # Not ``wraps``: a signature would be that of the function.
+    # Not ``wraps``: it would also pass on the signature of the function.
     handler.__name__ = getattr(function, "__name__", type(function).__name__)
     return handler

@@ -19,7 +19,7 @@ def _clear(driver: BaseDriver[Any]) -> Plan[None]:
 
 
 class TestClient(Client):
-    """A Client for tests. Its arguments are those of ``Client``."""
+    """A Client for tests. It takes the arguments of ``Client``."""
 
     __test__ = False  # pytest does not collect it
 
@@ -46,7 +46,7 @@ class TestClient(Client):
 
 
 class AsyncTestClient(AsyncClient):
-    """An AsyncClient for tests. Its arguments are those of ``AsyncClient``."""
+    """An AsyncClient for tests. It takes the arguments of ``AsyncClient``."""
 
     __test__ = False
 

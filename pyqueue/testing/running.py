@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, cast
 
 import anyio
 from anyio.abc import TaskGroup
@@ -261,8 +261,8 @@ class _Perform(_TestRun):
         document = yield from FindAndModify({"_id": id, "q": plans.queue}, claim)
         assert document is not None
         loaded = plans.codec.load(document["payload"])
-        message: Any = message_of(document, loaded, now, lease=lease_s)
-        return message  # type: ignore[no-any-return]
+        message = message_of(document, loaded, now, lease=lease_s)
+        return cast("Reservation[Any]", message)  # it has a lease
 
     def performed(self) -> Performed:
         """Return what became of the message."""
