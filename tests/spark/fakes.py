@@ -215,10 +215,14 @@ class Flow:
         return count
 
     def steal(self, *payloads: Any) -> None:
-        """Let another consumer take messages of the source out of their claims."""
+        """Let another consumer take messages of the source out of their claims, all at once."""
         match = {"q": self.source, "payload": {"$in": payloads}}
         taken = {"$set": {"token": "thief"}, "$unset": {"claim": ""}}
-        done = self.client.database["pyqueue"].update_many(match, taken)
+        stored = self.client.database["pyqueue"]
+        # Otherwise the stage might read them between two updates, and miss only some of them.
+        done = self.client.run_transaction(
+            lambda session: stored.update_many(match, taken, session=session)
+        )
         assert done.matched_count == len(payloads)
 
     def _payloads(self, queue: str) -> list[Any]:
