@@ -285,6 +285,29 @@ def test_untried_messages_are_received_while_others_stay_locked(how: str) -> Non
     receive(bench.names[:5], 70)
 
 
+def test_many_keys_with_a_rate_are_received_while_messages_may_be_locked() -> None:
+    """For a minute after a time-out, also of a slow server.
+
+    A scan asks for the permits of all keys. When it then claimed one message and gave the other
+    permits back, messages of 200 keys waited for 80 s on a busy machine.
+    """
+    shape = {"limit": {"rate": 2, "burst": 2, "per": "headers.t"}}
+    bench = Bench(0, shape=shape)
+    bench.world.store.documents["~queue:a"] = record(shape=shape)
+    bench.names = [f"m{number:03}" for number in range(50)]
+    for name in bench.names:
+        bench.run(bench.queue.push([name], ids=[name], headers={"t": name}))
+    bench.world.run(bench.world.time + 1000)
+    bench.process.waiters.scan.transaction_locks.on_time_limit(bench.process.now())
+    bench.process.slow = 100.0
+    began = bench.world.time
+    received: list[str] = []
+    while len(received) < 50 and bench.world.time < began + 60_000:
+        received += bench.receive(50, timeout=0.5)
+    assert sorted(received) == bench.names
+    assert bench.world.time - began < 8000, "one by one, with a scan for each, takes 9.6 s"
+
+
 def test_queue_of_locked_messages_seems_empty_and_continues() -> None:
     bench = Bench(50, locked=50)
     assert bench.receive() == []

@@ -29,7 +29,7 @@ from pyqueue.backends.turns import MAX_PAGE
 from pyqueue.documents import hashable_id
 from pyqueue.errors import Unavailable
 from pyqueue.limits import WHOLE_QUEUE, Limit, key_of
-from pyqueue.requests import Document, Find, Plan, ServerTime
+from pyqueue.requests import Document, Find, MonotonicTime, Plan, ServerTime
 
 #: The fields that a scan reads of each message.
 FIELDS: Final = dict.fromkeys(("_id", "when", "due", "limited"), 1)
@@ -39,6 +39,8 @@ PAGE_FACTOR: Final = 4
 BEHIND_PAUSE: Final = timedelta(seconds=1)
 #: The minimum size of a page whose messages may have different keys.
 LEAST_PAGE: Final = 50
+#: How long a scan claims messages one by one, in seconds, while transactions may hold some.
+ONE_BY_ONE_S: Final = 0.5
 
 
 #: A message and its slot; "" if it needs no slot.
@@ -263,15 +265,29 @@ def _claim(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Document] | None]:
     """Claim messages, each with a slot. Return None if the server is too slow."""
     if len(chosen) > 1 and not scan.state.transaction_locks.expected(scan.now):
         # A transaction, for example, may block a claim of several messages, but not of one. It
-        # would cost each of the next claims as long, so these begin with one.
+        # would cost each of the next claims as long, so these claim one after the other.
         with suppress(Unavailable):
             taken = yield from take_first(scan.choose(with_slots(chosen)))
             if taken is not None and (taken.documents or scan.room.full):
                 return taken.documents  # if the room is full, a claim of one would not fit either
+    return (yield from _claim_one_by_one(scan, chosen))
+
+
+def _claim_one_by_one(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Document] | None]:
+    """Claim messages with a command for each, as long as that is quick."""
+    room, documents = scan.room, list[Document]()
+    number = len(chosen)
+    most = room.few(number) if room.wants_sizes(number) else number
+    began = yield from MonotonicTime()
     # Not at random: if the first message is locked, the next claims pass over it.
-    first = min(chosen, key=lambda each: due_of(each[0]))
-    taken = yield from take_first(scan.choose(with_slots([first])))
-    return None if taken is None else taken.documents
+    for each in sorted(chosen, key=lambda pair: due_of(pair[0]))[:most]:
+        taken = yield from take_first(scan.choose(with_slots([each])))
+        if taken is None:
+            return documents or None
+        documents += taken.documents
+        if room.full or (yield from MonotonicTime()) - began > ONE_BY_ONE_S:
+            break
+    return room.cut(documents) if len(documents) > 1 else documents
 
 
 def _behind(page: _Page, wanted: int) -> Plan[list[Chosen]]:
