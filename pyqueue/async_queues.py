@@ -27,6 +27,7 @@ from pyqueue.messages import (
     Id,
     Message,
     Page,
+    Push,
     Reservation,
     State,
 )
@@ -57,6 +58,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         id: Id | None = None,
         priority: int | None = None,
         group: str | None = None,
+        result: Duration | None = None,
         session: Any = None,
     ) -> Id | None:
         """Push a message.
@@ -76,6 +78,8 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             group: The name of a group, 1-512 characters. Messages of one group are received one at
                 a time and in order; messages without a group have no order. Only with
                 ``kind="ordered"``.
+            result: Seconds for which the end of the message is kept, with the result of its
+                handler, at most 30 days; see ``AsyncClient.wait``. None: only a history keeps it.
             session: The session of a transaction. The push happens when the transaction commits.
 
         Returns:
@@ -86,14 +90,14 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             DuplicateKey: The key is taken and ``on_duplicate`` is "error", or the id belongs to a
                 message that was never in this queue.
         """
-        own = {"keys": key, "ids": id, "priorities": priority, "groups": group}
+        own = {"keys": key, "ids": id, "priorities": priority, "groups": group, "results": result}
         same = {"delay": delay, "at": at, "headers": headers, "session": session}
         ids = await self._runner.run(self._push(payload, on_duplicate, own, same))
         return ids[0]
 
     async def push_many(
         self,
-        payloads: Iterable[T],
+        payloads: Iterable[T] | Iterable[Push[T]],
         *,
         delay: Duration | None = None,
         at: datetime | None = None,
@@ -108,7 +112,8 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         """Push many messages at once. If one is invalid, none is written.
 
         Args:
-            payloads: The payloads.
+            payloads: The payloads; or a ``Push`` for each message, with options of its own. Then
+                only ``on_duplicate`` and ``session`` can be set for all.
             delay: Seconds until the messages can be received; not with ``at``.
             at: The instant from which the messages can be received.
             headers: The headers of every message.
@@ -261,7 +266,11 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             yield reservation
 
     async def commit(
-        self, *reservations: Reservation[T], payload: Any = UNCHANGED, session: Any = None
+        self,
+        *reservations: Reservation[T],
+        payload: Any = UNCHANGED,
+        result: Any = UNCHANGED,
+        session: Any = None,
     ) -> None:
         """Finish messages: they move to the history if the queue has one; else they are deleted.
 
@@ -269,10 +278,13 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             reservations: Reservations of this queue.
             payload: The payload that the history keeps, instead of the payload of the message.
                 Packed messages of a bucket have no history and refuse it.
+            result: The result of the work, a BSON value of at most 256 KB. It is kept with the end
+                of a message, and dropped if nothing keeps the end.
             session: The session of a transaction.
 
         Raises:
             LeaseLost: Some were no longer held (``lost``, ``unknown``). The rest were finished.
+            InvalidMessage: The payload or the result cannot be stored. Nothing was written.
             ConfigurationError: With a session, a lease has too little time left. Nothing was
                 written.
         """
@@ -281,7 +293,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
                 "commit",
                 reservations,
                 session,
-                self._backend.commit(reservations, payload=payload, session=session),
+                self._backend.commit(reservations, payload=payload, result=result, session=session),
             )
         )
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from pyqueue import arguments
-from pyqueue.backends import all_queues, finding, freeing, reshaping
+from pyqueue.backends import all_queues, awaiting, finding, freeing, reshaping
 from pyqueue.backends.schedules import managing as schedules
 from pyqueue.backends.schedules.definitions import definition
 from pyqueue.client_base import make_backend, make_stream_backend, shape_of
@@ -16,6 +16,8 @@ from pyqueue.limits import Limit
 from pyqueue.messages import (
     Backoff,
     Duration,
+    Finished,
+    Headers,
     Id,
     Message,
     OnFailure,
@@ -25,6 +27,7 @@ from pyqueue.messages import (
     ScheduleOptions,
 )
 from pyqueue.pipeline import Pipeline
+from pyqueue.queue_base import requesting
 from pyqueue.queues import Queue
 from pyqueue.runtime.connecting import Connected, Connection, Durability
 from pyqueue.streams import Stream
@@ -235,6 +238,57 @@ class Client(Connected[Connection]):
             None if it was never stored, or if it is finished and no history keeps it.
         """
         return self._connection.run(finding.find(id))
+
+    def wait(self, id: Id, timeout: Duration | None = None) -> Finished[Any]:
+        """Wait until a message has finished, in whichever queue. Push it with ``result=``.
+
+        If this client pushed it, it hears of the end at once, given a bus; otherwise within a
+        second.
+
+        Args:
+            id: As in ``find``. Messages of streams and of packs keep no end.
+            timeout: Seconds to wait. None waits for ever; 0 does not wait.
+
+        Returns:
+            The finished message, with its ``result``.
+
+        Raises:
+            JobFailed: The message was buried or removed, or it is gone, and its end was not kept.
+            TimeoutError: It has not finished within the timeout. It stays where it is.
+        """
+        waiters = self._connection.waiters(self._connection.results)
+        return self._connection.run(awaiting.wait(waiters, id, timeout))
+
+    def request(
+        self,
+        queue: str | Queue[Any],
+        payload: Any,
+        *,
+        timeout: Duration = 30,
+        headers: Headers | None = None,
+        priority: int | None = None,
+        group: str | None = None,
+    ) -> Any:
+        """Push a message, wait until it has finished, and return its result.
+
+        Args:
+            queue: The queue, or its name.
+            payload: As in ``Queue.push``.
+            timeout: Seconds to wait. Then the message is removed, unless a consumer holds it.
+            headers: As in ``Queue.push``.
+            priority: As in ``Queue.push``.
+            group: As in ``Queue.push``.
+
+        Returns:
+            The result that the handler returned, or None.
+
+        Raises:
+            JobFailed: As in ``wait``.
+            TimeoutError: As in ``wait``.
+        """
+        target = self.queue(queue) if isinstance(queue, str) else queue
+        own = {"headers": headers, "priority": priority, "group": group}
+        return self._connection.run(requesting(target, payload, timeout, own))
 
     def force_release(self, id: Id) -> bool:
         """Take a message from its holder: it becomes ready again, and its try stays counted.

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from bson import ObjectId
 
-from pyqueue.facts import Attempt, Burial, ErrorInfo, Progress
+from pyqueue.facts import Attempt, Burial, ErrorInfo, Keep, Progress
 from pyqueue.messages import (
     HIGHEST_PRIORITY,
     NEVER,
@@ -258,6 +258,8 @@ def message_of(
     if "priority" in document:
         more["priority"] = priority_of(document)
     if lease is not None:
+        if "keep" in document:
+            more["keep"] = Keep.of(document["keep"])
         if type(slot := document.get("slot")) is str:
             more["slot"] = slot
         more["reserved"] = get("reserved", now)
@@ -265,6 +267,7 @@ def message_of(
     if "limited" in document or "group" in document:
         more["deferred"] = deferral_of(document, now)
     if "processed" in document:
+        more["result"] = get("result")
         return Finished(*common, get("outcome", ""), document["processed"], **more)
     return Message(*common, **more)
 

@@ -64,6 +64,19 @@ class LeaseLost(QueueError):
         self.unknown = tuple(unknown)
 
 
+class JobFailed(QueueError):
+    """A message for which a client waited has ended without success.
+
+    ``reason``: "dead" (it was buried), "removed", or "gone": no queue has it, and no end of it was
+    kept. ``job`` is the message as it was found, or None if it is gone.
+    """
+
+    def __init__(self, message: str, *, reason: str, job: Any = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.job = job
+
+
 class DuplicateKey(QueueError):
     """A live message of the queue has this key, or another message has this id.
 

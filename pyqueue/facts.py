@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Final, NamedTuple, Self
+
+#: The longest time for which the end of a message is kept for a client: 30 days, in seconds.
+MAX_KEEP_S: Final = 30 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -151,3 +154,37 @@ class Attempt:
             fp=get("fp"),
             message=get("message", ""),
         )
+
+
+class Keep(NamedTuple):
+    """How the end of a message is kept for a client that waits for it."""
+
+    #: For how many seconds.
+    result: float
+    #: The topic on which that client hears of the end.
+    topic: str
+
+    @classmethod
+    def of(cls, stored: object) -> Self | None:
+        """Return the value of a stored field; None if another program has stored anything else."""
+        if not isinstance(stored, Mapping):
+            return None
+        seconds, topic = stored.get("result"), stored.get("topic")
+        if not isinstance(seconds, (int, float)) or isinstance(seconds, bool):
+            return None
+        valid = 0 < seconds <= MAX_KEEP_S and isinstance(topic, str)
+        return cls(float(seconds), str(topic)) if valid else None
+
+    def stored(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return self._asdict()
+
+
+def kept_s(history_s: float | None, keep: Keep | None) -> float | None:
+    """Return for how many seconds a finished message is kept; None: it is deleted.
+
+    Args:
+        history_s: The history of its queue, in seconds, or None.
+        keep: What its producer asked for, or None.
+    """
+    return history_s if keep is None else max(history_s or 0.0, keep.result)

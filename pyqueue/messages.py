@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 
 from bson import ObjectId
 
-from pyqueue.facts import Attempt, Burial, ErrorInfo, Progress, as_stored
+from pyqueue.facts import Attempt, Burial, ErrorInfo, Keep, Progress, as_stored
 from pyqueue.limits import Limit
 
 T = TypeVar("T")
@@ -151,6 +151,8 @@ class Reservation(Message[T]):
     reserved: datetime = field(kw_only=True)
     #: Its slot under the limit of its queue; None: there is no limit on concurrency.
     slot: str | None = field(default=None, kw_only=True, repr=False)
+    #: How its end is kept for ``Client.wait``; None: its producer asked for no result.
+    keep: Keep | None = field(default=None, kw_only=True, repr=False)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
         """Restore a pickled reservation."""
@@ -188,6 +190,8 @@ class Finished(Message[T]):
     outcome: str
     #: When the message was finished.
     processed: datetime
+    #: The result of the work on it, if its producer asked for one; see ``Queue.push``.
+    result: Any = field(default=None, kw_only=True)
 
 
 @dataclass(slots=True, eq=False)
@@ -318,6 +322,33 @@ class Backoff:
         except OverflowError:
             wait = self.maximum
         return wait * (1 + self.jitter * random.uniform(-1, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class Push(Generic[T]):
+    """A message to push with options of its own, for ``Queue.push_many``.
+
+    Args:
+        payload: A BSON value, or a value of the model of the queue.
+        delay: Seconds until the message can be received; not with ``at``.
+        at: The instant from which the message can be received. A past instant means now.
+        key: A message key; see ``Queue.push``.
+        headers: Small labels, {str: str | int | float | bool}.
+        id: The id of the message; see ``Queue.push``. None: a new id.
+        priority: From 0 to 9, highest first; None means 4. Only with ``kind="priority"``.
+        group: The name of a group. Only with ``kind="ordered"``.
+        result: Seconds for which the end of the message is kept; see ``Queue.push``.
+    """
+
+    payload: T
+    delay: Duration | None = None
+    at: datetime | None = None
+    key: str | None = None
+    headers: Headers | None = None
+    id: Id | None = None
+    priority: int | None = None
+    group: str | None = None
+    result: Duration | None = None
 
 
 class BatchOptions(TypedDict):

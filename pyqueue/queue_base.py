@@ -6,14 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, Unpack
 
 from pyqueue import arguments, telling
-from pyqueue.backends import browsing, managing, requeueing
+from pyqueue.backends import awaiting, browsing, managing, requeueing
 from pyqueue.backends.browsing import BrowseOptions
 from pyqueue.backends.moving import MoveOptions
-from pyqueue.backends.pushing import PushOptions
+from pyqueue.backends.pushing import PushOptions, unpacked
 from pyqueue.backends.queue_plans import QueuePlans, in_recorded_kind
 from pyqueue.backends.receiving import ReceiveOptions
 from pyqueue.errors import ConfigurationError, LeaseLost
-from pyqueue.messages import Id, Page, Reservation
+from pyqueue.facts import Keep
+from pyqueue.messages import Duration, Id, Page, Reservation
 from pyqueue.requests import Plan
 from pyqueue.runtime.plan_runner import RunnerBase
 
@@ -46,11 +47,24 @@ class QueueBase(Generic[T, Runs]):
         # Most pushes give no option, and then have nothing to check.
         given: Any = {name: value for name, value in same.items() if value is not None}
         given |= {name: [value] for name, value in own.items() if value is not None}
+        if "results" in given:
+            given["keeps"] = self._keeps(given.pop("results"))
         if on_duplicate != "ignore":
             given["on_duplicate"] = on_duplicate
-        return self._push_many([payload], given)
+        return self._pushes([payload], given)
 
     def _push_many(self, payloads: Iterable[Any], how: PushOptions) -> Plan[list[Id | None]]:
+        given, how = unpacked(payloads, how)
+        if "results" in how:
+            how = {**how, "keeps": self._keeps(how.pop("results"))}
+        return self._pushes(given, how)
+
+    def _keeps(self, results: Iterable[Any]) -> list[Keep | None]:
+        """Return how the ends of messages are kept. ``results``: the ``result=`` of each."""
+        topic = self._runner.results
+        return [None if each is None else Keep(arguments.result(each), topic) for each in results]
+
+    def _pushes(self, payloads: list[Any], how: PushOptions) -> Plan[list[Id | None]]:
         hooks = self._runner.hooks
         if hooks is None:
             return self._backend.push(payloads, **how)
@@ -146,6 +160,24 @@ def receiving(
 ) -> Plan[list[Any]]:
     """Return the plan by which a queue receives, for the other modules of pyqueue."""
     return queue._receive(limit, **how)
+
+
+def requesting(
+    queue: QueueBase[Any, Any], payload: object, timeout: Duration, options: Mapping[str, Any]
+) -> Plan[Any]:
+    """Return the plan of ``Client.request``, with these options of the push."""
+    timeout_s = arguments.duration("timeout", timeout)
+    runner = queue._runner
+    own = {"priorities": options["priority"], "groups": options["group"]}
+    own["results"] = timeout_s + awaiting.SPARE_S
+    [id] = yield from queue._push(payload, "ignore", own, {"headers": options["headers"]})
+    assert id is not None  # it has no key that could be taken
+    try:
+        finished = yield from awaiting.wait(runner.waiters(runner.results), id, timeout_s)
+    except TimeoutError:
+        yield from queue._backend.remove(id)
+        raise
+    return finished.result
 
 
 def committing(queue: QueueBase[Any, Any], held: Reservation[Any], plan: Plan[None]) -> Plan[None]:

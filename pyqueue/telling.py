@@ -37,14 +37,14 @@ def receiving(queue: str, plan: Plan[list[M]]) -> Plan[list[M]]:
 
 
 def push(
-    hooks: HookCalls, plans: QueuePlans, payloads: Iterable[Any], how: PushOptions
+    hooks: HookCalls, plans: QueuePlans, payloads: Sequence[Any], how: PushOptions
 ) -> Plan[list[Id | None]]:
     """Push messages, and call the hooks before and after."""
-    given = arguments.payloads(payloads, "push()")
-    if labels := _labels(hooks, plans.queue, given, how.get("headers")):
+    own = how.get("labels") or [how.get("headers")] * len(payloads)
+    if labels := _labels(hooks, plans.queue, payloads, own):
         how = {**how, "labels": labels}
     try:
-        ids = yield from plans.push(given, **how)
+        ids = yield from plans.push(payloads, **how)
     except GeneratorExit:  # the plan was dropped, and may yield no more requests
         raise
     except BaseException as error:
@@ -60,7 +60,7 @@ def append(
 ) -> Plan[list[int]]:
     """Append messages to a stream, and call the hooks before and after."""
     given = arguments.payloads(payloads, "append()")
-    labels = _labels(hooks, plans.stream, given, headers)
+    labels = _labels(hooks, plans.stream, given, [headers] * len(given))
     try:
         positions = yield from plans.append(given, headers, labels)
     except GeneratorExit:  # the plan was dropped, and may yield no more requests
@@ -74,17 +74,19 @@ def append(
 
 
 def _labels(
-    hooks: HookCalls, queue: str, payloads: Sequence[Any], headers: Any
+    hooks: HookCalls, queue: str, payloads: Sequence[Any], headers: Sequence[Any]
 ) -> list[Mapping[str, Any]] | None:
-    """Let hooks change the headers of messages.
+    """Let hooks change the headers of messages. ``headers``: those of each.
 
     Returns:
         The headers of each message; None: no hook may have changed them.
     """
     if not payloads or not hooks.takes("pushing"):
         return None
-    same = arguments.headers(headers) or {}
-    items = [Pushing(each, dict(same)) for each in payloads]
+    items = [
+        Pushing(each, dict(arguments.headers(own) or {}))
+        for each, own in zip(payloads, headers, strict=True)
+    ]
     hooks.pushing(queue, items)
     return [each.headers for each in items]
 

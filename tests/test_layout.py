@@ -90,6 +90,7 @@ PARTS: dict[str, set[str]] = {
     "claims": {"bulk", "core", "limits"},
     "all_queues": {"bucket", "bulk", "core", "streams"},
     "finding": {"bucket", "core", "streams"},
+    "awaiting": {"core", "finding"},
     "freeing": {"bucket", "core", "finding"},
     "reshaping": {"core", "limits", "streams"},
     "": {"bucket", "ordered", "priority", "standard"},
@@ -384,10 +385,11 @@ PROMISED = {
     *("Stream", "AsyncStream", "StreamMessage", "StreamReservation"),
     *("Consumer", "AsyncConsumer", "ConsumerCounts", "ConsumerInfo"),
     *("BatchFailed", "Attempt", "Burial", "ErrorInfo", "Progress", "Hooks", "Page", "ScheduleInfo"),
+    *("Push", "JobFailed"),
 }
 SIGNATURES = {
     "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "
-    "id=None, priority=None, group=None, session=None",
+    "id=None, priority=None, group=None, result=None, session=None",
     "push_many": "payloads, *, delay=None, at=None, headers=None, keys=None, "
     "on_duplicate='ignore', ids=None, priorities=None, groups=None, session=None",
     "pop": "timeout=None",
@@ -395,7 +397,7 @@ SIGNATURES = {
     "reserve": "timeout=None, *, lease=None",
     "reserve_many": "limit, *, timeout=None, lease=None, max_bytes=50331648",
     "reserved": "timeout=None, *, lease=None, on_lost=None",
-    "commit": "*reservations, payload=UNCHANGED, session=None",
+    "commit": "*reservations, payload=UNCHANGED, result=UNCHANGED, session=None",
     "rollback": "*reservations, delay=None, error=None, session=None",
     "extend": "*reservations, lease=None",
     "release": "*reservations",
@@ -432,6 +434,8 @@ CLIENT = {
     "stream": "name, model=None, *, retention=None, limit=None",
     "queues": "*, cap=None, held=True",
     "find": "id",
+    "wait": "id, timeout=None",
+    "request": "queue, payload, *, timeout=30, headers=None, priority=None, group=None",
     "force_release": "id",
     "delete_queue": "name, force=False",
     "reshape": "name, *, strict=None, on_failure=None, retention=None, pack=None, limit=None",
@@ -535,6 +539,7 @@ def test_the_fields_of_what_users_hold() -> None:
         "outcome",
         "processed",
         *more,
+        "result",
     ]
     assert set(pyqueue.Counts.__dataclass_fields__) == {
         "ready",

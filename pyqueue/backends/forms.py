@@ -72,12 +72,15 @@ class Form(Protocol[R]):
     """How the reservations of one class are settled."""
 
     def refuse(self, held: Sequence[R], argument: str) -> None:
-        """Refuse an argument if this form cannot store it: "payload", "update", "reservation"."""
+        """Refuse an argument if this form cannot store it.
+
+        It is "payload", "result", "update" or "reservation".
+        """
 
     def commit(
-        self, terms: QueueTerms, held: Sequence[R], value: Any, session: object
+        self, terms: QueueTerms, held: Sequence[R], put: Mapping[str, Any], session: object
     ) -> Plan[None]:
-        """Finish messages. ``value`` is their payload in the history, or UNCHANGED."""
+        """Finish messages. If they are kept, ``put`` has their new payload or their result."""
 
     def roll_back(self, terms: QueueTerms, held: Sequence[R], failure: Failure) -> Plan[None]:
         """Give messages back for another try, and bury messages that have no try left."""

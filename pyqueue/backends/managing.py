@@ -9,7 +9,7 @@ from typing import Final
 from bson import ObjectId
 
 from pyqueue import arguments
-from pyqueue.backends import namespace, transitions
+from pyqueue.backends import namespace, results, transitions
 from pyqueue.backends.applying import MAX_BATCH, update_with_key
 from pyqueue.backends.kind import Kind, ScanStart, require
 from pyqueue.backends.namespace import HOT
@@ -18,6 +18,7 @@ from pyqueue.backends.scan import SCAN_ORDER, page_end
 from pyqueue.clock import BAND
 from pyqueue.documents import group_of, hashable_id, invalid_fields, priority_of
 from pyqueue.errors import InvalidName, Unavailable
+from pyqueue.facts import Keep, kept_s
 from pyqueue.messages import Id
 from pyqueue.requests import (
     Delete,
@@ -108,7 +109,7 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
     for each in spellings:
-        fields = {"key": 1, "dead": 1, "group": 1, "lock": 1}
+        fields = {"key": 1, "dead": 1, "group": 1, "lock": 1, "keep": 1}
         found = yield from Find({"_id": each, "q": queue}, fields, limit=1)
         if found:
             break
@@ -117,7 +118,8 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
     match = transitions.not_held_filter(queue, now) | {"_id": each}
     # A dead letter keeps the key of its former queue as ``last_key``.
     keyed = "key" in found[0] or "dead" in found[0]
-    update = kind.finishing(now, "removed", history_s, keyed=keyed)
+    keep = Keep.of(found[0].get("keep"))
+    update = kind.finishing(now, "removed", kept_s(history_s, keep), keyed=keyed)
     if update is None:
         removed = bool((yield from Delete(match)))
     else:
@@ -127,6 +129,7 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
             match = match | {"group": {"$exists": True}}  # unless a claim has renamed it since
         removed = bool((yield from Update(match, update)).matched)
     yield from kind.ended(queue, found)
+    yield from results.announce([keep])
     return removed
 
 

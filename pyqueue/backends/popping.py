@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from bson import ObjectId
 
-from pyqueue.backends import invalid, transitions
+from pyqueue.backends import invalid, results, transitions
 from pyqueue.backends.applying import update_with_key
 from pyqueue.backends.byte_limit import ByteLimit, Limits
 from pyqueue.backends.claim_terms import ClaimTerms, Scan
@@ -32,6 +32,7 @@ from pyqueue.backends.receiving import (
 from pyqueue.backends.scan import ByAge, ScanState, due_of
 from pyqueue.documents import hashable_id
 from pyqueue.errors import DuplicateKey, Unavailable
+from pyqueue.facts import Keep, kept_s
 from pyqueue.messages import TRAIL_LENGTH, Id
 from pyqueue.requests import (
     Delete,
@@ -77,7 +78,8 @@ def _pop_for_callers(
 
 def _is_deliverable(document: Document) -> bool:
     """Return whether a document that was deleted can be delivered."""
-    return "payload" in document and not invalid.invalid_claimed_fields(document)
+    is_kept = "keep" in document  # its end is kept, which a deletion cannot do
+    return "payload" in document and not is_kept and not invalid.invalid_claimed_fields(document)
 
 
 def _put_back(how: Reception, scan: Scan, document: Document) -> Plan[list[Claimed]]:
@@ -101,22 +103,28 @@ def finish_popped(
 
     Return the id and token of each message that this call did not finish.
     """
-    groups: dict[tuple[str, bool], list[Document]] = {}
+    groups: dict[tuple[str, bool, float | None], list[Document]] = {}
     for document in claimed:
         # A dead letter keeps the key of its former queue as ``last_key``.
-        keyed = "key" in document or "dead" in document
-        groups.setdefault((document["token"], keyed), []).append(document)
+        keyed, stay_s = "key" in document or "dead" in document, _kept_s(document, history_s)
+        groups.setdefault((document["token"], keyed, stay_s), []).append(document)
     lost: set[tuple[Hashable, str]] = set()
-    for (token, keyed), documents in groups.items():
+    for (token, keyed, stay_s), documents in groups.items():
         ids = [document["_id"] for document in documents]
-        update = terms.kind.finishing(now, "popped", history_s, keyed=keyed)
+        update = terms.kind.finishing(now, "popped", stay_s, keyed=keyed)
         if update is None:
             until = documents[0]["when"] - timedelta(seconds=terms.lease_s / 2)
             missing = yield from _delete_alike(ids, token, until)
         else:
             missing = yield from _keep_alike(ids, token, update)
         lost |= {(id, token) for id in missing}
+    yield from results.announce(Keep.of(each["keep"]) for each in claimed if "keep" in each)
     return lost
+
+
+def _kept_s(document: Document, history_s: float | None) -> float | None:
+    """Return for how many seconds a popped message is kept; None: it is deleted."""
+    return kept_s(history_s, Keep.of(document["keep"])) if "keep" in document else history_s
 
 
 def _delete_alike(ids: Sequence[Id], token: str, until: datetime) -> Plan[set[Hashable]]:
@@ -238,22 +246,22 @@ def undo_pop(
     A message loses its key if the key was taken in the meantime. It gets a new id if a message of
     another queue has taken its id.
     """
-    if history_s is None:
-        again = []
-        for document, _ in claimed:
+    again = []
+    for document, _ in claimed:
+        if _kept_s(document, history_s) is None:
             free = {name: document[name] for name in document if name not in kind.held_fields}
             again.append(free | {"when": due_of(document)})
+            continue
+        match = {
+            "_id": document["_id"],
+            "token": document["token"],
+            "processed": {"$exists": True},
+        }
+        update = transitions.unfinishing(kind, due_of(document))
+        yield from update_with_key(match, update, document.get("key"))
+    if again:
         now = yield from ServerTime()
         yield from insert_again(again, partial(_renamed, now=now))
-    else:
-        for document, _ in claimed:
-            match = {
-                "_id": document["_id"],
-                "token": document["token"],
-                "processed": {"$exists": True},
-            }
-            update = transitions.unfinishing(kind, due_of(document))
-            yield from update_with_key(match, update, document.get("key"))
     yield from Signal(queue, min(due_of(document) for document, _ in claimed))
 
 

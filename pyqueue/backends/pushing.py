@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypedDict, TypeVar, Unpack
 
 from bson import ObjectId
 
@@ -21,7 +22,8 @@ from pyqueue.backends.kind import Kind, require
 from pyqueue.backends.options import Options
 from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, DuplicateKey, Unavailable, first_ten
-from pyqueue.messages import Id
+from pyqueue.facts import Keep
+from pyqueue.messages import Id, Push
 from pyqueue.payloads import Codec, each_of, encode
 from pyqueue.requests import (
     Document,
@@ -34,6 +36,18 @@ from pyqueue.requests import (
 )
 
 V = TypeVar("V")
+#: The options of a push that each ``Push`` has for itself, and its attributes.
+_OWN: Final = {
+    "payloads": "payload",
+    "delay": "delay",
+    "at": "at",
+    "labels": "headers",
+    "keys": "key",
+    "ids": "id",
+    "priorities": "priority",
+    "groups": "group",
+    "results": "result",
+}
 
 
 class PushOptions(TypedDict, total=False):
@@ -41,15 +55,47 @@ class PushOptions(TypedDict, total=False):
 
     delay: float | timedelta | None
     at: datetime | None
+    #: The ``delay`` and the ``at`` of each message, in place of those two.
+    starts: Sequence[tuple[Any, Any]]
     headers: Mapping[str, Any] | None
     #: The headers of each message, in place of ``headers``.
-    labels: Sequence[Mapping[str, Any]]
+    labels: Sequence[Mapping[str, Any] | None]
     keys: Sequence[str | None] | None
     on_duplicate: str
     ids: Sequence[Id | None] | None
     priorities: Sequence[int | None] | None
     groups: Sequence[str | None] | None
+    #: The ``result`` of each message, and how its end is therefore kept.
+    results: Sequence[Any]
+    keeps: Sequence[Keep | None]
     session: object
+
+
+def unpacked(payloads: Iterable[Any], how: PushOptions) -> tuple[list[Any], PushOptions]:
+    """Return the payloads and the options of a push. Its messages may be ``Push`` objects.
+
+    Raises:
+        ConfigurationError: Only some of them are, or an option is set for all messages, too.
+    """
+    given = arguments.payloads(payloads, "push()")
+    wrapped = sum(type(each) is Push for each in given)
+    if not wrapped:
+        return given, how
+    if wrapped < len(given):
+        place, bare = next(pair for pair in enumerate(given) if type(pair[1]) is not Push)
+        raise ConfigurationError(
+            f"payloads: expected a Push at each place, found {type(bare).__name__} at place "
+            f"{place}; wrap each payload in a Push, or none"
+        )
+    for name, value in how.items():
+        if value is not None and name not in ("on_duplicate", "session"):
+            raise ConfigurationError(
+                f"{name}: expected None beside Push objects, found {value!r}; set it in each Push"
+            )
+    each_of_all = zip(*map(attrgetter(*_OWN.values()), given), strict=True)
+    own: Any = dict(zip(_OWN, map(list, each_of_all), strict=True))
+    own["starts"] = list(zip(own.pop("delay"), own.pop("at"), strict=True))
+    return own.pop("payloads"), {**how, **own}
 
 
 def push(
@@ -65,8 +111,7 @@ def push(
     if not given.values:
         return []
     now = yield from ServerTime()
-    when = arguments.starting(now, how.get("delay"), how.get("at"))
-    documents = given.documents(queue, kind, codec.name, now, when)
+    documents = given.documents(queue, kind, codec.name, now)
     encoded = each_of(encode, documents)
     yield from namespace.ensure(queue, kind, options, given.priorities)
     chosen: Collection[Id] = ()
@@ -98,25 +143,26 @@ class Checked(NamedTuple):
     ids: list[Id | None]
     priorities: list[int | None]
     groups: list[str | None]
+    #: The ``delay`` and the ``at`` of each message.
+    starts: list[tuple[Any, Any]]
+    keeps: list[Keep | None]
 
     def only(self, places: Sequence[int]) -> Checked:
         """Return the content at these places."""
-        return Checked(
-            [self.values[place] for place in places],
-            [self.headers[place] for place in places],
-            [self.keys[place] for place in places],
-            [self.ids[place] for place in places],
-            [self.priorities[place] for place in places],
-            groups=[self.groups[place] for place in places],
-        )
+        chosen: Any = ([values[place] for place in places] for values in self)
+        return Checked(*chosen)
 
     def documents(
-        self, queue: str, kind: Kind, type_name: str | None, now: datetime, when: datetime
+        self, queue: str, kind: Kind, type_name: str | None, now: datetime
     ) -> list[Document]:
         """Return the documents."""
         documents: list[Document] = []
-        for value, labels, key, id, level, turn in zip(*self, strict=True):  # cheap for one message
-            content = Content(type_name, value, labels, key, id, priority=level, group=turn)
+        # This loop is cheap for one message.
+        for value, labels, key, id, level, turn, start, keep in zip(*self, strict=True):
+            content = Content(
+                type_name, value, labels, key, id, priority=level, group=turn, keep=keep
+            )
+            when = arguments.starting(now, *start)
             documents.append(new_document(queue, kind, now, when, content))
         return documents
 
@@ -133,7 +179,9 @@ def checked(
         payloads = arguments.payloads(payloads, "push()")
     if not how:
         none: Any = [None] * len(payloads)
-        return Checked(each_of(codec.dump, payloads), none, none, none, none, groups=none)
+        starts = [(None, None)] * len(payloads)
+        values = each_of(codec.dump, payloads)
+        return Checked(values, none, none, none, none, groups=none, starts=starts, keeps=none)
     arguments.one_of(
         "on_duplicate", how.get("on_duplicate", "ignore"), ("ignore", "replace", "error")
     )
@@ -149,10 +197,21 @@ def checked(
     groups = _one_each("groups", how.get("groups"), len(payloads), arguments.ordered_group)
     if how.get("groups") is not None and any(groups):
         require(kind, queue, "group")
-    # An invalid instant is refused before the first request to the server.
-    arguments.starting(BAND, how.get("delay"), how.get("at"))
+    starts = _starts(how, len(payloads))
     values = each_of(codec.dump, payloads)
-    return Checked(values, labels, keys, ids, priorities, groups=groups)
+    keeps = list(how.get("keeps", [None] * len(payloads)))
+    return Checked(values, labels, keys, ids, priorities, groups=groups, starts=starts, keeps=keeps)
+
+
+def _starts(how: PushOptions, number: int) -> list[tuple[Any, Any]]:
+    """Return the ``delay`` and the ``at`` of each message.
+
+    An invalid instant is refused before the first request to the server.
+    """
+    same: tuple[Any, Any] = (how.get("delay"), how.get("at"))
+    for start in how.get("starts", (same,)):
+        arguments.starting(BAND, *start)
+    return list(how.get("starts", (same,) * number))
 
 
 def enter(kind: Kind, entries: Entries, on_duplicate: str) -> Plan[list[Id | None]]:
@@ -260,6 +319,7 @@ class Content(NamedTuple):
     id: Id | None = None
     priority: int | None = None
     group: str | None = None
+    keep: Keep | None = None
 
 
 def new_document(
@@ -277,6 +337,8 @@ def new_document(
         document["headers"] = content.headers
     if content.key is not None:
         document["key"] = content.key
+    if content.keep is not None:
+        document["keep"] = content.keep.stored()
     document["payload"] = content.payload
     return document
 
@@ -421,6 +483,7 @@ def _overwriting(kind: Kind, document: Document, match: Filter) -> UpdateDocumen
         "priority",
         "last_group",
         "limited",
+        "keep",
     )
     removed = (name for name in stale if name not in fresh and name not in match)
     return {"$set": fresh, "$unset": transitions.unset(*removed), "$setOnInsert": once}

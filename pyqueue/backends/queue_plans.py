@@ -164,10 +164,15 @@ class QueuePlans:
 
     @_takes_kind
     def commit(
-        self, held: Sequence[object], *, payload: Any = UNCHANGED, session: object = None
+        self,
+        held: Sequence[object],
+        *,
+        payload: Any = UNCHANGED,
+        result: Any = UNCHANGED,
+        session: object = None,
     ) -> Plan[None]:
         """Finish messages."""
-        return settling.commit(self.terms, held, payload=payload, session=session)
+        return settling.commit(self.terms, held, payload=payload, result=result, session=session)
 
     @_takes_kind
     def rollback(

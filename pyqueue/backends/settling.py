@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pyqueue import arguments
-from pyqueue.backends import forms, namespace, transitions
+from pyqueue.backends import forms, namespace, results, transitions
 from pyqueue.backends.applying import (
     MAX_BATCH,
     Settlement,
@@ -29,7 +29,7 @@ from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.backends.pushing import Content, new_document
 from pyqueue.error_records import error_record, failed_try
 from pyqueue.errors import ConfigurationError, LeaseLost
-from pyqueue.facts import as_stored
+from pyqueue.facts import as_stored, kept_s
 from pyqueue.limits import shown
 from pyqueue.messages import UNCHANGED, Id, Reservation, is_last_try
 from pyqueue.payloads import encode
@@ -37,16 +37,24 @@ from pyqueue.requests import Document, Plan, ServerTime
 
 
 def commit(
-    terms: QueueTerms, given: Sequence[object], *, payload: Any = UNCHANGED, session: object = None
+    terms: QueueTerms,
+    given: Sequence[object],
+    *,
+    payload: Any = UNCHANGED,
+    result: Any = UNCHANGED,
+    session: object = None,
 ) -> Plan[None]:
     """Finish messages."""
     held = arguments.reservations(terms.queue, tuple(given))
-    value = UNCHANGED
+    put: Document = {}
     if payload is not UNCHANGED:
-        value = dump(terms.codec, payload)
+        put["payload"] = dump(terms.codec, payload)
+    if result is not UNCHANGED:
+        put["result"] = results.checked(result)
+    for name in put:
         for form, some in forms.by_form(held):
-            form.refuse(some, "payload")
-    yield from forms.settle(held, lambda form, some: form.commit(terms, some, value, session))
+            form.refuse(some, name)
+    yield from forms.settle(held, lambda form, some: form.commit(terms, some, put, session))
 
 
 class Output(NamedTuple):
@@ -160,17 +168,19 @@ class Documents(Form[Reservation[Any]]):
     def refuse(self, held: Held, argument: str) -> None:
         """Refuse nothing: a document stores whatever a holder writes."""
 
-    def commit(self, terms: QueueTerms, held: Held, value: Any, session: object) -> Plan[None]:
+    def commit(
+        self, terms: QueueTerms, held: Held, put: Mapping[str, Any], session: object
+    ) -> Plan[None]:
         """Finish messages."""
-        kind, history_s = terms.kind, terms.options.history
+        kind = terms.kind
         # A payload belongs to one call, so other calls do not share its command.
-        group = ("commit", history_s, None if value is UNCHANGED else object())
+        own = object() if put else None
         settlements = []
         for each in held:
-            keyed = each.key is not None
-            build = partial(_finishing, kind, history_s, value, keyed)
-            settlements.append(Settlement(each, build, (*group, keyed), kind))
-        return settle(terms.queue, settlements, session)
+            keyed, stay_s = each.key is not None, kept_s(terms.options.history, each.keep)
+            build = partial(_finishing, kind, stay_s, put, keyed)
+            settlements.append(Settlement(each, build, ("commit", stay_s, own, keyed), kind))
+        return results.announced(held, settle(terms.queue, settlements, session), session)
 
     def roll_back(self, terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
         """Give messages back for another try, and bury messages that have no try left."""
@@ -196,7 +206,8 @@ class Documents(Form[Reservation[Any]]):
             told = None if error is None else (id(error), each.tries, each.owner, each.reserved)
             group = ("rollback", delay_s, told, new_place)
             settlements.append(Settlement(each, build, group, kind))
-        yield from settle(terms.queue, settlements, failure.session)
+        plan = settle(terms.queue, settlements, failure.session)
+        yield from results.announced(held, plan, failure.session)
 
     def release(self, terms: QueueTerms, held: Held) -> Plan[None]:
         """Give messages back unprocessed."""
@@ -216,7 +227,7 @@ class Documents(Form[Reservation[Any]]):
         """Send messages to the dead-letter queue."""
         target = yield from _dead_letter(terms, {each.priority for each in held})
         settlements = [_burial(terms, each, target, "buried", failure.error) for each in held]
-        yield from settle(terms.queue, settlements)
+        yield from results.announced(held, settle(terms.queue, settlements))
 
     def move(
         self,
@@ -244,10 +255,11 @@ class Documents(Form[Reservation[Any]]):
         """Finish a message, and publish documents in its place. Return the handover and result."""
         kind = terms.kind
         handover = Handover(terms.queue, held.id, held.token, copies, new=True)
-        history_s, now = terms.options.history, (yield from ServerTime())
-        finishing = kind.finishing(now, "committed", history_s, keyed=held.key is not None)
+        stay_s, now = kept_s(terms.options.history, held.keep), (yield from ServerTime())
+        finishing = kind.finishing(now, "committed", stay_s, keyed=held.key is not None)
         match = transitions.holds_filter([held])
         result = yield from hand_over_whole(handover, match, kind, finishing)
+        yield from results.announce([held.keep])
         return handover, result
 
     def extend(self, held: Held, how: Extension) -> Plan[Failures]:
@@ -259,15 +271,13 @@ forms.register(Reservation, Documents())
 
 
 def _finishing(
-    kind: Kind, history_s: float | None, value: Any, keyed: bool, now: datetime
+    kind: Kind, stay_s: float | None, put: Mapping[str, Any], keyed: bool, now: datetime
 ) -> SettlementUpdate:
-    """Return the update of a commit; None: the message is deleted."""
-    update = kind.finishing(now, "committed", history_s, keyed=keyed)
+    """Return the update of a commit, which also writes ``put``; None: the message is deleted."""
+    update = kind.finishing(now, "committed", stay_s, keyed=keyed)
     if update is not None:
         # A new token tells this commit from an earlier commit by the same holder.
-        update["$set"]["token"] = transitions.new_token()
-        if value is not UNCHANGED:
-            update["$set"]["payload"] = value
+        update["$set"] |= {"token": transitions.new_token(), **put}
     return update
 
 

@@ -267,7 +267,7 @@ def unfinishing(kind: Kind, due: datetime) -> UpdateFields:
 def replaying(kind: Kind, queue: str, put: dict[str, Any], now: datetime) -> UpdateFields:
     """Return the update that makes a finished message ready again, with the fields ``put``."""
     # A dead letter stays one, so that it can be redriven.
-    removed = (*kind.held_fields, *(name for name in kind.stay_fields if name != "dead"))
+    removed = (*kind.held_fields, *(name for name in kind.stay_fields if name != "dead"), "result")
     return {
         "$set": put,
         "$unset": unset(*(name for name in removed if name not in put)),

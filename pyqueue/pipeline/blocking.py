@@ -126,6 +126,11 @@ class ClientRunner:
         return self._connection.hooks
 
     @property
+    def results(self) -> str:
+        """The topic on which the client hears that messages it waits for have ended."""
+        return self._connection.results
+
+    @property
     def stats(self) -> Counter[str]:
         """The counters of the client."""
         return self._driver.stats

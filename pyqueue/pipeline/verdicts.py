@@ -21,6 +21,7 @@ from bson import ObjectId
 from pydantic import BaseModel
 
 from pyqueue.async_queues import AsyncQueue
+from pyqueue.backends import results
 from pyqueue.backends.invalid import CHECKED_FIRST, Tally
 from pyqueue.backends.queue_plans import found, found_target
 from pyqueue.backends.settling import Output, fan_out
@@ -72,7 +73,7 @@ class Verdict:
     settle: Callable[[Sequence[Decision]], Awaitable[object]]
     #: Verdicts of equal groups are carried out together. None: this verdict is carried out alone.
     group: Hashable = None
-    #: The payload with which the message moves on.
+    #: The payload with which the message moves on, or its result.
     payload: Any = UNCHANGED
 
 
@@ -109,6 +110,8 @@ class Verdicts:
         self._stopped = False
         #: Until when errors of a class are not logged again, by the monotonic clock.
         self._silent_until: dict[type[Exception], float] = {}
+        #: Whether it was logged that a result could not be stored.
+        self._noted_result = False
         #: How many times a message is tried.
         self.max_tries: int | None = backend_of(stage.queue).options.max_tries
 
@@ -210,7 +213,20 @@ class Verdicts:
             raise Reject(
                 f"{stage.label} returned {_shown(answer)}, but a choice returns To, Drop or Many"
             )
+        if message.keep is not None:
+            return Verdict("out", self._finish, payload=self._result(message, answer))
         return Verdict("out", self._commit, "commit")
+
+    def _result(self, message: Reservation[Any], answer: object) -> Any:
+        """Return the answer as a result. If it cannot be stored, the message has none."""
+        try:
+            return results.checked(_dumped(answer))
+        except Exception as error:  # raised by the answer itself, for instance
+            if not self._noted_result:
+                self._noted_result = True
+                text = "queue %r: the result of message %s was left out: %s"
+                log.warning(text, self._stage.name, message.id, error_text(error))
+            return UNCHANGED
 
     def _of_failure(
         self, messages: Sequence[Reservation[Any]], failure: BaseException, *, alone: bool
@@ -396,6 +412,11 @@ class Verdicts:
 
     async def _commit(self, group: Sequence[Decision]) -> None:
         await self._queue.commit(*(each for each, _ in group))
+
+    async def _finish(self, group: Sequence[Decision]) -> None:
+        """Commit a message with its result."""
+        [(message, verdict)] = group
+        await self._queue.commit(message, result=verdict.payload)
 
     async def _move(
         self,

@@ -420,7 +420,7 @@ class BaseDriver(Generic[L]):
         self.closed = True
         self._all_waiters[:] = [each for each in self._all_waiters if each is not self._waiters]
         for waiters in self._waiters.values():
-            waiters.close()
+            waiters.wake_all()
         for listener in self._listeners.values():
             listener.close()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -111,6 +112,8 @@ class BaseConnection(Generic[D]):
         self.owner: Callable[[], str] = forks.process_label
         if arguments.owner(owner) is not None:
             self.owner = partial(str, owner)
+        #: The topic on which this client hears that messages it waits for have ended.
+        self.results = f"~done:{secrets.token_hex(8)}"
         self._signals = signals
         self._driver: D | None = None
         self._database: Any = None

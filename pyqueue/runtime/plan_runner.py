@@ -37,6 +37,10 @@ class RunnerBase(Protocol):
     def hooks(self) -> HookCalls | None:
         """The hooks of the client, or None if it has none."""
 
+    @property
+    def results(self) -> str:
+        """The topic on which this client hears that messages it waits for have ended."""
+
     def waiters(self, queue: str) -> Waiters:
         """Return the consumers of a queue that wait in this client."""
 

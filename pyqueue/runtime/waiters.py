@@ -133,7 +133,7 @@ class Waiters:
         self.scan.forget()
         self.scan, self.prepared = ScanState(), None
 
-    def close(self) -> None:
+    def wake_all(self) -> None:
         """Wake every follower."""
         with self._lock:
             followers, self._followers = list(self._followers), OrderedDict()

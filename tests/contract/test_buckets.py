@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
-from pyqueue import ConfigurationError, Counts, DuplicateKey, InvalidMessage, LeaseLost, QueueInfo
+from pyqueue import (
+    ConfigurationError,
+    Counts,
+    DuplicateKey,
+    InvalidMessage,
+    LeaseLost,
+    Push,
+    QueueInfo,
+)
 from tests.contract.world import AnyClient, AnyQueue, World, expect_error, refuses
 from tests.support.eventually import eventually
 
@@ -52,6 +60,17 @@ def test_counts_add_up_the_packs(client: AnyClient, queue: AnyQueue) -> None:
     assert shown == QueueInfo(queue.name, counts, False, "bucket")
     queue.release(held[1])
     assert queue.counts() == Counts(ready=9, scheduled=1)
+
+
+def test_pushes_that_fit_share_packs(world: World, queue: AnyQueue) -> None:
+    """Those with a key, an id or a later time are ordinary messages."""
+    alone = [Push("key", key="k"), Push("id", id=f"{queue.name}-id"), Push("later", delay=60)]
+    queue.push_many([Push("a", headers={"h": 1}), *alone, Push("b"), Push("c", delay=0)])
+    assert queue.counts() == Counts(ready=5, scheduled=1)
+    messages = {"q": queue.name, "record": {"$exists": False}}
+    assert world.raw().count_documents(messages) == 4
+    found = {each.payload: each.headers for each in queue.pop_many(9, timeout=0)}
+    assert found == {"a": {"h": 1}, "b": {}, "c": {}, "key": {}, "id": {}}
 
 
 def test_message_of_a_pack_is_read_and_removed_alone(queue: AnyQueue) -> None:

@@ -16,6 +16,7 @@ from pyqueue import (
     Hooks,
     InvalidMessage,
     LeaseLost,
+    Push,
     Reservation,
 )
 from tests.contract.world import AnyClient, AnyQueue, World, hold
@@ -65,10 +66,13 @@ def test_hook_gives_each_message_its_headers(world: World, client: AnyClient, na
     queue = told.queue(name)
     queue.push("a", headers={"mine": True})
     queue.push_many(["b", "c"], headers={"mine": True})
-    received = queue.reserve_many(3, timeout=0)
+    queue.push_many([Push("d", headers={"mine": False}), Push("e")])
+    received = queue.reserve_many(5, timeout=0)
     found = {each.payload: each.headers for each in received}
     assert found == {"a": {"mine": True, "n": 0}, "b": {"mine": True, "n": 0}} | {
-        "c": {"mine": True, "n": 1}
+        "c": {"mine": True, "n": 1},
+        "d": {"mine": False, "n": 0},
+        "e": {"n": 1},
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyqueue import ConfigurationError, LeaseLost
+from pyqueue import ConfigurationError, LeaseLost, Push
 from pyqueue.backends.ordered.groups import rank
 from pyqueue.documents import stored_group
 from tests.contract.world import AnyClient, AnyQueue, World, hold, payloads, refuses
@@ -55,7 +55,8 @@ def test_pushes_of_one_process_keep_their_order(queue: AnyQueue) -> None:
     for number in range(20):
         queue.push(number, group="a", id=f"{queue.name}-{99 - number}")
     queue.push_many(range(20, 30), groups=["a"] * 10)
-    assert all_of(queue) == list(range(30))
+    queue.push_many([Push(number, group="a") for number in range(30, 35)])
+    assert all_of(queue) == list(range(35))
 
 
 def test_another_client_respects_the_locks(world: World, queue: AnyQueue) -> None:

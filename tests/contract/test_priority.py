@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyqueue import ConfigurationError
+from pyqueue import ConfigurationError, Push
 from pyqueue.backends import receiving
 from pyqueue.backends.priority import scan
 from pyqueue.backends.priority.levels import LOOKS_PER_AGE_LOOK
@@ -45,6 +45,8 @@ def test_push_many_takes_one_priority_for_each(queue: AnyQueue) -> None:
     ids = queue.push_many(["a", "b", "c"], priorities=[1, None, 8])
     assert [queue.get(each).priority for each in ids] == [1, 4, 8]
     assert payloads(queue.pop_many(3, timeout=0)) == ["c", "b", "a"]
+    queue.push_many([Push("d", priority=0), Push("e"), Push("f", priority=9)])
+    assert payloads(queue.pop_many(3, timeout=0)) == ["f", "e", "d"]
     for wrong in ([1], "123", 3):
         with pytest.raises(ConfigurationError, match="priorities: "):
             queue.push_many(["a", "b", "c"], priorities=wrong)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from bson import ObjectId
 
-from pyqueue import DuplicateKey, LeaseLost
+from pyqueue import ConfigurationError, DuplicateKey, InvalidMessage, LeaseLost, Push
 from tests.contract.world import FINISHES, AnyClient, AnyQueue, World, expect_error, hold, near
 
 #: Every way in which a message leaves its queue.
@@ -106,6 +106,63 @@ def test_push_many_with_at_delay_and_headers(queue: AnyQueue) -> None:
         message = queue.get(id)
         assert message.headers == {"a": "x", "b": 1, "c": 0.5, "d": True}
         assert message.headers["d"] is True
+
+
+def test_each_push_has_its_own_options(queue: AnyQueue) -> None:
+    at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+    later = [Push("at", at=at), Push("delay", delay=60)]
+    ids = queue.push_many([Push("now", headers={"of": "a"}, id="chosen"), *later, Push("bare")])
+    assert ids[0] == "chosen"
+    now, of_at, of_delay, bare = (queue.get(id) for id in ids)
+    assert [each.payload for each in (now, of_at, of_delay, bare)] == ["now", "at", "delay", "bare"]
+    assert [now.headers, bare.headers] == [{"of": "a"}, {}]
+    assert of_at.when == at
+    assert near(of_delay.when, 60)
+    assert near(now.when, 0)
+    assert near(bare.when, 0)
+    assert sorted(each.payload for each in queue.reserve_many(9, timeout=0)) == ["bare", "now"]
+
+
+@pytest.mark.needs("keys")
+def test_pushes_with_keys_share_the_rule_for_duplicates(queue: AnyQueue) -> None:
+    queue.push(1, key="a")
+    pushes = [Push(2, key="a"), Push(3, key="b"), Push(4)]
+    assert queue.push_many(pushes)[0] is None
+    queue.push_many([Push(5, key="b")], on_duplicate="replace")
+    assert all_payloads(queue) == [1, 4, 5]
+    with expect_error(DuplicateKey, keys=["a"]):
+        queue.push_many([Push(6, key="a"), Push(7)], on_duplicate="error")
+    assert all_payloads(queue) == [1, 4, 5, 7]
+
+
+@pytest.mark.parametrize(
+    ("pushes", "options", "message"),
+    [
+        ([Push(1), 2], {}, r"payloads: expected a Push at each place, found int at place 1"),
+        ([1, Push(2)], {}, r"payloads: expected a Push at each place, found int at place 0"),
+        ([Push(1)], {"delay": 5}, r"delay: expected None beside Push objects, found 5"),
+        ([Push(1)], {"keys": ["a"]}, r"keys: expected None beside Push objects"),
+        ([Push(1), Push(2, delay=1, at=datetime.now(UTC))], {}, "delay, at: pass one of the two"),
+        ([Push(1), Push(2, delay=-1)], {}, "delay"),
+        ([Push(1), Push(2, key="")], {}, "key"),
+        ([Push(1), Push(2, id="~a")], {}, "id"),
+        ([Push(1), Push(2, headers={"a.b": 1})], {}, "header"),
+        ([Push(1), Push(2, priority=10)], {}, "priority"),
+        ([Push(1), Push(2, group="")], {}, "group"),
+    ],
+)
+def test_wrong_push_is_refused_before_anything_is_written(
+    world: World, queue: AnyQueue, pushes: list[Any], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        queue.push_many(pushes, **options)
+    assert world.stored(queue) == []
+
+
+def test_invalid_payload_of_a_push_is_named_by_its_place(world: World, queue: AnyQueue) -> None:
+    with pytest.raises(InvalidMessage, match=r"\b1\b"):
+        queue.push_many([Push(1), Push({"a": object()})])
+    assert world.stored(queue) == []
 
 
 def test_push_many_keeps_the_order_of_ids(queue: AnyQueue) -> None:

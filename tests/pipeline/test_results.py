@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from bson import Decimal128
 from pydantic import BaseModel
 
 from pyqueue import (
@@ -17,9 +18,11 @@ from pyqueue import (
     ConfigurationError,
     Delivery,
     Drop,
+    JobFailed,
     LeaseLost,
     Many,
     Pipeline,
+    Push,
     QueueError,
     Reject,
     RetryLater,
@@ -101,6 +104,68 @@ def test_worker_commits(place: Place) -> None:
     assert sorted(map(str, seen)) == ["1", "2", "3", "a"]
     assert [each.outcome for each in place.queue("orders").history()] == ["committed"] * 3
     assert report.stages["orders"]["out"] == 3
+
+
+def test_answer_is_the_result_if_one_was_asked_for(place: Place) -> None:
+    queue = place.queue("in")
+    ids = queue.push_many([Push(1, result=60), Push(2), Push(3, result=60)])
+    assert place.run_worker(lambda payload: {"ten times": payload * 10}) == {"in": 3, "out": 3}
+    found = [place.client.wait(str(id), 0).result for id in (ids[0], ids[2])]
+    assert found == [{"ten times": 10}, {"ten times": 30}]
+    assert queue.counts().history == 2
+
+
+def test_answers_of_a_batch_are_results(memory: Place) -> None:
+    ids = memory.queue("in").push_many([Push(n, result=60) for n in range(3)])
+    memory.run_worker(lambda payloads: [each + 1 for each in payloads], batch=5)
+    assert [memory.client.wait(str(id), 0).result for id in ids] == [1, 2, 3]
+
+
+class Size(BaseModel):
+    """The result of a handler."""
+
+    width: Decimal
+
+
+@pytest.mark.parametrize(
+    ("answer", "result"),
+    [
+        (None, None),
+        (Size(width=Decimal("1.5")), {"width": Decimal128("1.5")}),
+        (Drop(), None),
+        (Many([]), None),
+        (Many([To("a", 1)]), None),
+        (object(), None),
+        ("x" * 300_000, None),
+    ],
+)
+def test_result_never_fails_its_message(
+    memory: Place, caplog: pytest.LogCaptureFixture, answer: Any, result: Any
+) -> None:
+    ids = memory.queue("in").push_many([Push(n, result=60) for n in range(2)])
+    counts = memory.run_worker(lambda _: answer, to=["a"])
+    assert counts in ({"in": 2, "out": 2}, {"in": 2, "dropped": 2})
+    assert [memory.client.wait(str(id), 0).result for id in ids] == [result] * 2
+    left_out = [each for each in caplog.messages if "was left out" in each]
+    assert len(left_out) == (1 if answer.__class__ in (object, str) else 0)
+
+
+def test_result_comes_from_the_last_stage(memory: Place) -> None:
+    id = memory.queue("raw").push("5", result=60)
+
+    def build(client: Any) -> Pipeline:
+        return Pipeline(client).link("raw", int, to="parsed").sink("parsed", lambda n: n + 1)
+
+    memory.run(build, until_empty=True)
+    assert memory.client.wait(str(id), 0).result == 6
+
+
+def test_failed_handler_fails_the_wait(memory: Place) -> None:
+    id = memory.queue("in").push("x", result=60)
+    memory.run_worker(int, max_tries=1)
+    with pytest.raises(JobFailed, match="buried") as caught:
+        memory.client.wait(str(id), 0)
+    assert caught.value.job.error.type == "ValueError"
 
 
 def test_worker_names_the_kinds_of_its_queues(place: Place) -> None:

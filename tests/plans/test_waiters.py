@@ -101,7 +101,7 @@ def test_close_calls_every_waiter() -> None:
     waiters.enter(leader, after(15))
     for each in followers:
         waiters.enter(each, after(15))
-    waiters.close()
+    waiters.wake_all()
     assert [each.called for each in followers] == [1, 1, 1]
 
 

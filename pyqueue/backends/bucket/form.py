@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from pyqueue.backends import forms
@@ -18,6 +18,7 @@ from pyqueue.requests import Document, Plan
 #: Why a packed message refuses an argument, and the remedy, by argument.
 _REFUSED = {
     "payload": ", and its queue keeps no history; leave payload out",
+    "result": ", and nobody asked for its result; leave result out",
     "update": "; use payload= instead",
     "reservation": (
         ", which cannot store progress or checkpoints; push it with a key, or to a queue of "
@@ -36,7 +37,9 @@ class Packed(Form[PackedReservation[Any]]):
             f"{argument}: message {held[0].id} shares a document with other messages{reason}"
         )
 
-    def commit(self, terms: QueueTerms, held: Held, value: Any, session: object) -> Plan[None]:
+    def commit(
+        self, terms: QueueTerms, held: Held, put: Mapping[str, Any], session: object
+    ) -> Plan[None]:
         """Finish messages."""
         return settling.commit(terms.queue, terms.kind, held, session)
 

@@ -45,18 +45,17 @@ def push(
     if not given.values:
         return []
     now = yield from ServerTime()
-    when = arguments.starting(now, how.get("delay"), how.get("at"))
     rows = zip(given.values, given.headers, strict=True)
     bodies = [{"p": value, "h": labels} if labels else {"p": value} for value, labels in rows]
     entries = each_of(encode, bodies)
-    packable = _packable(given, entries) if when == now else []
+    packable = _packable(given, entries, now)
     yield from namespace.ensure(queue, kind, options)
     if len(entries) == 1 and packable and how.get("session") is None:
         return [(yield from _push_one(queue, kind, codec.name, entries[0]))]
     ordinary = sorted(set(range(len(entries))) - set(packable))
     some = [entries[place] for place in packable]
     packed = yield from new_packs(Entering(queue, kind, codec.name, now), some)
-    documents = given.only(ordinary).documents(queue, kind, codec.name, now, when)
+    documents = given.only(ordinary).documents(queue, kind, codec.name, now)
     id_at: dict[int, Id | None] = dict(zip(packable, chain(*packed.ids), strict=True))
     id_at.update(zip(ordinary, [each["_id"] for each in documents], strict=True))
     try:
@@ -74,13 +73,16 @@ def push(
     return [id_at[place] for place in range(len(entries))]
 
 
-def _packable(given: Checked, entries: Sequence[RawBSONDocument]) -> list[int]:
-    """Return the places of messages that fit in packs: small, without a key or a chosen id."""
+def _packable(given: Checked, entries: Sequence[RawBSONDocument], now: datetime) -> list[int]:
+    """Return the places of messages that fit in packs: small, due, without fields of their own."""
+    later = {each for each in set(given.starts) if arguments.starting(now, *each) > now}
     return [
         place
         for place, entry in enumerate(entries)
         if given.keys[place] is None
         and given.ids[place] is None
+        and given.keeps[place] is None
+        and not (later and given.starts[place] in later)
         and len(entry.raw) <= packs.MAX_PACK_BYTES
     ]
 

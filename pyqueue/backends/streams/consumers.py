@@ -36,6 +36,7 @@ _REFUSED: Final = {
     "checkpoint": "a stream stores no checkpoints; keep them in your own collection",
     "session": "a stream takes no part in transactions, which would block the group; leave it out",
     "payload": "a message of a stream never changes; leave it out",
+    "result": "a message of a stream stays when a group has finished it; leave it out",
     "pop": "a consumer group reserves messages; use reserve()",
 }
 
@@ -123,11 +124,18 @@ class GroupPlans:
         )
 
     def commit(
-        self, held: Sequence[object], *, payload: Any = UNCHANGED, session: object = None
+        self,
+        held: Sequence[object],
+        *,
+        payload: Any = UNCHANGED,
+        result: Any = UNCHANGED,
+        session: object = None,
     ) -> Plan[None]:
         """Finish messages for the group."""
-        if payload is not UNCHANGED or session is not None:
-            raise refusal("payload" if session is None else "session")
+        if session is not None:
+            raise refusal("session")
+        if payload is not UNCHANGED or result is not UNCHANGED:
+            raise refusal("result" if payload is UNCHANGED else "payload")
         return settling.commit(self.state, held)
 
     def rollback(

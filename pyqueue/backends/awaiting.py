@@ -1,0 +1,114 @@
+"""Wait until a message has ended, and return its end.
+
+A client waits on a topic of its own, which is stored in the messages whose results it asked for.
+Every event wakes all calls of the client that wait. Their reads share a command.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final, Protocol
+
+from pyqueue import arguments
+from pyqueue.backends import finding
+from pyqueue.backends.browsing import shown
+from pyqueue.errors import JobFailed
+from pyqueue.messages import Duration, Finished, Id, Message
+from pyqueue.payloads import Codec
+from pyqueue.requests import Coalesce, Document, Listen, MonotonicTime, Plan, ServerTime, Wait
+
+#: How often a message is read that ends without an event, in seconds. A message that is missing for
+#: as long is gone: a handover may hide it for an instant.
+POLL_S: Final = 1.0
+#: How much longer than its caller waits the end of a request is kept, in seconds.
+SPARE_S: Final = 60.0
+#: The outcomes of a message on which the work succeeded.
+_SUCCESS: Final = ("committed", "popped")
+
+
+class Waiting(Protocol):
+    """The calls of one client that wait for the ends of messages."""
+
+    def wake_all(self) -> None:
+        """Wake every call."""
+        ...
+
+    def wake_next(self, found: bool) -> None:
+        """Wake the next call, after one has ended."""
+        ...
+
+
+def wait(waiting: Waiting, id: Id, timeout: Duration | None) -> Plan[Finished[Any]]:
+    """Wait until a message has finished, and return it; see ``Client.wait``.
+
+    Args:
+        waiting: the calls of this client that wait for the ends of messages.
+        id: the id of the message.
+        timeout: how long to wait; None: without a limit.
+    """
+    spellings = arguments.spellings(id)
+    timeout_s = math.inf if timeout is None else arguments.duration("timeout", timeout)
+    ends_s = timeout_s + (yield from MonotonicTime())
+    seen_s: float | None = None
+    try:
+        while True:
+            found = yield from Coalesce(("ends",), spellings, _read_each, threads=True)
+            now_s = yield from MonotonicTime()
+            if (ended := _end_of(found)) is not None:
+                return ended
+            if found is not None or seen_s is None:
+                seen_s = now_s  # or when it was first missed
+            elif now_s - seen_s >= POLL_S:
+                raise _gone(id)
+            if now_s >= ends_s:
+                raise TimeoutError(f"message {id} has not finished within {timeout_s:g} s")
+            if (yield from Listen(waiting)):
+                continue  # the subscription is new: the message may have ended before it
+            now = yield from ServerTime()
+            soon = timedelta(seconds=POLL_S)
+            yield from Wait(waiting, now + soon, min(ends_s, now_s + POLL_S))
+            waiting.wake_all()
+    finally:
+        waiting.wake_next(False)
+
+
+def _read_each(wanted: Sequence[Sequence[Id]]) -> Plan[list[Message[Any] | None]]:
+    """Return the message of each caller, by the spellings of its id; None if it is missing."""
+    every = list(dict.fromkeys(id for spellings in wanted for id in spellings))
+    now, found = yield from finding.documents(every, finding.IN_QUEUES)
+    documents: list[Document | None] = [finding.first_of(each, found) for each in wanted]
+    return [None if each is None else shown(Codec(), each, now) for each in documents]
+
+
+def _end_of(found: Message[Any] | None) -> Finished[Any] | None:
+    """Return a finished message; None if it has not ended.
+
+    Raises:
+        JobFailed: it has ended without success.
+    """
+    if found is None:
+        return None
+    if found.dead is not None:
+        error = "" if found.error is None else f": {found.error.type}: {found.error.message}"
+        raise JobFailed(
+            f"message {found.id} of queue {found.dead.queue!r} was buried "
+            f"({found.dead.reason}){error}",
+            reason="dead",
+            job=found,
+        )
+    if not isinstance(found, Finished):
+        return None
+    if found.outcome not in _SUCCESS:
+        text = f"message {found.id} of queue {found.queue!r} was {found.outcome}"
+        raise JobFailed(text, reason=found.outcome, job=found)
+    return found
+
+
+def _gone(id: Id) -> JobFailed:
+    return JobFailed(
+        f"message {id} is in no queue, and its end was not kept; push it with result=, and wait "
+        "for it within that time",
+        reason="gone",
+    )

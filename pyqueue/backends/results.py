@@ -1,0 +1,60 @@
+"""The results of finished messages, and how the clients that wait for them hear of an end.
+
+A producer asks for a result when it pushes; see ``Keep``. Whoever finishes the message then keeps
+it, with its result, and signals the topic of the producer's client. A burial signals it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from pyqueue.errors import InvalidMessage, LeaseLost
+from pyqueue.facts import Keep
+from pyqueue.messages import Reservation
+from pyqueue.payloads import encode
+from pyqueue.requests import Plan, ServerTime, Signal
+
+#: The maximum size of a result, in bytes as BSON.
+MAX_RESULT_BYTES: Final = 256 * 1024
+
+
+def checked(result: Any) -> Any:
+    """Return a result that can be stored.
+
+    Raises:
+        InvalidMessage: It is no BSON value, or too large.
+    """
+    size = len(encode({"result": result}).raw)
+    if size > MAX_RESULT_BYTES:
+        raise InvalidMessage(
+            f"result: expected at most {MAX_RESULT_BYTES} bytes, found {size}; store the data "
+            "elsewhere, and return where they are"
+        )
+    return result
+
+
+def announce(keeps: Iterable[Keep | None], session: object = None) -> Plan[None]:
+    """Tell the clients that wait for some messages that these have ended."""
+    topics = {keep.topic for keep in keeps if keep is not None}
+    if topics:
+        now = yield from ServerTime()
+        for topic in sorted(topics):
+            yield from Signal(topic, now, session)
+
+
+def announced(
+    held: Sequence[Reservation[Any]], plan: Plan[None], session: object = None
+) -> Plan[None]:
+    """Return a plan that settles messages and then announces their ends."""
+    keeps = [each.keep for each in held if each.keep is not None]
+    return _announced(keeps, plan, session) if keeps else plan
+
+
+def _announced(keeps: Sequence[Keep], plan: Plan[None], session: object) -> Plan[None]:
+    try:
+        yield from plan
+    except LeaseLost:  # the rest are settled
+        yield from announce(keeps, session)
+        raise
+    yield from announce(keeps, session)
