@@ -17,6 +17,7 @@ from pyqueue.messages import (
     Backoff,
     Duration,
     Id,
+    KindName,
     Message,
     OnFailure,
     QueueInfo,
@@ -24,9 +25,10 @@ from pyqueue.messages import (
     ScheduleInfo,
     ScheduleOptions,
 )
-from pyqueue.pipeline import Pipeline
+from pyqueue.pipeline import Pipeline, Report
 from pyqueue.queues import Queue
 from pyqueue.runtime.connecting import Connected, Connection, Durability
+from pyqueue.specs import QueueSpec
 from pyqueue.streams import Stream
 from signals import Bus
 
@@ -82,6 +84,8 @@ class Client(Connected[Connection]):
         )
 
     @overload
+    def queue(self, name: QueueSpec[T]) -> Queue[T]: ...
+    @overload
     def queue(self, name: str, model: type[T], **options: Unpack[QueueOptions]) -> Queue[T]: ...
     @overload
     def queue(
@@ -89,7 +93,7 @@ class Client(Connected[Connection]):
     ) -> Queue[Any]: ...
     def queue(
         self,
-        name: str,
+        name: str | QueueSpec[Any],
         model: object = None,
         *,
         lease: Duration = 60,
@@ -98,7 +102,7 @@ class Client(Connected[Connection]):
         history: Duration | None = None,
         backoff: Backoff = Backoff(),  # noqa: B008  # frozen
         poll: Duration = 15,
-        kind: str | None = None,
+        kind: KindName | None = None,
         strict: bool | None = None,
         on_failure: OnFailure | None = None,
         pack: int | None = None,
@@ -109,7 +113,7 @@ class Client(Connected[Connection]):
         All users of a queue must agree on ``strict``, ``on_failure``, ``pack`` and ``limit``.
 
         Args:
-            name: 1-110 of A-Z a-z 0-9 _ - . : > (a trailing ".dead" not counted).
+            name: 1-110 of A-Z a-z 0-9 _ - . : > (a trailing ".dead" not counted), or a QueueSpec.
             model: The type of the payloads, for pydantic's TypeAdapter; None: any BSON value.
             lease: Seconds for which a reserved message is held.
             max_tries: How many times a message is tried before it is buried. None: never buried.
@@ -193,7 +197,7 @@ class Client(Connected[Connection]):
         backend = make_stream_backend(self._connection, name, model, retention, limit)
         return Stream(self._connection, backend)
 
-    def pipeline(self, name: str = "pipeline") -> Pipeline:
+    def pipeline(self, name: str = "pipeline") -> Pipeline[Report]:
         """Return a pipeline of queues of this namespace. This does no I/O.
 
         Args:

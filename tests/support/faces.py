@@ -51,6 +51,8 @@ PHRASES = {
     "from pyqueue.queues": "from pyqueue.async_queues",
     "from pyqueue.streams": "from pyqueue.async_streams",
     "import Callable": "import Awaitable, Callable",
+    "import Pipeline, Report": "import AwaitedReport, Pipeline",
+    "Pipeline[Report]": "Pipeline[AwaitedReport]",
     "this process only": "this process only, run inline",
 }
 
