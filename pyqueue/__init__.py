@@ -47,8 +47,9 @@ if TYPE_CHECKING:
     from pyqueue.client import Client
     from pyqueue.delivery import BatchFailed, Delivery, Drop, Many, Reject, RetryLater, To
     from pyqueue.hooks import Hooks
-    from pyqueue.pipeline import Pipeline
+    from pyqueue.pipeline import Pipeline, Report
     from pyqueue.queues import Queue
+    from pyqueue.specs import QueueSpec
     from pyqueue.streams import Consumer, Stream
     from pyqueue.worker import Worker
 
@@ -91,7 +92,9 @@ __all__ = [
     "QueueClosed",
     "QueueError",
     "QueueInfo",
+    "QueueSpec",
     "Reject",
+    "Report",
     "Reservation",
     "RetryLater",
     "ScheduleInfo",
@@ -119,8 +122,9 @@ if not TYPE_CHECKING:
                 *("BatchFailed", "Delivery", "Drop", "Many", "Reject", "RetryLater", "To"),
             ],
             "hooks": ["Hooks"],
-            "pipeline": ["Pipeline"],
+            "pipeline": ["Pipeline", "Report"],
             "queues": ["Queue"],
+            "specs": ["QueueSpec"],
             "streams": ["Consumer", "Stream"],
             "worker": ["Worker"],
         },

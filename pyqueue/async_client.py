@@ -22,6 +22,7 @@ from pyqueue.messages import (
     Finished,
     Headers,
     Id,
+    KindName,
     Message,
     OnFailure,
     QueueInfo,
@@ -29,9 +30,10 @@ from pyqueue.messages import (
     ScheduleInfo,
     ScheduleOptions,
 )
-from pyqueue.pipeline import Pipeline
+from pyqueue.pipeline import AwaitedReport, Pipeline
 from pyqueue.queue_base import requesting
 from pyqueue.runtime.connecting import AsyncConnection, Connected, Durability
+from pyqueue.specs import QueueSpec
 from signals import AsyncBus
 
 R = TypeVar("R")
@@ -86,6 +88,8 @@ class AsyncClient(Connected[AsyncConnection]):
         )
 
     @overload
+    def queue(self, name: QueueSpec[T]) -> AsyncQueue[T]: ...
+    @overload
     def queue(
         self, name: str, model: type[T], **options: Unpack[QueueOptions]
     ) -> AsyncQueue[T]: ...
@@ -95,7 +99,7 @@ class AsyncClient(Connected[AsyncConnection]):
     ) -> AsyncQueue[Any]: ...
     def queue(
         self,
-        name: str,
+        name: str | QueueSpec[Any],
         model: object = None,
         *,
         lease: Duration = 60,
@@ -104,7 +108,7 @@ class AsyncClient(Connected[AsyncConnection]):
         history: Duration | None = None,
         backoff: Backoff = Backoff(),  # noqa: B008  # frozen
         poll: Duration = 15,
-        kind: str | None = None,
+        kind: KindName | None = None,
         strict: bool | None = None,
         on_failure: OnFailure | None = None,
         pack: int | None = None,
@@ -115,7 +119,7 @@ class AsyncClient(Connected[AsyncConnection]):
         All users of a queue must agree on ``strict``, ``on_failure``, ``pack`` and ``limit``.
 
         Args:
-            name: 1-110 of A-Z a-z 0-9 _ - . : > (a trailing ".dead" not counted).
+            name: 1-110 of A-Z a-z 0-9 _ - . : > (a trailing ".dead" not counted), or a QueueSpec.
             model: The type of the payloads, for pydantic's TypeAdapter; None: any BSON value.
             lease: Seconds for which a reserved message is held.
             max_tries: How many times a message is tried before it is buried. None: never buried.
@@ -199,7 +203,7 @@ class AsyncClient(Connected[AsyncConnection]):
         backend = make_stream_backend(self._connection, name, model, retention, limit)
         return AsyncStream(self._connection, backend)
 
-    def pipeline(self, name: str = "pipeline") -> Pipeline:
+    def pipeline(self, name: str = "pipeline") -> Pipeline[AwaitedReport]:
         """Return a pipeline of queues of this namespace. This does no I/O.
 
         Args:

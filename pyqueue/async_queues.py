@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack, overload
 
 from pyqueue.backends.browsing import BrowseOptions
 from pyqueue.backends.moving import MoveOptions
@@ -31,7 +31,7 @@ from pyqueue.messages import (
     Reservation,
     State,
 )
-from pyqueue.queue_base import OnDuplicate, QueueBase
+from pyqueue.queue_base import OnDuplicate, PushTerms, QueueBase
 from pyqueue.reserved import OnLost, check_on_lost, holding_async
 from pyqueue.runtime.plan_runner import AsyncPlanRunner
 
@@ -46,6 +46,12 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
     ``ConfigurationError`` before anything is written.
     """
 
+    @overload
+    async def push(self, payload: T, **options: Unpack[PushTerms]) -> Id: ...
+    @overload
+    async def push(
+        self, payload: T, *, key: str | None, **options: Unpack[PushTerms]
+    ) -> Id | None: ...
     async def push(
         self,
         payload: T,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from pyqueue import arguments
 from pyqueue.backends.options import Options
@@ -10,9 +10,10 @@ from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.backends.streams.plans import StreamPlans
 from pyqueue.errors import ConfigurationError
 from pyqueue.limits import Limit, check_limit
-from pyqueue.messages import Backoff, Duration, OnFailure
+from pyqueue.messages import Duration, OnFailure, QueueOptions
 from pyqueue.payloads import Codec
 from pyqueue.runtime.connecting import BaseConnection
+from pyqueue.specs import DEFAULTS, QueueSpec
 
 
 def shape_of(
@@ -49,40 +50,47 @@ def shape_of(
 
 def make_backend(
     connection: BaseConnection[Any],
-    name: str,
+    name: str | QueueSpec[Any],
     model: object,
-    *,
-    lease: Duration,
-    max_tries: int | None,
-    dead_letter: str | None,
-    history: Duration | None,
-    backoff: Backoff,
-    poll: Duration,
-    kind: str | None,
-    strict: bool | None,
-    on_failure: OnFailure | None,
-    pack: int | None,
-    limit: Limit | None,
+    **given: Unpack[QueueOptions],
 ) -> QueuePlans:
-    """Check the options of a queue and return its plans."""
+    """Check the options of a queue and return its plans.
+
+    Args:
+        connection: The connection.
+        name: The name, or a QueueSpec; then all options must have their defaults.
+        model: As for ``Client.queue``.
+        given: All options of ``Client.queue``.
+    """
+    if isinstance(name, QueueSpec):
+        name.refuse_more({"model": model, **given})
+        options: QueueOptions = {**DEFAULTS, **name.options}
+        return make_backend(connection, name.name, name.model, **options)
     arguments.queue_name(name)
-    arguments.backoff(backoff)
+    arguments.backoff(given["backoff"])
+    max_tries, history, limit = given["max_tries"], given["history"], given["limit"]
     if limit is not None:
         check_limit(limit)
-    options = Options(
-        lease=arguments.duration("lease", lease, positive=True),
-        max_tries=None if max_tries is None else arguments.count("max_tries", max_tries),
-        dead_letter=arguments.dead_letter(name, dead_letter),
-        history=None if history is None else arguments.duration("history", history, positive=True),
-        backoff=backoff,
-        poll=arguments.duration("poll", poll, positive=True),
-        shape=shape_of(strict=strict, on_failure=on_failure, pack=pack, limit=limit),
-    )
     return plans_of(
         name,
-        options,
+        Options(
+            lease=arguments.duration("lease", given["lease"], positive=True),
+            max_tries=None if max_tries is None else arguments.count("max_tries", max_tries),
+            dead_letter=arguments.dead_letter(name, given["dead_letter"]),
+            history=None
+            if history is None
+            else arguments.duration("history", history, positive=True),
+            backoff=given["backoff"],
+            poll=arguments.duration("poll", given["poll"], positive=True),
+            shape=shape_of(
+                strict=given["strict"],
+                on_failure=given["on_failure"],
+                pack=given["pack"],
+                limit=limit,
+            ),
+        ),
         Codec(model),
-        kind=kind,
+        kind=given["kind"],
         owner=connection.owner,
         command_timeout=connection.command_timeout,
     )

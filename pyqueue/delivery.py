@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from pyqueue import arguments
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.messages import UNCHANGED, Duration, Reservation
 
-T = TypeVar("T")
-Q = TypeVar("Q", bound=str)
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+    S = TypeVar("S", default=Any)
+    Q = TypeVar("Q", bound=str, default=str)
+else:  # Python 3.11 knows no defaults, and typing_extensions may be missing
+    from typing import TypeVar
+
+    T, S, Q = TypeVar("T"), TypeVar("S"), TypeVar("Q", bound=str)
 
 
 class To(Generic[Q]):
@@ -148,22 +157,29 @@ class TakesNotes(Protocol):
         """Store the state of the work."""
 
 
-class Delivery(Generic[T]):
+class Delivery(Generic[T, S]):
     """The second argument of a handler: the message, and the operations on it while it is reserved.
 
     A handler of batches takes a list of deliveries.
 
-    An async handler awaits the two methods; any other handler calls them. Both raise ``LeaseLost``
-    once the handler no longer holds the message.
+    Async code awaits the two methods; other code calls them. Both raise ``LeaseLost`` once the
+    handler no longer holds the message.
+
+    ``Delivery[Order, State]`` is the type for a model and the value of a lifespan. Both may be left
+    out.
     """
 
-    __slots__ = ("_loop", "_notes", "lost", "message")
+    __slots__ = ("_loop", "_notes", "lost", "message", "state")
+
+    if not TYPE_CHECKING:  # the second parameter has a default
+        __class_getitem__ = classmethod(GenericAlias)
 
     def __init__(
         self,
         message: Reservation[T],
         notes: TakesNotes,
         loop: asyncio.AbstractEventLoop | None,
+        state: S | None = None,
     ) -> None:
         #: The message: its id, tries, headers, error, the checkpoint of the last try, and so on.
         self.message = message
@@ -171,10 +187,12 @@ class Delivery(Generic[T]):
         #: limit was reached or the worker was stopped. An async handler is then cancelled. A
         #: handler in a thread should check this from time to time, and return if it is true.
         self.lost = False
+        #: The value of the lifespan of the worker; None without one.
+        self.state: S = state  # type: ignore[assignment]  # S is None without a lifespan
         self._notes = notes
         self._loop = loop  # None for an async handler, which runs in the loop itself
 
-    def progress(self, fraction: float, note: str | None = None) -> Any:
+    def progress(self, fraction: float, note: str | None = None) -> Awaitable[None]:
         """Store how far the work has come. Any process can read it in ``Message.progress``.
 
         A message of a stream cannot store progress, nor can a message that shares a document with
@@ -185,15 +203,17 @@ class Delivery(Generic[T]):
             fraction: From 0 to 1.
             note: A few words.
         """
-        return self._run(self._notes.progress, fraction, note)
+        done: Awaitable[None] = self._run(self._notes.progress, fraction, note)
+        return done
 
-    def checkpoint(self, state: Any) -> Any:
+    def checkpoint(self, state: Any) -> Awaitable[None]:
         """Store the state of the work. The next try finds it in ``message.checkpoint``.
 
         Args:
             state: Any BSON value.
         """
-        return self._run(self._notes.checkpoint, state)
+        done: Awaitable[None] = self._run(self._notes.checkpoint, state)
+        return done
 
     def _run(self, operation: Callable[..., Any], *args: Any) -> Any:
         if self.lost:
@@ -201,6 +221,14 @@ class Delivery(Generic[T]):
                 f"this handler no longer holds message {self.message.id}; stop and return",
                 lost=[self.message],
             )
-        if self._loop is None:
+        if self._loop is None or _running_loop() is self._loop:  # in middleware, for example
             return operation(self.message, *args)
         return asyncio.run_coroutine_threadsafe(operation(self.message, *args), self._loop).result()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread, or None."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

@@ -40,6 +40,9 @@ Duration = float | timedelta
 #: How an ordered group treats a failed message: it waits for the next try, or continues.
 OnFailure = Literal["block", "skip"]
 
+#: The kinds of queues, besides the kinds that a program registers itself.
+KindName = Literal["standard", "priority", "ordered", "bucket"]
+
 State = Literal["scheduled", "ready", "reserved", "finished", "dead"]
 
 #: What a message waits for although its time has come: another message of its group, or a limit.
@@ -371,7 +374,7 @@ class QueueOptions(TypedDict, total=False):
     history: Duration | None
     backoff: Backoff
     poll: Duration
-    kind: str | None
+    kind: KindName | None
     strict: bool | None
     on_failure: OnFailure | None
     pack: int | None

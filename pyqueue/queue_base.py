@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeVar, Unpack
+from datetime import datetime
+from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from pyqueue import arguments, telling
 from pyqueue.backends import awaiting, browsing, managing, requeueing
@@ -14,7 +15,7 @@ from pyqueue.backends.queue_plans import QueuePlans, in_recorded_kind
 from pyqueue.backends.receiving import ReceiveOptions
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.facts import Keep
-from pyqueue.messages import Duration, Id, Page, Reservation
+from pyqueue.messages import Duration, Headers, Id, Page, Reservation
 from pyqueue.requests import Plan
 from pyqueue.runtime.plan_runner import RunnerBase
 
@@ -23,6 +24,20 @@ Runs = TypeVar("Runs", bound=RunnerBase)
 
 #: The effect of a push whose key is taken.
 OnDuplicate = Literal["ignore", "replace", "error"]
+
+
+class PushTerms(TypedDict, total=False):
+    """The options of ``Queue.push`` besides its key."""
+
+    delay: Duration | None
+    at: datetime | None
+    on_duplicate: OnDuplicate
+    headers: Headers | None
+    id: Id | None
+    priority: int | None
+    group: str | None
+    result: Duration | None
+    session: Any
 
 
 class QueueBase(Generic[T, Runs]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack, overload
 
 from pyqueue.backends.browsing import BrowseOptions
 from pyqueue.backends.moving import MoveOptions
@@ -30,7 +30,7 @@ from pyqueue.messages import (
     Reservation,
     State,
 )
-from pyqueue.queue_base import OnDuplicate, QueueBase
+from pyqueue.queue_base import OnDuplicate, PushTerms, QueueBase
 from pyqueue.reserved import OnLost, check_on_lost, holding
 from pyqueue.runtime.plan_runner import PlanRunner
 
@@ -45,6 +45,10 @@ class Queue(QueueBase[T, PlanRunner]):
     ``ConfigurationError`` before anything is written.
     """
 
+    @overload
+    def push(self, payload: T, **options: Unpack[PushTerms]) -> Id: ...
+    @overload
+    def push(self, payload: T, *, key: str | None, **options: Unpack[PushTerms]) -> Id | None: ...
     def push(
         self,
         payload: T,

@@ -2,28 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, Self, TypeVar, Unpack, cast, overload
 
+from pyqueue.async_client import AsyncClient
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.async_streams import AsyncConsumer
 from pyqueue.backends.schedules.definitions import definition
+from pyqueue.client import Client
+from pyqueue.errors import ConfigurationError
 from pyqueue.messages import ScheduleOptions
-from pyqueue.pipeline import AnyClient, Runner, StageOptions
+from pyqueue.pipeline import (
+    AnyClient,
+    AwaitedReport,
+    R_co,
+    Report,
+    Runner,
+    StageOptions,
+    StageTerms,
+)
+from pyqueue.pipeline.blocking import connection_of
+from pyqueue.pipeline.graph import QueueName
+from pyqueue.pipeline.handler_types import (
+    Adds,
+    AddsBatch,
+    AsyncMiddleware,
+    BatchHandler,
+    Handler,
+    PlainMiddleware,
+)
+from pyqueue.pipeline.lifespan import Lifespan, LifespanOf
+from pyqueue.pipeline.runner import BatchQueueOptions
 from pyqueue.pipeline.schedules import default_name, taking_payload
+from pyqueue.queue_base import QueueBase
 from pyqueue.queues import Queue
+from pyqueue.runtime.connecting import AsyncConnection, Connected, Connection
+from pyqueue.specs import QueueSpec
 from pyqueue.streams import Consumer
 
 H = TypeVar("H", bound=Callable[..., Any])
+M = TypeVar("M")
+W = TypeVar("W", bound=AsyncMiddleware | PlainMiddleware)
 
-AnyQueue = str | Queue[Any] | AsyncQueue[Any] | Consumer[Any] | AsyncConsumer[Any]
+#: A queue that names the model of its payloads.
+Modelled = QueueSpec[M] | Queue[M] | AsyncQueue[M] | Consumer[M] | AsyncConsumer[M]
 
 
 class CronOptions(StageOptions, ScheduleOptions, total=False):
     """The options of ``Worker.cron``."""
 
 
-class Worker(Runner):
+class Worker(Runner[R_co]):
     """Consumes queues with functions.
 
     A message is committed when its handler returns, and tried again later when the handler raises
@@ -32,52 +64,233 @@ class Worker(Runner):
 
     Args:
         client: A Client or an AsyncClient. With either, handlers may be ``def`` or ``async def``.
+            None: each run creates a client from PYQUEUE_URL, PYQUEUE_NAMESPACE and PYQUEUE_SIGNALS,
+            and closes it, unless ``bind`` was called.
         concurrency: How many handlers run at once, for all queues together.
         name: A label for reports.
+        lifespan: A context manager, or a function without arguments that makes one; a generator
+            function with one ``yield`` will do. It may be async. A run enters it before it receives
+            messages, and leaves it after the last one. Handlers find its value in
+            ``delivery.state``.
+
+    Raises:
+        ConfigurationError: An argument is not allowed.
     """
 
-    def __init__(self, client: AnyClient, *, concurrency: int = 16, name: str = "worker") -> None:
-        super().__init__(client, name, concurrency=concurrency)
+    @overload
+    def __init__(
+        self: Worker[Report],
+        client: Connected[Connection] | None = None,
+        *,
+        concurrency: int = 16,
+        name: str = "worker",
+        lifespan: LifespanOf[Any] | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Worker[AwaitedReport],
+        client: Connected[AsyncConnection],
+        *,
+        concurrency: int = 16,
+        name: str = "worker",
+        lifespan: LifespanOf[Any] | None = None,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        client: AnyClient,
+        *,
+        concurrency: int = 16,
+        name: str = "worker",
+        lifespan: LifespanOf[Any] | None = None,
+    ) -> None: ...
+    def __init__(
+        self,
+        client: Any = None,
+        *,
+        concurrency: int = 16,
+        name: str = "worker",
+        lifespan: LifespanOf[Any] | None = None,
+    ) -> None:
+        # A client that is never opened checks the options of a worker that has none yet.
+        self._placeholder = Client("memory:") if client is None else None
+        super().__init__(self._placeholder or client, name, concurrency=concurrency)
+        self._has_client = client is not None
+        self._around.lifespan = Lifespan(lifespan)
+        self._sources: dict[str, BatchQueueOptions] = {}
+
+    @overload
+    def bind(self, client: Connected[Connection]) -> Worker[Report]: ...
+    @overload
+    def bind(self, client: Connected[AsyncConnection]) -> Worker[AwaitedReport]: ...
+    def bind(self, client: Any) -> Worker[Any]:
+        """Give a client to a worker that was created without one. A later call replaces it.
+
+        Args:
+            client: A Client or an AsyncClient. The worker does not close it.
+
+        Returns:
+            The worker.
+
+        Raises:
+            ConfigurationError: The worker was created with a client, or it is running.
+        """
+        if self._placeholder is None:
+            raise ConfigurationError(
+                f"client: {self.name!r} has had a client from the beginning; create it without one"
+            )
+        if self._run is not None:
+            raise ConfigurationError(f"client: {self.name!r} is running; stop it first")
+        connection_of(client)  # refuses anything but a client
+        self._use(client, has_client=True)
+        return self
+
+    def _use(self, client: AnyClient, *, has_client: bool) -> None:
+        """Make the queues of the stages anew, by another client."""
+        self._client, self._has_client = client, has_client
+        for name, stage in self.graph.stages.items():
+            source = client.queue(name, **self._sources[name])
+            self.graph.stages[name] = replace(stage, queue=source)
+
+    def _source(self, name: str, options: BatchQueueOptions) -> Queue[Any] | AsyncQueue[Any]:
+        self._sources[name] = options
+        return super()._source(name, options)
+
+    @asynccontextmanager
+    async def _prepared(self) -> AsyncIterator[None]:
+        if self._has_client or self._placeholder is None:
+            yield
+            return
+        url = os.environ.get("PYQUEUE_URL")
+        if not url:
+            raise ConfigurationError(
+                f"PYQUEUE_URL: expected the URL of a server, because {self.name!r} was created "
+                "without a client, found nothing; set it, or call bind(client)"
+            )
+        namespace = os.environ.get("PYQUEUE_NAMESPACE") or "pyqueue"
+        signals = os.environ.get("PYQUEUE_SIGNALS") or None
+        async with AsyncClient(url, namespace=namespace, signals=signals) as client:
+            self._use(client, has_client=False)
+            try:
+                yield
+            finally:
+                self._use(self._placeholder, has_client=False)
+
+    def use(self, middleware: W) -> W:
+        """Call a middleware in place of the handlers, which calls them by ``call_next``.
+
+        ``async def middleware(delivery, call_next)`` returns ``await call_next(delivery)``, or its
+        own answer; it may also be an object with such a ``__call__``. For a handler of batches,
+        ``delivery`` is the list of all deliveries of the call. The first middleware is outermost. A
+        plain ``def`` runs in the thread of the handler, if all handlers are plain. This is also a
+        decorator.
+
+        Args:
+            middleware: The middleware.
+
+        Returns:
+            The middleware.
+
+        Raises:
+            ConfigurationError: It does not take these arguments, or it is async and an earlier one
+                is plain.
+        """
+        self._around.add(middleware)
+        return middleware
 
     @overload
     def on(
+        self, queue: Modelled[M], *, to: Iterable[QueueName] = (), **options: Unpack[StageTerms]
+    ) -> Adds[M]: ...
+    @overload
+    def on(
         self,
-        queue: AnyQueue,
+        queue: Modelled[M],
         *,
-        to: Iterable[str] = (),
-        **options: Unpack[StageOptions],
+        batch: int,
+        to: Iterable[QueueName] = (),
+        **options: Unpack[StageTerms],
+    ) -> AddsBatch[M]: ...
+    @overload
+    def on(
+        self,
+        queue: str,
+        *,
+        model: type[M],
+        to: Iterable[QueueName] = (),
+        **options: Unpack[StageTerms],
+    ) -> Adds[M]: ...
+    @overload
+    def on(
+        self,
+        queue: str,
+        *,
+        model: type[M],
+        batch: int,
+        to: Iterable[QueueName] = (),
+        **options: Unpack[StageTerms],
+    ) -> AddsBatch[M]: ...
+    @overload
+    def on(
+        self, queue: str, *, to: Iterable[QueueName] = (), **options: Unpack[StageOptions]
     ) -> Callable[[H], H]: ...
     @overload
     def on(
         self,
-        queue: AnyQueue,
+        queue: Modelled[M],
+        handler: Handler[M],
+        *,
+        to: Iterable[QueueName] = (),
+        **options: Unpack[StageTerms],
+    ) -> Self: ...
+    @overload
+    def on(
+        self,
+        queue: Modelled[M],
+        handler: BatchHandler[M],
+        *,
+        batch: int,
+        to: Iterable[QueueName] = (),
+        **options: Unpack[StageTerms],
+    ) -> Self: ...
+    @overload
+    def on(
+        self,
+        queue: str,
         handler: Callable[..., Any],
         *,
-        to: Iterable[str] = (),
+        to: Iterable[QueueName] = (),
         **options: Unpack[StageOptions],
     ) -> Self: ...
     def on(
         self,
-        queue: AnyQueue,
+        queue: Any,
         handler: Callable[..., Any] | None = None,
         *,
-        to: Iterable[str] = (),
+        to: Iterable[QueueName] = (),
         **options: Unpack[StageOptions],
-    ) -> Self | Callable[[H], H]:
+    ) -> Any:
         """Have a function consume a queue. Without a handler this is a decorator.
 
         Args:
-            queue: The name of a queue; or a queue of this client or a consumer group of a stream,
-                which already have their model and options.
+            queue: The name of a queue, or a QueueSpec; or a queue of this client or a consumer
+                group of a stream, which already have their model and options.
             handler: Takes (payload) or (payload, delivery); with ``batch``, a list of payloads, or
                 this list and a list of deliveries.
-            to: Queues to which the handler may send messages, by To or Many.
+            to: Queues to which the handler may send messages, by To or Many: names or QueueSpecs.
             options: Model, concurrency (for this queue), time_limit (for the handler, in seconds),
                 batch (the maximum number of messages that the handler takes at once), window (how
-                many seconds a batch waits for more messages), on_invalid ("stop" or "bury": the
-                action if most of the first messages do not fit the model), lease, max_tries,
-                backoff, history and the other options of ``Client.queue``.
+                many seconds a batch waits for more messages), retry_on (exceptions after which the
+                message is tried again; after all others it goes to the dead-letter queue),
+                reject_on (exceptions after which it goes there at once), on_invalid ("stop" or
+                "bury": the action if most of the first messages do not fit the model), lease,
+                max_tries, backoff, history and the other options of ``Client.queue``.
         """
+        if isinstance(queue, QueueBase) and self._placeholder is not None:
+            raise ConfigurationError(
+                f"queue: {queue.name!r} belongs to a client, and {self.name!r} was created without "
+                "one; give its name or a QueueSpec"
+            )
         return self._add("sink", queue, handler, to, **options)
 
     def cron(

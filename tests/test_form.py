@@ -66,7 +66,6 @@ MANY_ARGUMENTS: dict[str, int] = {
     "pyqueue/backends/transitions.py::burying": 6,
     "pyqueue/backends/turns.py::place_firsts": 6,
     "pyqueue/backends/turns.py::write_when": 6,
-    "pyqueue/client_base.py::make_backend": 14,
     "pyqueue/pipeline/__init__.py::spark": 7,
     "pyqueue/stream_base.py::_group": 7,
     "pyqueue/streams.py::consumer": 7,

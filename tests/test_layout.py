@@ -47,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
             "memory",
             "memory_sessions",
         ),
-        *("messages", "payloads", "requests", "targets", "where"),
+        *("messages", "payloads", "requests", "specs", "targets", "where"),
     },
     "runtime": {"transactions"},
     "queues": {
@@ -111,6 +111,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "mongomock": {"memory"},
     "cronsim": {"backends.schedules.timing"},
     "anyio": {"claim", "reserved", "pipeline", "cli", "testing"},
+    "typing_extensions": {"delivery", "pipeline.runner"},  # for type checkers only
     "pytest": {"testing.plugin"},
     "yaml": {"pipeline.recipes"},
     "pyspark": {"spark", "demo"},
@@ -386,6 +387,7 @@ PROMISED = {
     *("Consumer", "AsyncConsumer", "ConsumerCounts", "ConsumerInfo"),
     *("BatchFailed", "Attempt", "Burial", "ErrorInfo", "Progress", "Hooks", "Page", "ScheduleInfo"),
     *("Push", "JobFailed"),
+    *("QueueSpec", "Report"),
 }
 SIGNATURES = {
     "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "

@@ -1,4 +1,4 @@
-"""Misspelt options are errors for a type checker."""
+"""Mistakes are errors for a type checker, and it knows the types of a service."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 #: mypy must report the lines that end in "# error", and no other line.
 PROGRAM = """
 from pyqueue import AsyncClient, Client, Worker
+from pyqueue.messages import Id
 
 client = Client("memory:", namespace="jobs", command_timeout=5)
 Client("memory:", namespce="jobs")  # error
@@ -37,16 +40,123 @@ client.schedule("nightly", queue="orders", evry=60)  # error
 client.schedule("nightly", queue="orders", every=60, missed="some")  # error
 Worker(client).cron("0 3 * * *", lease=3, overlap=True)(print)
 Worker(client).cron("0 3 * * *", leese=3)(print)  # error
+
+client.queue("orders", kind="priorty")  # error
+pushed: Id = queue.push(1, delay=2)
+pushed = queue.push(1, key="k")  # error
+"""
+
+#: A service whose types are all known.
+SERVICE = """
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, assert_type
+
+from pyqueue import AsyncClient, Client, Delivery, QueueSpec, Report, To, Worker
+from pyqueue.messages import Id
+
+
+@dataclass
+class Job:
+    order: int
+
+
+@dataclass
+class Mail:
+    text: str
+
+
+class Carrier:
+    pass
+
+
+SHIP = QueueSpec("ship", Job, lease=15)
+MAIL = QueueSpec("mail", Mail)
+assert_type(SHIP, QueueSpec[Job])
+assert_type(QueueSpec("any"), QueueSpec[Any])
+QueueSpec("ship", Job, leese=15)  # error
+
+
+async def lifespan() -> AsyncIterator[Carrier]:
+    yield Carrier()
+
+
+client = Client("memory:")
+worker = Worker(client, lifespan=lifespan)
+Worker(client, lifespan=3)  # error
+
+
+@worker.use
+async def timed(delivery: Delivery, call_next: Callable[[Delivery], Awaitable[object]]) -> object:
+    return await call_next(delivery)
+
+
+@worker.use
+def plain(delivery: Delivery, call_next: Callable[[Delivery], object]) -> object:
+    return call_next(delivery)
+
+
+@worker.use  # error
+async def takes_too_little(delivery: Delivery) -> None: ...
+
+
+@worker.on(SHIP, to=[MAIL], retry_on=OSError, reject_on=(KeyError, ValueError))
+async def ship(job: Job, delivery: Delivery[Job, Carrier]) -> To:
+    assert_type(delivery.state, Carrier)
+    assert_type(delivery.message.payload, Job)
+    await delivery.progress(0.5)
+    return To("mail", Mail("sent"))
+
+
+@worker.on("jobs", model=Job, batch=10)
+def batch(jobs: list[Job], deliveries: list[Delivery[Job]]) -> None: ...
+
+
+@worker.on(SHIP)  # error
+def takes_another(mail: Mail) -> None: ...
+
+
+@worker.on("jobs", model=Job, batch=10)  # error
+def takes_no_list(job: Job) -> None: ...
+
+
+def takes_mail(mail: Mail) -> None: ...
+
+
+worker.on(SHIP, ship)
+worker.on(client.queue(SHIP), ship)
+worker.on(SHIP, takes_mail)  # error
+worker.on("letters", lambda letter: None, lease=3)
+worker.on("letters", print, retry_on=3)  # error
+
+report = worker.run()
+assert_type(report, Report)
+assert_type(report.stages["ship"]["out"], int)
+assert_type(Worker().run(), Report)
+assert_type(Worker().bind(client).run(), Report)
+assert_type(client.pipeline().run(), Report)
+assert_type(client.queue(SHIP).push(Job(1)), Id)
+assert_type(client.queue(SHIP).push(Job(1), key="k"), Id | None)
+client.queue(SHIP).push(Mail("x"))  # error
+client.queue(SHIP, lease=3)  # error
+
+
+async def main() -> None:
+    async with AsyncClient("memory:") as client:
+        assert_type(await client.queue(SHIP).push(Job(1)), Id)
+        assert_type(await Worker(client).run(), Report)
+        assert_type(await Worker().bind(client).run(), Report)
+        assert_type(await client.pipeline().run(), Report)
 """
 
 
-def test_mypy_reports_misspelt_options(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [PROGRAM, SERVICE], ids=["program", "service"])
+def test_mypy_reports_only_the_mistakes(tmp_path: Path, text: str) -> None:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(text)
     cache = ROOT / ".mypy_cache"
     command = [sys.executable, "-m", "mypy", "--strict", f"--cache-dir={cache}", str(program)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     reported = {int(line) for line in re.findall(r"program\.py:(\d+): error", done.stdout)}
-    lines = PROGRAM.splitlines()
-    expected = {n for n, line in enumerate(lines, 1) if line.endswith("# error")}
+    expected = {n for n, line in enumerate(text.splitlines(), 1) if line.endswith("# error")}
     assert reported == expected, done.stdout + done.stderr

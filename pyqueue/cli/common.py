@@ -179,7 +179,7 @@ def queue_with_stored_options(client: Client, name: str) -> Queue[Any]:
     """
     run = runner_of(client).run
     options = run(options_of(client.queue(name).name))
-    kind = run(kind_of(name))
+    kind: Any = run(kind_of(name))
     if kind == STREAM:
         raise ConfigurationError(
             f"QUEUE: {name!r} is a stream; use `pyqueue stream read`, `consumers` or `seek`"

@@ -7,7 +7,7 @@ import signal
 import sysconfig
 import traceback
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import anyio
 import typer
@@ -19,6 +19,7 @@ from pyqueue.cli.common import note
 from pyqueue.errors import Unavailable
 from pyqueue.pipeline import Runner, concurrency_of
 from pyqueue.pipeline.blocking import connection_of
+from pyqueue.pipeline.pulse import Pulse
 from pyqueue.runtime.connecting import AsyncConnection
 from pyqueue.runtime.retrying import RetryDelays
 from pyqueue.runtime.thread_pool import DaemonThreadPool
@@ -30,7 +31,7 @@ _RETRIES: Final = Backoff(base=0.5, maximum=5, jitter=0)
 _MAX_FRAMES: Final = 5
 
 
-def start_line(runner: Runner, client: Client | AsyncClient, concurrency: int | None) -> str:
+def start_line(runner: Runner[Any], client: Client | AsyncClient, concurrency: int | None) -> str:
     """Return the line that a worker prints when it starts. It contains no credentials."""
     queues = ", ".join(runner.graph.stages)
     handlers = concurrency_of(runner) if concurrency is None else concurrency
@@ -40,13 +41,20 @@ def start_line(runner: Runner, client: Client | AsyncClient, concurrency: int | 
     )
 
 
-async def server_reached(client: Client | AsyncClient) -> bool:
-    """Wait until the server answers. Return False if SIGTERM or SIGINT came first."""
+async def server_reached(client: Client | AsyncClient, pulse: Pulse | None = None) -> bool:
+    """Wait until the server answers. Return False if SIGTERM or SIGINT came first.
+
+    Args:
+        client: The client.
+        pulse: Notes that the loop turns.
+    """
     connection, threads = connection_of(client), DaemonThreadPool()
     delays, reached = RetryDelays(_RETRIES), False
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_cancel_at_signals, tasks.cancel_scope)
         tasks.start_soon(_say_that_it_waits, client)
+        if pulse is not None:
+            tasks.start_soon(pulse.turn)
         while not reached:
             try:
                 if isinstance(connection, AsyncConnection):
@@ -75,6 +83,13 @@ async def _say_that_it_waits(client: Client | AsyncClient) -> None:
 
 def import_failed(what: str, error: Exception) -> ConfigurationError:
     """Print where an import failed in the user's code. Return the error that ends the command."""
+    show_failure(error)
+    remedy = "install what is missing" if isinstance(error, ImportError) else "correct the code"
+    return ConfigurationError(f"{what} cannot be imported, see above; {remedy}, and try again")
+
+
+def show_failure(error: Exception) -> None:
+    """Print where the user's code failed, and the exception with its notes."""
     paths = sysconfig.get_paths()
     libraries = [Path(paths[name]) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     libraries.append(Path(pyqueue.__file__).parent)
@@ -86,5 +101,3 @@ def import_failed(what: str, error: Exception) -> ConfigurationError:
     ]
     lines = traceback.format_list(frames[-_MAX_FRAMES:]) + traceback.format_exception_only(error)
     typer.echo("".join(lines), err=True, nl=False)
-    remedy = "install what is missing" if isinstance(error, ImportError) else "correct the code"
-    return ConfigurationError(f"{what} cannot be imported, see above; {remedy}, and try again")

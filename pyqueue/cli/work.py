@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
 import os
 import signal
 import subprocess
@@ -14,12 +12,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import anyio
 import typer
 
 from pyqueue import AsyncClient, Backoff, Client, ConfigurationError, Counts, Pipeline, QueueError
+from pyqueue.cli.apps import client_for, find
 from pyqueue.cli.common import (
     INTERRUPTED,
     Commands,
@@ -33,8 +32,10 @@ from pyqueue.cli.common import (
     note,
     table,
 )
-from pyqueue.cli.starting import import_failed, server_reached, start_line
-from pyqueue.pipeline import Report, Runner, client_of
+from pyqueue.cli.health import served
+from pyqueue.cli.logs import Format, Level, configure
+from pyqueue.cli.starting import import_failed, server_reached, show_failure, start_line
+from pyqueue.pipeline import Report, Runner, around_of, has_client
 from pyqueue.runtime.retrying import RetryDelays
 
 app = typer.Typer(cls=Commands)
@@ -58,23 +59,44 @@ Grace = Annotated[
 ]
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML or YAML file.")]
 
+AppName = Annotated[
+    str,
+    typer.Argument(
+        metavar="APP", help="MODULE:OBJECT: a Worker, a Pipeline, or a function that returns one."
+    ),
+]
+Processes = Annotated[int, typer.Option(min=1, metavar="N", help="The number of processes.")]
+LogLevel = Annotated[
+    Level | None, typer.Option(help="The lowest level of log lines; by default info.")
+]
+LogFormat = Annotated[
+    Format | None, typer.Option(help="Log lines for people (text, the default), or for programs.")
+]
+Health = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Answer /live and /ready at this PORT or HOST:PORT. The default host is 127.0.0.1.",
+    ),
+]
+
 
 # ---- worker
 
 
 @app.command()
 def worker(
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="APP", help="MODULE:OBJECT, where OBJECT is a Worker or a Pipeline."
-        ),
-    ],
+    context: typer.Context,
+    name: AppName,
     concurrency: Concurrency = None,
-    processes: Annotated[
-        int, typer.Option(min=1, metavar="N", help="The number of processes.")
-    ] = 1,
+    processes: Processes = 1,
     grace: Grace = 30,
+    url: Url = None,
+    namespace: Namespace = "pyqueue",
+    signals: Signals = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
+    health: Health = None,
     as_json: Json = False,
     lifeline: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -83,29 +105,61 @@ def worker(
     While the server cannot be reached, the worker prints a note and waits for it.
 
     With --processes, each worker runs in a separate process, and a process that dies is started
-    again. The exit status is 0 if the worker was stopped by a signal.
+    again. The exit status is 0 if the worker was stopped by a signal, and 1 if its lifespan failed.
+    --url, --namespace and --signals are for a worker that was created without a client.
     """
+    given = _given(context, {"url": url, "namespace": namespace, "signals": signals})
+    os.environ.update({f"PYQUEUE_{each.upper()}": value for each, value in given.items()})
     if processes > 1:
-        options = [
-            f"--grace={grace}",
-            *([f"--concurrency={concurrency}"] if concurrency else []),
+        if health is not None:
+            raise ConfigurationError(
+                "--health: several processes cannot share a port; start one process on each port"
+            )
+        options = {"concurrency": concurrency, "log-level": log_level, "log-format": log_format}
+        command = [
+            *(sys.executable, "-m", "pyqueue.cli", "worker", name, f"--grace={grace}"),
+            *(f"--{each}={value}" for each, value in options.items() if value is not None),
             *(["--json"] if as_json else []),
         ]
-        command = [sys.executable, "-m", "pyqueue.cli", "worker", name, *options]
         raise typer.Exit(WorkerPool(command, processes).run())
     if lifeline is not None:
         threading.Thread(target=_stop_with_parent, args=(lifeline,), daemon=True).start()
-    runner = _find(name)
-    _configure_logging()
-    client = cast(Client | AsyncClient, client_of(runner))
-    report = run_and_close(runner, client, concurrency=concurrency, grace=grace)
+    runner = find(name)
+    if given and has_client(runner):
+        raise ConfigurationError(
+            f"--{next(iter(given))}: {name!r} has a client of its own; create the Worker without a "
+            "client, or leave the option out"
+        )
+    configure(log_level, log_format)
+    client = client_for(runner, url, namespace, signals)
+    with served(health) as pulse:
+        around_of(runner).pulse = pulse
+        report = _run_app(runner, client, concurrency, grace)
     _show_report(runner, report, as_json)
 
 
-def _configure_logging() -> None:
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+def _given(context: typer.Context, options: dict[str, str | None]) -> dict[str, str]:
+    """Return the options of the command line itself, without those of the environment."""
+    return {
+        name: value
+        for name, value in options.items()
+        if value is not None
+        and getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"
+    }
+
+
+def _run_app(
+    runner: Runner[Any], client: Client | AsyncClient, concurrency: int | None, grace: float
+) -> Report:
+    """Run a worker. If its lifespan fails, show where, and exit with status 1."""
+    try:
+        return run_and_close(runner, client, concurrency=concurrency, grace=grace)
+    except Exception as error:
+        if around_of(runner).lifespan.failure is not error:
+            raise
+        show_failure(error)
+        note(f"{runner.name}: the lifespan failed, see above")
+        raise typer.Exit(1) from None
 
 
 def _stop_with_parent(lifeline: int) -> None:
@@ -118,40 +172,8 @@ def _stop_with_parent(lifeline: int) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _find(name: str) -> Runner:
-    """Import the Worker or Pipeline that MODULE:OBJECT names. The working directory comes first."""
-    module, colon, path = name.partition(":")
-    if not (colon and all(word.isidentifier() for word in (*module.split("."), *path.split(".")))):
-        raise ConfigurationError(
-            f"APP: invalid name {name!r}; use MODULE:OBJECT, such as shop.worker:worker"
-        )
-    sys.path.insert(0, os.getcwd())
-    try:
-        found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
-            raise import_failed(f"APP: the module {module!r}", error) from error
-        raise ConfigurationError(
-            f"APP: module {module!r} is neither in the working directory nor installed"
-        ) from error
-    except QueueError:
-        raise
-    except Exception as error:
-        raise import_failed(f"APP: the module {module!r}", error) from error
-    try:
-        for part in path.split("."):
-            found = getattr(found, part)
-    except AttributeError as error:
-        raise ConfigurationError(f"APP: {error}") from error
-    if not isinstance(found, Runner):
-        raise ConfigurationError(
-            f"APP: {name!r} is neither a Worker nor a Pipeline, but {type(found).__name__}"
-        )
-    return found
-
-
 def run_and_close(
-    runner: Runner,
+    runner: Runner[Any],
     client: Client | AsyncClient,
     *,
     until_empty: bool = False,
@@ -160,13 +182,14 @@ def run_and_close(
 ) -> Report:
     """Run a worker or a pipeline, and close its client. Return the report of the run."""
     note(start_line(runner, client, concurrency))
+    pulse = around_of(runner).pulse
     began = time.monotonic()
     run: Callable[[], Any] = partial(
         runner.run, until_empty=until_empty, concurrency=concurrency, grace=grace
     )
     stopped = partial(Report, runner.counters)
     if not isinstance(client, AsyncClient):
-        if not anyio.run(server_reached, client):
+        if not anyio.run(server_reached, client, pulse):
             client.close()
             return stopped(time.monotonic() - began)
         with client:
@@ -174,7 +197,7 @@ def run_and_close(
         return report
 
     async def main() -> Report:
-        if not await server_reached(client):
+        if not await server_reached(client, pulse):
             await client.close()
             return stopped(time.monotonic() - began)
         async with client:
@@ -184,7 +207,7 @@ def run_and_close(
     return anyio.run(main)
 
 
-def _show_report(runner: Runner, report: Report, as_json: bool) -> None:
+def _show_report(runner: Runner[Any], report: Report, as_json: bool) -> None:
     if as_json:
         emit({"name": runner.name, "seconds": round(report.seconds, 3), "stages": report.stages})
         return
@@ -366,7 +389,7 @@ def run_(
             pass
     client = AsyncClient(checked_url(url), namespace=namespace, signals=signals)
     pipeline = _pipeline(client, recipe)
-    _configure_logging()
+    configure(None, None)
     report = run_and_close(
         pipeline, client, until_empty=until_empty, concurrency=concurrency, grace=grace
     )

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar, Unpack
+from typing import Any, Protocol, Self, TypeVar, Unpack, cast
 
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.backends.namespace import ensure
@@ -20,7 +20,7 @@ from pyqueue.backends.taking_kind import again_in_kind
 from pyqueue.errors import ConfigurationError
 from pyqueue.hooks import HookCalls
 from pyqueue.messages import QueueOptions, Reservation, seconds_left
-from pyqueue.queue_base import backend_of
+from pyqueue.queue_base import QueueBase, backend_of, runs_on
 from pyqueue.queues import Queue
 from pyqueue.requests import Plan
 from pyqueue.reserved import renewal
@@ -30,6 +30,8 @@ from pyqueue.runtime.drivers import AsyncDriver
 from pyqueue.runtime.renewal import LeaseRenewer
 from pyqueue.runtime.thread_pool import DaemonThreadPool
 from pyqueue.runtime.waiters import Waiters
+from pyqueue.specs import QueueSpec
+from pyqueue.stream_base import ConsumerBase
 
 R = TypeVar("R")
 
@@ -148,8 +150,10 @@ class ClientRunner:
         """Return the consumers of a queue that wait in this run."""
         return self._driver.waiters(queue)
 
-    def output(self, name: str) -> Queue[Any] | AsyncQueue[Any]:
+    def output(self, name: str, spec: QueueSpec[Any] | None = None) -> Queue[Any] | AsyncQueue[Any]:
         """Return a queue that stages only write to."""
+        if spec is not None:
+            return self._client.queue(name, spec.model, **spec.options)
         return self._client.queue(name)
 
     async def name_kind(self, queue: Queue[Any] | AsyncQueue[Any]) -> None:
@@ -203,3 +207,39 @@ class ClientRunner:
 def _named(plans: QueuePlans) -> Plan[None]:
     named = yield from found(plans, names=True)
     yield from ensure(named.queue, named.kind, named.options)
+
+
+def made_queue(
+    client: AnyClient, queue: QueueBase[Any, Any], to: Iterable[str], configured: bool
+) -> Queue[Any]:
+    """Return a queue or a consumer group that the caller has created, for a stage of a client.
+
+    Args:
+        client: The client of the stage.
+        queue: The queue, or the consumer group.
+        to: The targets of the stage.
+        configured: Whether the stage has a model or options of a queue.
+
+    Raises:
+        ConfigurationError: A stage cannot have this queue.
+    """
+    is_group = isinstance(queue, ConsumerBase)
+    what, makers = (
+        ("a consumer group", "Client.stream and Stream.consumer")
+        if is_group
+        else ("a queue", "Client.queue")
+    )
+    if not runs_on(queue, connection_of(client)):
+        raise ConfigurationError(
+            f"queue: {queue.name!r} is {what} of another client; create it with this client"
+        )
+    if configured:
+        raise ConfigurationError(
+            f"queue: {queue.name!r} is {what}; pass model and options to {makers}"
+        )
+    if is_group and list(to):
+        raise ConfigurationError(
+            f"to: a message of {queue.name!r} stays in its stream; in the handler, push a new "
+            "message to the queue instead"
+        )
+    return cast("Queue[Any]", queue)

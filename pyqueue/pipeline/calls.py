@@ -27,6 +27,7 @@ class Call:
         stage: The stage whose handler is called.
         notes: Stores the handler's notes on the messages.
         loop: The event loop, for a handler that runs in a thread.
+        state: The value of the lifespan of the worker.
     """
 
     __slots__ = ("_held", "arguments", "cancelled", "deliveries", "messages", "scope")
@@ -37,9 +38,12 @@ class Call:
         stage: Stage,
         notes: TakesNotes,
         loop: asyncio.AbstractEventLoop | None,
+        state: object = None,
     ) -> None:
         self.messages = messages
-        self.deliveries: list[Delivery[Any]] = [Delivery(each, notes, loop) for each in messages]
+        self.deliveries: list[Delivery[Any]] = [
+            Delivery(each, notes, loop, state) for each in messages
+        ]
         payloads = [each.payload for each in messages]
         #: The arguments of the handler.
         self.arguments: tuple[Any, ...] = (payloads, list(self.deliveries))

@@ -12,15 +12,12 @@ messages are settled.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import math
-import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -34,12 +31,14 @@ from pyqueue.delivery import Delivery
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueClosed, QueueError, Unavailable
 from pyqueue.messages import Backoff, Reservation
 from pyqueue.payloads import log_failure
+from pyqueue.pipeline.around import Around, current_deliveries, handled
 from pyqueue.pipeline.blocking import AnyClient, ClientRunner
 from pyqueue.pipeline.calls import Call, grouped
 from pyqueue.pipeline.graph import Graph, Stage
-from pyqueue.pipeline.running_stage import RunningStage
+from pyqueue.pipeline.running_stage import Report, RunningStage
 from pyqueue.pipeline.schedules import keep_ticking
 from pyqueue.pipeline.spark_stage import batches_of, run_batches
+from pyqueue.pipeline.stopping import watch_signals
 from pyqueue.pipeline.verdicts import UNAVAILABLE, Decision
 from pyqueue.queue_base import backend_of
 from pyqueue.runtime.renewal import State
@@ -57,16 +56,6 @@ _GATHER_S: Final = 0.003
 _EMPTY_CHECKS: Final = Backoff(base=0.02, maximum=0.5, jitter=0)
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """The result of a run."""
-
-    #: The counters of each stage, by the name of its queue: in, out, dropped, retried, dead, lost,
-    #: released.
-    stages: Mapping[str, Mapping[str, int]]
-    seconds: float
-
-
 class Run:
     """One run, from the first message fetched to the last one settled.
 
@@ -78,6 +67,10 @@ class Run:
         grace: The seconds that handlers get to finish when the run is stopped.
         handle_signals: Whether to stop at SIGTERM and SIGINT. Only a run in the main thread can.
         schedules: The schedules to store. A run with ``until_empty`` has nothing to do with them.
+        around: The lifespan and the middleware.
+
+    Raises:
+        ConfigurationError: The middleware cannot call a handler.
     """
 
     def __init__(
@@ -90,6 +83,7 @@ class Run:
         grace: float,
         handle_signals: bool,
         schedules: Sequence[Definition] = (),
+        around: Around | None = None,
     ) -> None:
         self._client = client
         self._graph = graph
@@ -97,17 +91,22 @@ class Run:
         self._until_empty = until_empty
         self._grace = grace
         self._schedules = schedules
+        self._around = around or Around()
+        self._around.check(graph.stages.values())
+        #: The value of the lifespan.
+        self._state: Any = None
         self._handle_signals = (
             handle_signals and threading.current_thread() is threading.main_thread()
         )
         self._threads = DaemonThreadPool()
         self._loop = asyncio.get_running_loop()
-        self._fetching, self._drained = anyio.CancelScope(), anyio.Event()
+        self._living, self._fetching = anyio.CancelScope(), anyio.CancelScope()
+        self._drained = anyio.Event()
         self._handler_slots = anyio.Semaphore(concurrency, fast_acquire=True)
         self._in_flight: set[Call] = set()
         self._error: BaseException | None = None
         self._stages: dict[str, RunningStage] = {}
-        self._stopping = self._forced = False
+        self._stopping = self._forced = self._serving = False
 
     @property
     def counters(self) -> dict[str, dict[str, int]]:
@@ -128,6 +127,8 @@ class Run:
             self._drained.set()
         self._stopping = True
         self._fetching.cancel()
+        if not self._serving:  # the lifespan begins or ends
+            self._living.cancel()
 
     def _fail(self, error: QueueError) -> None:
         """Stop the run, which then raises ``error``, or the first one of several."""
@@ -140,18 +141,27 @@ class Run:
 
         Raises:
             QueueError: A stage cannot continue, for instance because the client was closed.
+            Exception: The lifespan failed.
         """
         began = time.monotonic()
         self._runner = runner = await ClientRunner.open(self._client, self._threads)
         stages = self._graph.stages
-        queues = {name: runner.adapt(stage.queue) for name, stage in stages.items()}
+        queues = {
+            name: runner.adapt(runner.output(name, spec))
+            for name, spec in self._graph.specs.items()
+        }
+        queues |= {name: runner.adapt(stage.queue) for name, stage in stages.items()}
         for name, stage in stages.items():
             self._stages[name] = RunningStage(stage, queues, runner, self._concurrency, self._fail)
         try:
             async with anyio.create_task_group() as watching:
                 if self._handle_signals:
-                    watching.start_soon(self._watch_signals)
-                await self._serve()
+                    watching.start_soon(watch_signals, self._stop, lambda: self._stopping)
+                if (pulse := self._around.pulse) is not None:
+                    pulse.receiving = lambda: self._serving and not self._stopping
+                    watching.start_soon(pulse.turn)
+                    watching.start_soon(pulse.reach, runner)
+                await self._live()
                 watching.cancel_scope.cancel()
         finally:
             with anyio.CancelScope(shield=True):
@@ -160,6 +170,19 @@ class Run:
         if self._error is not None:
             raise self._error
         return Report(self.counters, time.monotonic() - began)
+
+    async def _live(self) -> None:
+        """Serve for as long as the lifespan lasts."""
+        with self._living:
+            try:
+                async with self._around.lifespan.entered(self._threads) as self._state:
+                    self._serving = True
+                    try:
+                        await self._serve()
+                    finally:
+                        self._serving = False
+            except Exception as error:  # not in the task group, which would wrap it
+                self._error = self._error or error
 
     async def _serve(self) -> None:
         """Fetch and handle messages until the run is stopped, then drain."""
@@ -181,8 +204,10 @@ class Run:
         try:
             for stage in self._graph.stages.values():
                 await self._runner.name_kind(stage.queue)
-            for name in self._graph.outputs:
-                await self._runner.run(found_target(backend_of(self._runner.output(name))))
+            graph = self._graph
+            for name in graph.outputs:
+                output = self._runner.output(name, graph.specs.get(name))
+                await self._runner.run(found_target(backend_of(output)))
         except (ConfigurationError, QueueClosed) as error:
             self._fail(error)
             return False
@@ -205,19 +230,6 @@ class Run:
                 fetchers.start_soon(self._stop_when_empty)
             else:
                 fetchers.start_soon(keep_ticking, self._runner, self._schedules, self._fail)
-
-    async def _watch_signals(self) -> None:
-        with (
-            _signal_handlers_restored(),
-            anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received,
-        ):
-            async for number in received:
-                log.info(
-                    "%s: %s",
-                    signal.Signals(number).name,
-                    "ending at once" if self._stopping else "ending",
-                )
-                self._stop()
 
     async def _stop_when_empty(self) -> None:
         """Stop when a pass over all queues, from the first to the last, finds all of them empty.
@@ -352,7 +364,9 @@ class Run:
     async def _handle(self, running: RunningStage, messages: Sequence[Reservation[Any]]) -> None:
         """Call the handler with messages, and settle them. The caller has taken the slots."""
         stage, renewer = running.stage, self._runner.renewer
-        call = Call(messages, stage, running.notes, None if stage.awaited else self._loop)
+        loop = None if stage.awaited else self._loop
+        call = Call(messages, stage, running.notes, loop, self._state)
+        current_deliveries.set(call.deliveries)
         self._in_flight.add(call)
         running.count("in", len(messages))
         for message, delivery in zip(messages, call.deliveries, strict=True):
@@ -420,12 +434,7 @@ class Run:
         )
         try:
             with call.scope, self._handling(call):
-                if stage.awaited:
-                    answer = await stage.handler(*call.arguments)
-                else:
-                    answer = await self._threads.run(stage.handler, *call.arguments)
-                    if inspect.isawaitable(answer):
-                        answer = await answer
+                answer = await handled(stage, call, self._around, self._threads)
             if isinstance(answer, BaseException):
                 answer, failure = None, answer
         except asyncio.CancelledError as error:
@@ -479,14 +488,3 @@ def _settled_by_handler(message: Reservation[Any], failure: BaseException | None
         return "out"
     gone = (*failure.lost, *failure.unknown)
     return "lost" if not gone or any(each is message for each in gone) else "out"
-
-
-@contextmanager
-def _signal_handlers_restored() -> Iterator[None]:
-    """Restore the signal handlers at the end of the block."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

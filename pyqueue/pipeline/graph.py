@@ -12,17 +12,19 @@ from pyqueue.async_queues import AsyncQueue
 from pyqueue.delivery import To
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import BatchOptions, Duration
+from pyqueue.pipeline.failures import ErrorTypes, FailureRules, OnInvalid, failure_rules
 from pyqueue.queues import Queue
+from pyqueue.specs import QueueSpec
 from pyqueue.stream_base import StreamBase
 
 Kind = Literal["link", "choice", "sink", "spark"]
 
-#: How a stage reacts if most of its first messages do not fit its model.
-OnInvalid = Literal["stop", "bury"]
+#: A queue as a stage names it.
+QueueName = str | QueueSpec[Any]
 
 
-class HandlerOptions(TypedDict, total=False):
-    """How a stage calls its handler."""
+class HandlerTerms(TypedDict, total=False):
+    """How a stage calls its handler, apart from batches."""
 
     #: How many messages of the stage, or batches of them, may be in progress at once.
     concurrency: int | None
@@ -32,12 +34,22 @@ class HandlerOptions(TypedDict, total=False):
     #: invalid values for most of them. "stop", the default, ends the run with an error; "bury"
     #: buries these messages and continues.
     on_invalid: OnInvalid
+    #: How long a batch waits for more messages, once it has one: up to half of the lease.
+    window: Duration | None
+    #: The exceptions after which a message is tried again. After any other exception, the message
+    #: goes to the dead-letter queue at once.
+    retry_on: ErrorTypes | None
+    #: The exceptions after which a message goes to the dead-letter queue at once.
+    reject_on: ErrorTypes | None
+
+
+class HandlerOptions(HandlerTerms, total=False):
+    """How a stage calls its handler."""
+
     #: The maximum number of messages that the handler takes at once. It then takes a list of
     #: payloads, and a list of Deliveries if it has a second argument. A link and a choice return a
     #: list.
     batch: int | None
-    #: How long a batch waits for more messages, once it has one: up to half of the lease.
-    window: Duration | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +81,7 @@ class Stage:
     delivery: bool
     #: Whether the handler is an async function.
     awaited: bool
-    on_invalid: OnInvalid = "stop"
+    rules: FailureRules = FailureRules()  # noqa: RUF009  # frozen
     #: The maximum number of messages that the handler takes, as a list. None: it takes one payload.
     batch: int | None = None
     #: The seconds for which a batch waits for more messages, once it has one.
@@ -81,6 +93,11 @@ class Stage:
     def name(self) -> str:
         """The name of the queue."""
         return self.queue.name
+
+    @property
+    def on_invalid(self) -> OnInvalid:
+        """How the stage reacts if most of its first messages do not fit its model."""
+        return self.rules.on_invalid
 
     @property
     def is_sink(self) -> bool:
@@ -136,8 +153,6 @@ def make_stage(
         )
     concurrency, time_limit = options.get("concurrency"), options.get("time_limit")
     batch, window = options.get("batch"), options.get("window")
-    on_invalid = options.get("on_invalid", "stop")
-    arguments.one_of("on_invalid", on_invalid, ("stop", "bury"))
     if batch is None and window is not None:
         raise ConfigurationError(
             f"window: the handler of queue {name!r} takes one message, and only a batch waits for "
@@ -156,7 +171,9 @@ def make_stage(
         delivery=arguments.takes_second(f"handler of queue {name!r}", handler, (first, second)),
         awaited=inspect.iscoroutinefunction(handler)
         or inspect.iscoroutinefunction(getattr(handler, "__call__", None)),  # noqa: B004  # its type
-        on_invalid=on_invalid,
+        rules=failure_rules(
+            options.get("on_invalid", "stop"), options.get("retry_on"), options.get("reject_on")
+        ),
         batch=None if batch is None else arguments.count("batch", batch),
         window=0.0 if window is None else arguments.duration("window", window),
     )
@@ -222,6 +239,26 @@ class Graph:
 
     def __init__(self) -> None:
         self.stages: dict[str, Stage] = {}
+        #: The targets that were given as a QueueSpec, by name.
+        self.specs: dict[str, QueueSpec[Any]] = {}
+
+    def named(self, to: Iterable[QueueName]) -> Iterable[str]:
+        """Return the names of targets, and remember the specs among them.
+
+        Raises:
+            ConfigurationError: Two specs of one queue differ.
+        """
+        if isinstance(to, str) or not isinstance(to, Iterable):
+            return to  # it is refused later
+        given = list(to)
+        for each in given:
+            if isinstance(each, QueueSpec):
+                known = self.specs.setdefault(each.name, each)
+                if (known.model, known.options) != (each.model, each.options):
+                    raise ConfigurationError(
+                        f"to: two different specs of queue {each.name!r}; use one of them"
+                    )
+        return [each.name if isinstance(each, QueueSpec) else each for each in given]
 
     def add(self, stage: Stage) -> None:
         """Add a stage.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import anyio
@@ -29,6 +30,17 @@ COUNTERS: Final = ("in", "out", "dropped", "retried", "dead", "lost", "released"
 _GATHER_S: Final = 0.05
 #: The longest time for which a batch waits for a message before it checks whether any is expected.
 _LOOK_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of a run."""
+
+    #: The counters of each stage, by the name of its queue: in, out, dropped, retried, dead, lost,
+    #: released.
+    stages: Mapping[str, Mapping[str, int]]
+    #: How many seconds the run took.
+    seconds: float
 
 
 class Notes:

@@ -240,7 +240,7 @@ class Verdicts:
         delay: Duration | None = None
         if isinstance(failure, RetryLater):
             reason, delay = failure.reason, failure.delay
-        elif isinstance(failure, Reject):
+        elif isinstance(failure, Reject) or self._stage.rules.rejects(failure):
             if alone:
                 return [(each, self.bury(each, failure)) for each in messages]
             log.warning("%d messages of queue %r: %s", len(messages), self._stage.name, failure)

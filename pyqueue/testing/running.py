@@ -18,7 +18,7 @@ from pyqueue.backends.queue_plans import found
 from pyqueue.documents import message_of
 from pyqueue.errors import ConfigurationError, QueueError
 from pyqueue.messages import Duration, Reservation
-from pyqueue.pipeline import Report, Runner, client_of, concurrency_of
+from pyqueue.pipeline import Report, Runner, around_of, client_of, concurrency_of
 from pyqueue.pipeline.blocking import connection_of, require_no_loop
 from pyqueue.pipeline.engine import Run
 from pyqueue.pipeline.running_stage import Notes, RunningStage
@@ -38,7 +38,7 @@ _MAX_STEP: Final = timedelta(hours=1)
 _FETCHED: Final = 100
 
 
-def drain(worker: Runner, *, horizon: Duration = _HORIZON) -> Any:
+def drain(worker: Runner[Any], *, horizon: Duration = _HORIZON) -> Any:
     """Handle messages until the queues of a worker or a pipeline are empty.
 
     When no message may start, the clock of the client moves to the instant at which the next one
@@ -63,7 +63,7 @@ def drain(worker: Runner, *, horizon: Duration = _HORIZON) -> Any:
     return _run(worker, work)
 
 
-def _run(worker: Runner, work: Callable[[], Awaitable[R]]) -> Any:
+def _run(worker: Runner[Any], work: Callable[[], Awaitable[R]]) -> Any:
     """Run async work in the way of the worker's client."""
     if not isinstance(connection_of(client_of(worker)), Connection):
         return work()
@@ -74,7 +74,7 @@ def _run(worker: Runner, work: Callable[[], Awaitable[R]]) -> Any:
 class _TestRun(Run):
     """A run that a test controls."""
 
-    def __init__(self, worker: Runner) -> None:
+    def __init__(self, worker: Runner[Any]) -> None:
         worker.graph.check(allow_cycles=True)
         for stage in worker.graph.stages.values():
             if stage.spark is not None:
@@ -89,6 +89,7 @@ class _TestRun(Run):
             until_empty=True,
             grace=30,
             handle_signals=False,
+            around=around_of(worker),
         )
 
     async def _fetch_all(self, handling: TaskGroup) -> None:
@@ -105,7 +106,7 @@ class _TestRun(Run):
 class _Drain(_TestRun):
     """Handles messages in rounds. The clock moves between two rounds, while nothing is held."""
 
-    def __init__(self, worker: Runner, horizon: timedelta) -> None:
+    def __init__(self, worker: Runner[Any], horizon: timedelta) -> None:
         super().__init__(worker)
         self._left = horizon
         self._step = timedelta()
@@ -184,7 +185,7 @@ class Performed:
 
 
 def perform(
-    worker: Runner,
+    worker: Runner[Any],
     queue: str,
     payload: Any,
     *,
@@ -232,7 +233,7 @@ def perform(
 class _Perform(_TestRun):
     """Handles one message."""
 
-    def __init__(self, worker: Runner, name: str, given: tuple[Any, int, Any]) -> None:
+    def __init__(self, worker: Runner[Any], name: str, given: tuple[Any, int, Any]) -> None:
         super().__init__(worker)
         self._name, self._given = name, given
         self._after: Document | None = None

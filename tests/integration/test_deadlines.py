@@ -75,7 +75,7 @@ each_call = pytest.mark.parametrize(
 
 @each_call
 def test_deadline_of_one_task_ends_no_other_call(
-    url: str, client: Client, call: str, kind: str
+    url: str, client: Client, call: str, kind: Any
 ) -> None:
     queue = client.queue("jobs", kind=kind)
     held = prepare(queue, call)
@@ -97,7 +97,7 @@ def test_deadline_of_one_task_ends_no_other_call(
 
 
 @each_call
-def test_deadline_of_one_thread_ends_no_other_call(client: Client, call: str, kind: str) -> None:
+def test_deadline_of_one_thread_ends_no_other_call(client: Client, call: str, kind: Any) -> None:
     queue = client.queue("jobs", kind=kind)
     held = prepare(queue, call)
 
@@ -169,7 +169,7 @@ def check_the_rest(queue: Any, call: str, held: list[Any], answers: list[Any]) -
 
 @in_a_transaction
 def test_transaction_of_one_task_holds_up_no_other_call(
-    url: str, client: Client, call: str, kind: str
+    url: str, client: Client, call: str, kind: Any
 ) -> None:
     queue = client.queue("jobs", kind=kind)
     held = prepare(queue, call)
@@ -192,7 +192,7 @@ def test_transaction_of_one_task_holds_up_no_other_call(
 
 @in_a_transaction
 def test_transaction_of_one_thread_holds_up_no_other_call(
-    client: Client, call: str, kind: str
+    client: Client, call: str, kind: Any
 ) -> None:
     queue = client.queue("jobs", kind=kind)
     held = prepare(queue, call)
@@ -260,7 +260,7 @@ def test_fork_of_one_task_ends_no_other_call(
     [("push", "standard"), ("push", "bucket"), ("reserve", "bucket"), ("commit", "bucket")],
 )
 def test_fork_of_one_thread_ends_no_other_call(
-    client: Client, call: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    client: Client, call: str, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads share the commands of these calls."""
     queue = client.queue("jobs", kind=kind)

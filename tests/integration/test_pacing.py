@@ -13,6 +13,7 @@ from itertools import repeat
 import pytest
 
 from pyqueue import Client, ConfigurationError, Limit
+from pyqueue.messages import KindName
 from tests.integration.conftest import PROCESSES, Connect
 from tests.integration.test_rates import DRIFT
 from tests.support.eventually import eventually
@@ -25,7 +26,7 @@ MESSAGES = 30
 Call = tuple[float, float, int]
 
 
-def consume(url: str, worker: int, kind: str) -> list[Call]:
+def consume(url: str, worker: int, kind: KindName) -> list[Call]:
     """Receive until the queue is empty."""
     calls: list[Call] = []
     with Client(url) as client:
@@ -44,7 +45,7 @@ def consume(url: str, worker: int, kind: str) -> list[Call]:
 
 @pytest.mark.parametrize("kind", ["standard", "priority", "ordered", "bucket"])
 def test_starts_of_several_processes_fit_every_window(
-    url: str, processes: ProcessPoolExecutor, kind: str
+    url: str, processes: ProcessPoolExecutor, kind: KindName
 ) -> None:
     """A message surely started within a window if its call began and ended within it."""
     with Client(url) as client:

@@ -132,7 +132,7 @@ def test_waiting_consumer_survives_a_dropped_collection(connect: Connect, client
 
 
 @pytest.mark.parametrize("kind", sampled(KINDS, few=2))
-def test_any_operation_works_first_after_a_drop(client: Client, kind: str) -> None:
+def test_any_operation_works_first_after_a_drop(client: Client, kind: Any) -> None:
     queue = client.queue("jobs", kind=kind)
     calls: list[Callable[[], Any]] = [
         lambda: queue.counts().total,
@@ -158,7 +158,7 @@ def test_any_operation_works_first_after_a_drop(client: Client, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_unused_queue_of_a_new_namespace_is_empty(client: Client, kind: str) -> None:
+def test_unused_queue_of_a_new_namespace_is_empty(client: Client, kind: Any) -> None:
     queue = client.queue("jobs", kind=kind)
     assert queue.counts().total == 0
     assert (queue.peek(), queue.next_when(), queue.paused()) == ([], None, False)
@@ -179,7 +179,7 @@ def test_equal_keys_from_before_the_index_are_reported(connect: Connect, client:
 
 @pytest.mark.parametrize("kind", ["blocking", "async"])
 def test_index_dropped_again_and_again_is_an_error(
-    url: str, client: Client, kind: str, monkeypatch: pytest.MonkeyPatch
+    url: str, client: Client, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the index is dropped each time it is made, the client gives up with an error."""
     made: list[str] = []

@@ -98,7 +98,7 @@ def test_run_without_stages_is_refused(offline: Client) -> None:
 
 def test_pipeline_without_a_client_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="expected a Client or an AsyncClient, found str"):
-        Pipeline("memory:")  # type: ignore[arg-type]
+        Pipeline("memory:")  # type: ignore[call-overload]
 
 
 def test_worker_takes_a_queue_with_its_options(offline: Client) -> None:

@@ -71,7 +71,8 @@ def _take(scan: Scan) -> Plan[Taken | None]:
 def queue(monkeypatch: pytest.MonkeyPatch) -> Iterator[Queue[Any]]:
     monkeypatch.setitem(kinds._kinds, "credited", Credited())
     with Client("memory:") as client:
-        yield client.queue("a", kind="credited", max_tries=1)
+        kind: Any = "credited"
+        yield client.queue("a", kind=kind, max_tries=1)
 
 
 def test_claims_keep_to_records_of_their_kind(queue: Queue[Any]) -> None:

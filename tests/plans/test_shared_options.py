@@ -27,7 +27,7 @@ class Shared:
     """An option, two values of it, how the record has them, and the default."""
 
     name: str
-    kind: str
+    kind: Any
     value: Any
     other: Any
     stored: tuple[Any, Any]

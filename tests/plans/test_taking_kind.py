@@ -83,7 +83,7 @@ def test_kind_is_named_while_messages_enter(
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_stale_producer_is_received(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stale_producer_is_received(name: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client knows an open record for up to 5 s after another one has named the kind."""
     monkeypatch.setattr(known_queues, "_SHAPED_LIFETIME_S", 3600.0)
     with Client("memory:") as first, Client(first.database) as second:
@@ -192,7 +192,7 @@ def test_message_without_a_record_is_received() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_object_without_a_kind_takes_the_kind_of_the_record(name: str) -> None:
+def test_object_without_a_kind_takes_the_kind_of_the_record(name: Any) -> None:
     with Client("memory:") as client:
         client.queue("a", kind=name).push_many([1, 2])
         queue = client.queue("a", lease=7)

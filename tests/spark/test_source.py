@@ -598,7 +598,7 @@ each_population = pytest.mark.parametrize(
 )
 
 
-def pushed(flow: Flow, kind: str, count: int) -> list[Id]:
+def pushed(flow: Flow, kind: Any, count: int) -> list[Id]:
     """Push messages with ids of one kind, in mixed order; return the ids."""
     ids: list[Any] = [
         f"{flow.source}-{number * 7919 % 1000}"
@@ -611,7 +611,7 @@ def pushed(flow: Flow, kind: str, count: int) -> list[Id]:
 
 
 @each_population
-def test_claim_ranges_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> None:
+def test_claim_ranges_are_disjoint_and_complete(flow: Flow, kind: Any, count: int) -> None:
     pushed(flow, kind, count)
     run = runner_of(flow.client).run
     claims = NamedClaims(backend_of(flow.raw), "g")
@@ -628,7 +628,7 @@ def test_claim_ranges_are_disjoint_and_complete(flow: Flow, kind: str, count: in
 
 
 @each_population
-def test_slices_are_disjoint_and_complete(flow: Flow, kind: str, count: int) -> None:
+def test_slices_are_disjoint_and_complete(flow: Flow, kind: Any, count: int) -> None:
     """Most messages became eligible in the same millisecond."""
     pushed(flow, kind, count)
     backend, run = backend_of(flow.raw), runner_of(flow.client).run
@@ -661,7 +661,7 @@ def test_read_of_a_missing_queue_fails_and_makes_none(flow: Flow, database: str)
 
 
 @pytest.mark.parametrize("kind", [None, "standard", "ordered"])
-def test_read_of_a_queue_writes_nothing(flow: Flow, database: str, kind: str | None) -> None:
+def test_read_of_a_queue_writes_nothing(flow: Flow, database: str, kind: Any) -> None:
     """Also not the kind of a queue that no program has named yet."""
     flow.client.queue(flow.source, kind=kind).push(1, group="g" if kind == "ordered" else None)
     before = stored(flow, flow.source)

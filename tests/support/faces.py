@@ -51,6 +51,8 @@ PHRASES = {
     "from pyqueue.queues": "from pyqueue.async_queues",
     "from pyqueue.streams": "from pyqueue.async_streams",
     "import Callable": "import Awaitable, Callable",
+    "import Pipeline, Report": "import AwaitedReport, Pipeline",
+    "Pipeline[Report]": "Pipeline[AwaitedReport]",
     "this process only": "this process only, run inline",
 }
 
@@ -58,6 +60,11 @@ PHRASES = {
 def reaches_server(node: ast.AST) -> TypeGuard[ast.Call]:
     """Return whether a node is a call that the async class awaits."""
     return isinstance(node, ast.Call) and CALLS.fullmatch(ast.unparse(node.func)) is not None
+
+
+def is_overload(function: ast.FunctionDef) -> bool:
+    """Return whether a function is one of the signatures of an overloaded function."""
+    return "overload" in map(ast.unparse, function.decorator_list)
 
 
 def renamed(token: tokenize.TokenInfo) -> str:
@@ -70,12 +77,15 @@ def renamed(token: tokenize.TokenInfo) -> str:
 def converted(source: str) -> str:
     """Return the async form of a blocking module, before ruff formats it."""
     before: dict[tuple[int, int], str] = {}
-    for node in ast.walk(ast.parse(source)):
+    nodes = [*ast.walk(ast.parse(source))]
+    functions = [each for each in nodes if isinstance(each, ast.FunctionDef)]
+    awaited = [each for each in functions if any(map(reaches_server, ast.walk(each)))]
+    names = {each.name for each in awaited}
+    awaited += [each for each in functions if is_overload(each) and each.name in names]
+    for node in nodes:
         if reaches_server(node):
             before[node.lineno, node.col_offset] = "await "
-        elif isinstance(node, ast.With) or (
-            isinstance(node, ast.FunctionDef) and any(map(reaches_server, ast.walk(node)))
-        ):
+        elif isinstance(node, ast.With) or node in awaited:
             before[node.lineno, node.col_offset] = "async "
     lines = [0]
     for line in source.splitlines(keepends=True):

@@ -55,6 +55,11 @@ def test_phrase_without_a_place_is_noticed(
         ("def f():\n  self.close(  # why\n  )", "async def f():\n  await self.close(  # why\n  )"),
         ("if 1:\n  with self._x:\n    y\nz", "if 1:\n  async with self._x:\n    y\nz"),
         ("def f(): self._connection.owner()", "def f(): self._connection.owner()"),
+        (
+            "@overload\ndef f(): ...\ndef f(): self.close()\n@overload\ndef g(): ...",
+            "@overload\nasync def f(): ...\nasync def f(): await self.close()\n"
+            "@overload\ndef g(): ...",
+        ),
     ],
 )
 def test_names_and_calls_are_converted(blocking: str, twin: str) -> None:

@@ -32,7 +32,7 @@ def test_all_live_messages_are_found(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("kind", ["standard", "priority", "ordered", "bucket"])
-def test_messages_of_each_kind_are_found(client: TestClient, kind: str) -> None:
+def test_messages_of_each_kind_are_found(client: TestClient, kind: Any) -> None:
     queue = client.queue("ship", kind=kind)
     groups = ["a"] * 3 if kind == "ordered" else None
     queue.push_many([{"order": number} for number in range(3)], groups=groups)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -57,6 +57,25 @@ class Log:
 
 
 # ---- perform
+
+
+def test_perform_has_the_lifespan_and_the_middleware(client: TestClient) -> None:
+    events: list[str] = []
+
+    def lifespan() -> Iterator[str]:
+        yield "state"
+        events.append("closed")
+
+    worker = Worker(client, lifespan=lifespan)
+
+    @worker.use
+    async def note(delivery: Delivery, call_next: Callable[[Delivery], Any]) -> Any:
+        events.append(f"middleware with {delivery.state}")
+        return await call_next(delivery)
+
+    worker.on("in", lambda payload: events.append("handler"))
+    assert perform(worker, "in", 1).outcome == "committed"
+    assert events == ["middleware with state", "handler", "closed"]
 
 
 def handle(payload: dict[str, Any], delivery: Delivery[Any]) -> Any:
@@ -116,7 +135,7 @@ def test_perform(
 
 
 @pytest.mark.parametrize("kind", ["priority", "ordered", "bucket"])
-def test_perform_in_each_kind(client: TestClient, kind: str) -> None:
+def test_perform_in_each_kind(client: TestClient, kind: Any) -> None:
     log = Log(failures=1)
     worker = Worker(client).on("ship", log, kind=kind)
     assert perform(worker, "ship", 1).outcome == "retried"

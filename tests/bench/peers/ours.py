@@ -10,6 +10,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 from pyqueue import AsyncClient, AsyncQueue
+from pyqueue.messages import KindName
 from tests.bench.peers.program import Handle, Open, looping, serve
 
 
@@ -50,7 +51,8 @@ class Ours:
 @asynccontextmanager
 async def peer(url: str, more: str = "") -> AsyncIterator[Open]:
     if more == "bucket":  # apart from the standard queues, whose names are the same
-        kind, client = "bucket", AsyncClient(url, namespace="buckets")
+        kind: KindName = "bucket"
+        client = AsyncClient(url, namespace="buckets")
     else:
         kind, client = "standard", AsyncClient(url, signals=more or None)
     async with client:

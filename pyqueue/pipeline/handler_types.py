@@ -1,0 +1,52 @@
+"""The types of handlers, so that a type checker compares them with the model of their queue."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol, TypeVar, overload
+
+from pyqueue.delivery import Delivery
+
+M = TypeVar("M")
+A = TypeVar("A")
+
+#: A handler of single messages with payloads of type M.
+Handler = Callable[[M], Any] | Callable[[M, Delivery[M, Any]], Any]
+#: A handler of batches.
+BatchHandler = Callable[[list[M]], Any] | Callable[[list[M], list[Delivery[M, Any]]], Any]
+
+
+class Adds(Protocol[M]):
+    """A decorator that takes a handler of single messages and returns it."""
+
+    @overload
+    def __call__(self, handler: Callable[[M], A], /) -> Callable[[M], A]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[M, Delivery[M, Any]], A], /
+    ) -> Callable[[M, Delivery[M, Any]], A]: ...
+
+
+class AddsBatch(Protocol[M]):
+    """A decorator that takes a handler of batches and returns it."""
+
+    @overload
+    def __call__(self, handler: Callable[[list[M]], A], /) -> Callable[[list[M]], A]: ...
+    @overload
+    def __call__(
+        self, handler: Callable[[list[M], list[Delivery[M, Any]]], A], /
+    ) -> Callable[[list[M], list[Delivery[M, Any]]], A]: ...
+
+
+class AsyncMiddleware(Protocol):
+    """A middleware that runs in the event loop."""
+
+    async def __call__(self, delivery: Any, call_next: Callable[[Any], Awaitable[Any]], /) -> Any:
+        """Return an answer, usually that of ``call_next``."""
+
+
+class PlainMiddleware(Protocol):
+    """A middleware that runs in the thread of a plain handler."""
+
+    def __call__(self, delivery: Any, call_next: Callable[[Any], Any], /) -> Any:
+        """Return an answer, usually that of ``call_next``."""

@@ -1,0 +1,82 @@
+"""``QueueSpec``: the name, the model and the options of a queue, written once for a program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, Final, Generic, TypeVar, Unpack, overload
+
+from pyqueue import arguments
+from pyqueue.errors import ConfigurationError
+from pyqueue.messages import Backoff, QueueOptions
+
+T = TypeVar("T")
+
+#: The default options of ``Client.queue``.
+DEFAULTS: Final[QueueOptions] = {
+    "lease": 60,
+    "max_tries": 20,
+    "dead_letter": None,
+    "history": None,
+    "backoff": Backoff(),
+    "poll": 15,
+    "kind": None,
+    "strict": None,
+    "on_failure": None,
+    "pack": None,
+    "limit": None,
+}
+
+
+class QueueSpec(Generic[T]):
+    """A queue as all parts of a program use it. It belongs to no client, and does no I/O.
+
+    ``Client.queue``, ``Worker.on`` and the stages of a pipeline take it in place of a name, and a
+    stage takes it as a target.
+
+    Args:
+        name: The name of the queue.
+        model: The type of the payloads, as for ``Client.queue``; None: any BSON value.
+        options: The options of ``Client.queue``.
+
+    Raises:
+        InvalidName: The name is not allowed.
+        ConfigurationError: There is no such option. Values are checked when the queue is created.
+    """
+
+    __slots__ = ("model", "name", "options")
+
+    @overload
+    def __init__(self, name: str, model: type[T], **options: Unpack[QueueOptions]) -> None: ...
+    @overload
+    def __init__(
+        self: QueueSpec[Any], name: str, model: object = None, **options: Unpack[QueueOptions]
+    ) -> None: ...
+    def __init__(self, name: str, model: object = None, **options: Unpack[QueueOptions]) -> None:
+        #: The name of the queue.
+        self.name = arguments.queue_name(name)
+        #: The type of the payloads, or None.
+        self.model = model
+        if unknown := [each for each in options if each not in DEFAULTS]:
+            near = get_close_matches(unknown[0], DEFAULTS, 1)
+            raise ConfigurationError(
+                f"{unknown[0]}: a queue has no such option; "
+                + (f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(DEFAULTS)}")
+            )
+        #: The options that were given.
+        self.options: QueueOptions = options
+
+    def __repr__(self) -> str:
+        return f"QueueSpec({self.name!r})"
+
+    def refuse_more(self, given: Mapping[str, object]) -> None:
+        """Refuse options beside a spec.
+
+        Raises:
+            ConfigurationError: An option differs from the default of ``Client.queue``.
+        """
+        defaults: Mapping[str, object] = {"model": None, **DEFAULTS}
+        if more := [each for each, value in given.items() if value != defaults.get(each)]:
+            raise ConfigurationError(
+                f"{more[0]}: queue {self.name!r} is given as a QueueSpec; put the option there"
+            )
