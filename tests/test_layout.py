@@ -395,6 +395,7 @@ SIGNATURES = {
     "reserve": "timeout=None, *, lease=None",
     "reserve_many": "limit, *, timeout=None, lease=None, max_bytes=50331648",
     "reserved": "timeout=None, *, lease=None, on_lost=None",
+    "renew": "*reservations, on_lost=None",
     "commit": "*reservations, payload=UNCHANGED, session=None",
     "rollback": "*reservations, delay=None, error=None, session=None",
     "extend": "*reservations, lease=None",

@@ -62,6 +62,10 @@ class PortalQueue(_Wrapped):
         """Wrap ``Queue.reserved``."""
         return self._portal.wrap_async_context_manager(self._target.reserved(*args, **options))
 
+    def renew(self, *args: Any, **options: Any) -> Any:
+        """Wrap ``Queue.renew``."""
+        return self._portal.wrap_async_context_manager(self._target.renew(*args, **options))
+
     @contextmanager
     def claim(self, *args: Any, **options: Any) -> Iterator[Any]:
         """Wrap ``Queue.claim``."""
@@ -87,6 +91,10 @@ class PortalConsumer(_Wrapped):
     def reserved(self, *args: Any, **options: Any) -> Any:
         """Wrap ``Consumer.reserved``."""
         return self._portal.wrap_async_context_manager(self._target.reserved(*args, **options))
+
+    def renew(self, *args: Any, **options: Any) -> Any:
+        """Wrap ``Consumer.renew``."""
+        return self._portal.wrap_async_context_manager(self._target.renew(*args, **options))
 
 
 class PortalClient(_Wrapped):
