@@ -151,6 +151,8 @@ class Reservation(Message[T]):
     reserved: datetime = field(kw_only=True)
     #: Its slot under the limit of its queue; None: there is no limit on concurrency.
     slot: str | None = field(default=None, kw_only=True, repr=False)
+    #: How ``Client.commit`` and the like settle it. None: an older release pickled it.
+    carried: Any = field(default=None, kw_only=True, repr=False)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
         """Restore a pickled reservation."""

@@ -36,8 +36,9 @@ ROOT = Path(__file__).parents[1]
 #: The modules at the top of pyqueue, by the layer that they belong to. A package is a layer.
 LAYERS: dict[str, set[str]] = {
     "values": {
-        *("_watchdog", "arguments", "clock", "concurrently", "delivery", "documents", "embedded"),
+        *("_watchdog", "arguments", "carried", "clock", "concurrently", "delivery", "documents"),
         *(
+            "embedded",
             "error_records",
             "errors",
             "facts",
@@ -54,7 +55,7 @@ LAYERS: dict[str, set[str]] = {
         *("claim", "queue_base", "queues", "reserved", "stream_base", "streams", "telling"),
         *("async_queues", "async_streams"),
     },
-    "client": {"async_client", "client", "client_base", "worker"},
+    "client": {"async_client", "client", "client_base", "client_settling", "worker"},
 }
 #: Other layers that the modules of each layer may import. "": the package.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -431,6 +432,10 @@ CLIENT = {
     "backoff=Backoff(base=1, factor=2, maximum=3600, jitter=0.1), poll=15, "
     "kind=None, strict=None, on_failure=None, pack=None, limit=None",
     "stream": "name, model=None, *, retention=None, limit=None",
+    **{
+        verb: SIGNATURES[verb]
+        for verb in ("commit", "rollback", "release", "extend", "bury", "move")
+    },
     "queues": "*, cap=None, held=True",
     "find": "id",
     "force_release": "id",
