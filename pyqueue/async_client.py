@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
-from pyqueue import arguments, client_settling
+from pyqueue import arguments, client_receiving, client_settling
 from pyqueue.async_queues import AsyncQueue
-from pyqueue.async_streams import AsyncStream
+from pyqueue.async_streams import AsyncConsumer, AsyncStream
 from pyqueue.backends import all_queues, finding, freeing, reshaping
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.schedules import managing as schedules
@@ -210,6 +210,34 @@ class AsyncClient(Connected[AsyncConnection]):
             A pipeline without stages.
         """
         return Pipeline(self, name)
+
+    async def receive(
+        self,
+        queues: Sequence[AsyncQueue[Any] | AsyncConsumer[Any]],
+        limit: int,
+        *,
+        timeout: Duration | None = None,
+    ) -> list[Reservation[Any]]:
+        """Receive up to ``limit`` messages under a lease, from several queues in a strict order.
+
+        Messages of the first queue come before messages of the second queue, and so on. While a
+        queue has enough messages, the queues after it have to wait. The call waits in all queues at
+        once, and for the first message only; then it takes the messages that are ready.
+
+        Args:
+            queues: Queues and consumer groups of this client, of any kinds, each of them once.
+            limit: The maximum number of messages.
+            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
+
+        Returns:
+            The reservations in the order of ``queues``, or an empty list after the timeout. Each
+            has the lease of its queue. Settle them with ``commit`` and the like of this client.
+
+        Raises:
+            ConfigurationError: ``queues`` has something else, or the same queue twice.
+        """
+        plan = client_receiving.receive(self._connection, queues, limit, timeout)
+        return await self._connection.run(plan)
 
     async def commit(
         self, *reservations: Reservation[Any], payload: Any = UNCHANGED, session: Any = None

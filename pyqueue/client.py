@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
-from pyqueue import arguments, client_settling
+from pyqueue import arguments, client_receiving, client_settling
 from pyqueue.backends import all_queues, finding, freeing, reshaping
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.schedules import managing as schedules
@@ -31,7 +31,7 @@ from pyqueue.messages import (
 from pyqueue.pipeline import Pipeline
 from pyqueue.queues import Queue
 from pyqueue.runtime.connecting import Connected, Connection, Durability
-from pyqueue.streams import Stream
+from pyqueue.streams import Consumer, Stream
 from signals import Bus
 
 R = TypeVar("R")
@@ -207,6 +207,34 @@ class Client(Connected[Connection]):
             A pipeline without stages.
         """
         return Pipeline(self, name)
+
+    def receive(
+        self,
+        queues: Sequence[Queue[Any] | Consumer[Any]],
+        limit: int,
+        *,
+        timeout: Duration | None = None,
+    ) -> list[Reservation[Any]]:
+        """Receive up to ``limit`` messages under a lease, from several queues in a strict order.
+
+        Messages of the first queue come before messages of the second queue, and so on. While a
+        queue has enough messages, the queues after it have to wait. The call waits in all queues at
+        once, and for the first message only; then it takes the messages that are ready.
+
+        Args:
+            queues: Queues and consumer groups of this client, of any kinds, each of them once.
+            limit: The maximum number of messages.
+            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
+
+        Returns:
+            The reservations in the order of ``queues``, or an empty list after the timeout. Each
+            has the lease of its queue. Settle them with ``commit`` and the like of this client.
+
+        Raises:
+            ConfigurationError: ``queues`` has something else, or the same queue twice.
+        """
+        plan = client_receiving.receive(self._connection, queues, limit, timeout)
+        return self._connection.run(plan)
 
     def commit(
         self, *reservations: Reservation[Any], payload: Any = UNCHANGED, session: Any = None

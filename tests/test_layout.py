@@ -48,14 +48,17 @@ LAYERS: dict[str, set[str]] = {
             "memory",
             "memory_sessions",
         ),
-        *("messages", "payloads", "requests", "targets", "where"),
+        *("messages", "payloads", "requests", "targets", "waiting_any", "where"),
     },
     "runtime": {"transactions"},
     "queues": {
         *("claim", "queue_base", "queues", "reserved", "stream_base", "streams", "telling"),
         *("async_queues", "async_streams"),
     },
-    "client": {"async_client", "client", "client_base", "client_settling", "worker"},
+    "client": {
+        *("async_client", "client", "client_base", "client_receiving", "client_settling"),
+        "worker",
+    },
 }
 #: Other layers that the modules of each layer may import. "": the package.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -432,6 +435,7 @@ CLIENT = {
     "backoff=Backoff(base=1, factor=2, maximum=3600, jitter=0.1), poll=15, "
     "kind=None, strict=None, on_failure=None, pack=None, limit=None",
     "stream": "name, model=None, *, retention=None, limit=None",
+    "receive": "queues, limit, *, timeout=None",
     **{
         verb: SIGNATURES[verb]
         for verb in ("commit", "rollback", "release", "extend", "bury", "move")

@@ -115,6 +115,11 @@ class PortalClient(_Wrapped):
         """Wrap ``Client.stream``."""
         return PortalStream(self._portal, self._target.stream(*args, **options))
 
+    def receive(self, queues: Any, *args: Any, **options: Any) -> Any:
+        """Wrap ``Client.receive``."""
+        given = [*map(_unwrapped, queues)] if isinstance(queues, list) else _unwrapped(queues)
+        return self._portal.call(partial(self._target.receive, given, *args, **options))
+
     def transaction(self) -> Any:
         """Wrap ``Client.transaction``."""
         return self._portal.wrap_async_context_manager(self._target.transaction())
