@@ -447,23 +447,27 @@ def pack(value: Any) -> int:
     return value
 
 
+def reservation(value: Any) -> Reservation[Any]:
+    """Return a value that must be a reservation."""
+    if isinstance(value, Reservation):
+        return value
+    text = f"reservations: expected reservations from reserve(), found {type(value).__name__}"
+    if isinstance(value, (list, tuple)):
+        text += "; to settle several, unpack them, as in commit(*batch)"
+    elif value is None:
+        text += "; reserve() returned None because no message came in time"
+    elif isinstance(value, Message):
+        text += "; pop() has removed it already"
+    elif inspect.isawaitable(value):
+        text += "; await reserve() first"
+    raise ConfigurationError(text)
+
+
 def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
     """Return the given reservations of this queue without repetitions."""
     unique: dict[tuple[Hashable, str], Reservation[Any]] = {}
     for each in given:
-        if not isinstance(each, Reservation):
-            kind = type(each).__name__
-            text = f"reservations: expected reservations from reserve(), found {kind}"
-            if isinstance(each, (list, tuple)):
-                text += "; to settle several, unpack them, as in commit(*batch)"
-            elif each is None:
-                text += "; reserve() returned None because no message came in time"
-            elif isinstance(each, Message):
-                text += "; pop() has removed it already"
-            elif inspect.isawaitable(each):
-                text += "; await reserve() first"
-            raise ConfigurationError(text)
-        if each.queue != queue:
+        if reservation(each).queue != queue:
             raise ConfigurationError(
                 f"reservations: message {each.id} was reserved from queue {each.queue!r}; "
                 f"settle it with that queue, not with {queue!r}"

@@ -32,7 +32,7 @@ from pyqueue.messages import (
     State,
 )
 from pyqueue.queue_base import OnDuplicate, PushTerms, QueueBase
-from pyqueue.reserved import OnLost, check_on_lost, holding_async
+from pyqueue.reserved import OnLost, check_on_lost, holding_async, renewing_async
 from pyqueue.runtime.plan_runner import AsyncPlanRunner
 
 T = TypeVar("T")
@@ -270,6 +270,22 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             return
         async with holding_async(self._runner, self, reservation, on_lost):
             yield reservation
+
+    def renew(
+        self, *reservations: Reservation[T], on_lost: OnLost[T] = None
+    ) -> AbstractAsyncContextManager[None]:
+        """Renew leases while an ``async with`` block runs. Leaving the block settles nothing.
+
+        For a message of a pack, the lease of the whole pack is renewed.
+
+        Args:
+            reservations: Reservations of this queue. Once settled, they are no longer renewed.
+            on_lost: Called for each lost lease, as in ``reserved``.
+
+        Returns:
+            An async context manager.
+        """
+        return renewing_async(self._runner, self._backend, reservations, on_lost)
 
     async def commit(
         self,

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import TypeVar
 
@@ -21,7 +21,7 @@ from pyqueue.messages import (
     StreamMessage,
     StreamReservation,
 )
-from pyqueue.reserved import OnLost, check_on_lost, holding_async
+from pyqueue.reserved import OnLost, check_on_lost, holding_async, renewing_async
 from pyqueue.runtime.plan_runner import AsyncPlanRunner
 from pyqueue.stream_base import ConsumerBase, Start, StreamBase
 
@@ -243,6 +243,22 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             return
         async with holding_async(self._runner, self, reservation, on_lost):
             yield reservation
+
+    def renew(
+        self, *reservations: StreamReservation[T], on_lost: OnLost[T] = None
+    ) -> AbstractAsyncContextManager[None]:
+        """Renew leases while an ``async with`` block runs. Leaving the block settles nothing.
+
+        Messages that were reserved together share a lease.
+
+        Args:
+            reservations: Reservations of this group. Once settled, they are no longer renewed.
+            on_lost: Called for each lost lease, as in ``reserved``.
+
+        Returns:
+            An async context manager.
+        """
+        return renewing_async(self._runner, self._plans, reservations, on_lost)
 
     async def commit(self, *reservations: StreamReservation[T]) -> None:
         """Finish messages for this group. The stream and other groups keep them.

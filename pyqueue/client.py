@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
-from pyqueue import arguments
+from pyqueue import arguments, client_receiving, client_settling
 from pyqueue.backends import all_queues, awaiting, finding, freeing, reshaping
+from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.schedules import managing as schedules
 from pyqueue.backends.schedules.definitions import definition
 from pyqueue.client_base import make_backend, make_stream_backend, shape_of
 from pyqueue.limits import Limit
 from pyqueue.messages import (
+    UNCHANGED,
     Backoff,
     Duration,
     Finished,
@@ -24,6 +26,7 @@ from pyqueue.messages import (
     OnFailure,
     QueueInfo,
     QueueOptions,
+    Reservation,
     ScheduleInfo,
     ScheduleOptions,
 )
@@ -32,7 +35,7 @@ from pyqueue.queue_base import requesting
 from pyqueue.queues import Queue
 from pyqueue.runtime.connecting import Connected, Connection, Durability
 from pyqueue.specs import QueueSpec
-from pyqueue.streams import Stream
+from pyqueue.streams import Consumer, Stream
 from signals import Bus
 
 R = TypeVar("R")
@@ -210,6 +213,155 @@ class Client(Connected[Connection]):
             A pipeline without stages.
         """
         return Pipeline(self, name)
+
+    def receive(
+        self,
+        queues: Sequence[Queue[Any] | Consumer[Any]],
+        limit: int,
+        *,
+        timeout: Duration | None = None,
+    ) -> list[Reservation[Any]]:
+        """Receive up to ``limit`` messages under a lease, from several queues in a strict order.
+
+        Messages of the first queue come before messages of the second queue, and so on. While a
+        queue has enough messages, the queues after it have to wait. The call waits in all queues at
+        once, and for the first message only; then it takes the messages that are ready.
+
+        Args:
+            queues: Queues and consumer groups of this client, of any kinds, each of them once.
+            limit: The maximum number of messages.
+            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
+
+        Returns:
+            The reservations in the order of ``queues``, or an empty list after the timeout. Each
+            has the lease of its queue. Settle them with ``commit`` and the like of this client.
+
+        Raises:
+            ConfigurationError: ``queues`` has something else, or the same queue twice.
+        """
+        plan = client_receiving.receive(self._connection, queues, limit, timeout)
+        return self._connection.run(plan)
+
+    def commit(
+        self,
+        *reservations: Reservation[Any],
+        payload: Any = UNCHANGED,
+        result: Any = UNCHANGED,
+        session: Any = None,
+    ) -> None:
+        """Finish messages of any queues and consumer groups, as ``Queue.commit`` does.
+
+        This and the other verbs that settle use the options of the queue that received a message,
+        which its reservation carries, also if it was pickled. Nothing is settled if an argument is
+        not allowed for one of the messages.
+
+        Args:
+            reservations: Reservations of this namespace, in any mixture.
+            payload: The payload that the history keeps, instead of the payload of the message.
+            result: As in ``Queue.commit``.
+            session: The session of a transaction; not for messages of streams.
+
+        Raises:
+            LeaseLost: Some were no longer held (``lost``, ``unknown``). The rest were finished.
+        """
+        plan = client_settling.commit(self._connection, reservations, payload, result, session)
+        return self._connection.run(plan)
+
+    def rollback(
+        self,
+        *reservations: Reservation[Any],
+        delay: Duration | None = None,
+        error: BaseException | str | None = None,
+        session: Any = None,
+    ) -> None:
+        """Give messages back for another try, as ``Queue.rollback`` does.
+
+        Args:
+            reservations: As in ``commit``.
+            delay: Seconds until the next try. None: the backoff of each queue; 0: at once.
+            error: The reason, kept in ``Message.error``.
+            session: As in ``commit``.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest were rolled back.
+        """
+        plan = client_settling.rollback(self._connection, reservations, delay, error, session)
+        return self._connection.run(plan)
+
+    def release(self, *reservations: Reservation[Any]) -> None:
+        """Give messages back unprocessed, as ``Queue.release`` does. The try is not counted.
+
+        Args:
+            reservations: As in ``commit``.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest were released.
+        """
+        return self._connection.run(client_settling.release(self._connection, reservations))
+
+    def extend(self, *reservations: Reservation[Any], lease: Duration | None = None) -> None:
+        """Hold messages for another lease, counted from now. This updates ``until``.
+
+        Args:
+            reservations: As in ``commit``.
+            lease: Seconds; None: the lease with which each message was reserved.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest were extended.
+        """
+        return self._connection.run(client_settling.extend(self._connection, reservations, lease))
+
+    def bury(
+        self, *reservations: Reservation[Any], error: BaseException | str | None = None
+    ) -> None:
+        """Send messages to the dead-letter queues of their queues and consumer groups now.
+
+        Args:
+            reservations: As in ``commit``.
+            error: The reason, kept in ``Message.dead`` and ``Message.error``.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest were buried.
+            ConfigurationError: A message is already in a dead-letter queue. Nothing was buried.
+        """
+        return self._connection.run(client_settling.bury(self._connection, reservations, error))
+
+    def move(
+        self,
+        *reservations: Reservation[Any],
+        to: Queue[Any] | str,
+        payload: Any = UNCHANGED,
+        update: dict[str, Any] | None = None,
+        headers: Headers | None = None,
+        delay: Duration | None = None,
+        key: str | None = None,
+        priority: int | None = None,
+        group: str | None = None,
+        session: Any = None,
+    ) -> None:
+        """Move messages of any queues to another queue, as ``Queue.move`` does.
+
+        Args:
+            reservations: As in ``commit``. Messages of streams are refused: they stay there.
+            to: As in ``Queue.move``, like the following arguments.
+            payload: The new payload of each message.
+            update: Instead of a payload, an update of the payload.
+            headers: Merged into the headers.
+            delay: Seconds until the message can be received in that queue.
+            key: The message key in that queue; for one reservation only.
+            priority: The priority in that queue; None keeps the message's priority.
+            group: The group in that queue; None keeps the message's group.
+            session: As in ``commit``.
+
+        Raises:
+            LeaseLost: Some were no longer held. The rest were moved.
+            DuplicateKey: The key is taken in that queue. The reservation is still held.
+            InvalidMessage: The payload, or the result of the update, cannot be stored.
+        """
+        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key)
+        edits |= MoveOptions(priority=priority, group=group, session=session)
+        plan = client_settling.move(self._connection, reservations, to, payload, edits)
+        return self._connection.run(plan)
 
     def queues(self, *, cap: int | None = None, held: bool = True) -> list[QueueInfo]:
         """List every queue that has a record or a message, with its counts.

@@ -156,6 +156,8 @@ class Reservation(Message[T]):
     slot: str | None = field(default=None, kw_only=True, repr=False)
     #: How its end is kept for ``Client.wait``; None: its producer asked for no result.
     keep: Keep | None = field(default=None, kw_only=True, repr=False)
+    #: How ``Client.commit`` and the like settle it. None: an older release pickled it.
+    carried: Any = field(default=None, kw_only=True, repr=False)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
         """Restore a pickled reservation."""

@@ -18,6 +18,7 @@ from pyqueue.facts import Keep
 from pyqueue.messages import Duration, Headers, Id, Page, Reservation
 from pyqueue.requests import Plan
 from pyqueue.runtime.plan_runner import RunnerBase
+from pyqueue.runtime.renewal import LeaseRenewer
 
 T = TypeVar("T")
 Runs = TypeVar("Runs", bound=RunnerBase)
@@ -86,24 +87,13 @@ class QueueBase(Generic[T, Runs]):
         return telling.push(hooks, self._backend, payloads, how)
 
     def _move(self, given: Iterable[tuple[Any, Any]], to: Any, edits: MoveOptions) -> Plan[None]:
-        if isinstance(to, QueueBase):
-            other, own = to._runner, self._runner
-            if (other.namespace, other.store) != (own.namespace, own.store):
-                raise ConfigurationError(
-                    f"to: queue {to.name!r} is in another database or namespace; "
-                    f"a message can only move within its own namespace ({own.namespace!r})"
-                )
-            to = to._backend
-        elif not isinstance(to, str):
-            raise ConfigurationError(
-                f"to: expected a Queue or the name of a queue, found {type(to).__name__}"
-            )
+        target = target_of(to, self._runner)
         pairs = list(given) if isinstance(given, Iterable) else [given]
         if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
             raise ConfigurationError("pairs: expected pairs of a reservation and its payload")
-        plan = self._backend.move(pairs, to=to, **edits)
-        held, name = [each for each, _ in pairs], to if isinstance(to, str) else to.queue
-        return self._settles("move", held, edits["session"], plan, name)
+        plan = self._backend.move(pairs, to=target, **edits)
+        name = target if isinstance(target, str) else target.queue
+        return self._settles("move", [each for each, _ in pairs], edits["session"], plan, name)
 
     def _reprioritize(self, id: Id, priority: int) -> Plan[bool]:
         def reprioritize(found: QueuePlans) -> Plan[bool]:
@@ -128,36 +118,63 @@ class QueueBase(Generic[T, Runs]):
         plan: Plan[None],
         to: str | None = None,
     ) -> Plan[None]:
-        """Run a plan that settles reservations, and stop renewing them.
-
-        In a transaction, renewing stops before the plan runs: a renewal between the first command
-        of the transaction and the settlement would abort the transaction with a write conflict.
-        """
+        """Run a plan that settles reservations, report it to hooks, and stop renewing them."""
         arguments.session(session)
         if self._runner.hooks is not None:
             tells = telling.tells_of(self._backend, verb, reservations, session, to)
             plan = telling.settling(plan, tells)
-        renewer = self._runner.renewer
-        held = renewer.registered(reservations)
+        return without_renewal(self._runner.renewer, reservations, session, plan)
+
+
+def without_renewal(
+    renewer: LeaseRenewer, reservations: Iterable[Any], session: Any, plan: Plan[None]
+) -> Plan[None]:
+    """Run a plan that settles reservations, and stop renewing them.
+
+    In a transaction, renewing stops before the plan runs: a renewal between the first command of
+    the transaction and the settlement would abort the transaction with a write conflict.
+    """
+    held = renewer.registered(reservations)
+    for each in held:
+        if session is not None:
+            renewer.suspend(each)
+        else:
+            renewer.settling(each, True)
+    try:
+        yield from plan
+    except LeaseLost:
         for each in held:
-            if session is not None:
-                renewer.suspend(each)
-            else:
-                renewer.settling(each, True)
-        try:
-            yield from plan
-        except LeaseLost:
-            for each in held:
-                renewer.discard(each)
-            raise
-        except BaseException:
-            if session is None:
-                for each in held:
-                    renewer.settling(each, False)
-            raise
+            renewer.discard(each)
+        raise
+    except BaseException:
         if session is None:
             for each in held:
-                renewer.discard(each)
+                renewer.settling(each, False)
+        raise
+    if session is None:
+        for each in held:
+            renewer.discard(each)
+
+
+def target_of(to: object, runner: RunnerBase) -> QueuePlans | str:
+    """Return the plans or the name of the target of a move.
+
+    Raises:
+        ConfigurationError: It is neither a queue nor a name, or it is in another namespace.
+    """
+    if isinstance(to, QueueBase):
+        other = to._runner
+        if (other.namespace, other.store) != (runner.namespace, runner.store):
+            raise ConfigurationError(
+                f"to: queue {to.name!r} is in another database or namespace; "
+                f"a message can only move within its own namespace ({runner.namespace!r})"
+            )
+        return backend_of(to)
+    if not isinstance(to, str):
+        raise ConfigurationError(
+            f"to: expected a Queue or the name of a queue, found {type(to).__name__}"
+        )
+    return to
 
 
 def backend_of(queue: QueueBase[Any, Any]) -> QueuePlans:

@@ -31,7 +31,7 @@ from pyqueue.messages import (
     State,
 )
 from pyqueue.queue_base import OnDuplicate, PushTerms, QueueBase
-from pyqueue.reserved import OnLost, check_on_lost, holding
+from pyqueue.reserved import OnLost, check_on_lost, holding, renewing
 from pyqueue.runtime.plan_runner import PlanRunner
 
 T = TypeVar("T")
@@ -267,6 +267,22 @@ class Queue(QueueBase[T, PlanRunner]):
             return
         with holding(self._runner, self, reservation, on_lost):
             yield reservation
+
+    def renew(
+        self, *reservations: Reservation[T], on_lost: OnLost[T] = None
+    ) -> AbstractContextManager[None]:
+        """Renew leases while a ``with`` block runs. Leaving the block settles nothing.
+
+        For a message of a pack, the lease of the whole pack is renewed.
+
+        Args:
+            reservations: Reservations of this queue. Once settled, they are no longer renewed.
+            on_lost: Called for each lost lease, as in ``reserved``.
+
+        Returns:
+            A context manager.
+        """
+        return renewing(self._runner, self._backend, reservations, on_lost)
 
     def commit(
         self,

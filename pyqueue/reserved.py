@@ -1,4 +1,4 @@
-"""The context managers of ``Queue.reserved``: renew a lease while a block runs, then settle."""
+"""The context managers of ``Queue.reserved`` and ``Queue.renew``: they renew leases for a block."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from typing import Any, Protocol, TypeVar
 
 import anyio
 
+from pyqueue import arguments
 from pyqueue.backends import extending
+from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.streams import settling
+from pyqueue.backends.streams.consumers import GroupPlans
 from pyqueue.backends.streams.settling import GroupState
 from pyqueue.errors import ConfigurationError, LeaseLost, QueueError
 from pyqueue.messages import Reservation, StreamReservation
 from pyqueue.requests import Plan
 from pyqueue.runtime.plan_runner import AsyncPlanRunner, PlanRunner
+from pyqueue.runtime.renewal import LeaseRenewer
 from pyqueue.telling import tell_lost
 
 T = TypeVar("T")
@@ -25,6 +29,8 @@ H = TypeVar("H", bound=Reservation[Any])
 L = TypeVar("L", bound=Reservation[Any], contravariant=True)
 #: Called with a reservation whose lease was lost.
 OnLost = Callable[[Reservation[T]], object] | None
+#: A reservation, and how many seconds its lease has run.
+Aged = tuple[Reservation[Any], float]
 
 log = logging.getLogger("pyqueue")
 
@@ -143,6 +149,72 @@ async def holding_async(
             await queue.commit(reservation)
     finally:
         renewer.discard(reservation)
+
+
+@contextmanager
+def renewing(
+    runner: PlanRunner,
+    plans: QueuePlans | GroupPlans,
+    given: Sequence[Reservation[Any]],
+    on_lost: OnLost[Any],
+) -> Iterator[None]:
+    """Renew leases while a block of ``Queue.renew`` runs."""
+    held = runner.run(_to_renew(runner.renewer, plans, given, on_lost))
+    with _renewed(runner, plans.queue, held, on_lost):
+        yield
+
+
+@asynccontextmanager
+async def renewing_async(
+    runner: AsyncPlanRunner,
+    plans: QueuePlans | GroupPlans,
+    given: Sequence[Reservation[Any]],
+    on_lost: OnLost[Any],
+) -> AsyncIterator[None]:
+    """Renew leases while a block of ``AsyncQueue.renew`` runs."""
+    held = await runner.run(_to_renew(runner.renewer, plans, given, on_lost))
+    with _renewed(runner, plans.queue, held, on_lost):
+        yield
+
+
+def _to_renew(
+    renewer: LeaseRenewer,
+    plans: QueuePlans | GroupPlans,
+    given: Sequence[object],
+    on_lost: object,
+) -> Plan[list[Aged]]:
+    """Check the arguments of ``Queue.renew``. Return the reservations with their ages."""
+    check_on_lost(on_lost)
+    held: Sequence[Reservation[Any]]
+    if isinstance(plans, GroupPlans):
+        held = settling.reservations(plans.state, given)
+    else:
+        held = arguments.reservations(plans.queue, tuple(given))
+    if renewed := renewer.registered(held):
+        raise ConfigurationError(
+            f"reservations: message {renewed[0].id} is renewed already, by another block or by its "
+            "worker; leave it out"
+        )
+    found: list[Aged] = []
+    for each in held:
+        age_s = yield from extending.age_s(each)
+        found.append((each, age_s))
+    return found
+
+
+@contextmanager
+def _renewed(
+    runner: PlanRunner | AsyncPlanRunner, queue: str, held: Sequence[Aged], on_lost: OnLost[Any]
+) -> Iterator[None]:
+    """Renew leases until the block ends. Reservations that the block settles leave earlier."""
+    renewer, extend = runner.renewer, renewal(runner)
+    try:
+        for each, age_s in held:
+            renewer.add(each, extend, _callback(on_lost, each), queue, age_s)
+        yield
+    finally:
+        for each, _ in held:
+            renewer.discard(each)
 
 
 def _callback(on_lost: OnLost[T], reservation: Reservation[T]) -> Callable[[], object]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ from pyqueue.messages import (
     StreamMessage,
     StreamReservation,
 )
-from pyqueue.reserved import OnLost, check_on_lost, holding
+from pyqueue.reserved import OnLost, check_on_lost, holding, renewing
 from pyqueue.runtime.plan_runner import PlanRunner
 from pyqueue.stream_base import ConsumerBase, Start, StreamBase
 
@@ -238,6 +238,22 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             return
         with holding(self._runner, self, reservation, on_lost):
             yield reservation
+
+    def renew(
+        self, *reservations: StreamReservation[T], on_lost: OnLost[T] = None
+    ) -> AbstractContextManager[None]:
+        """Renew leases while a ``with`` block runs. Leaving the block settles nothing.
+
+        Messages that were reserved together share a lease.
+
+        Args:
+            reservations: Reservations of this group. Once settled, they are no longer renewed.
+            on_lost: Called for each lost lease, as in ``reserved``.
+
+        Returns:
+            A context manager.
+        """
+        return renewing(self._runner, self._plans, reservations, on_lost)
 
     def commit(self, *reservations: StreamReservation[T]) -> None:
         """Finish messages for this group. The stream and other groups keep them.

@@ -15,7 +15,12 @@ class BusError(Exception):
 
 
 class Listener(Protocol):
-    """Hears the events of one topic while its ``with`` block runs."""
+    """Hears the events of one topic while its ``with`` block runs.
+
+    A listener may have one more member: ``alert``, a function without arguments, or None. The
+    listener calls it for each event and when it is closed, in any thread. A caller that waits for
+    several listeners at once sets it. Without it, that caller checks each listener again and again.
+    """
 
     @property
     def when(self) -> datetime | None:

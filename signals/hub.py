@@ -57,6 +57,7 @@ class Subscription:
         self.when: datetime | None = None
         self.closed = False
         self.ready: Flag | None = None  # set once the bus is known to hear the topic
+        self.alert: Callable[[], object] | None = None  # called for each event, in any thread
         self._enter, self._leave = enter, leave
         self._lock = threading.RLock()
         self._flag: Flag | None = None
@@ -78,6 +79,7 @@ class Subscription:
             self._next, self._heard = when, True
             assert self._flag is not None  # the hub holds entered listeners only
             self._flag.set()
+            self._call_alert()
 
     def confirm(self) -> None:
         """Note that the server confirmed the topic.
@@ -116,6 +118,12 @@ class Subscription:
             for flag in (self._flag, self.ready):
                 if flag:
                     flag.set()
+            self._call_alert()
+
+    def _call_alert(self) -> None:
+        alert = self.alert  # the waiting thread may take it away at any moment
+        if alert is not None:
+            alert()
 
 
 Enter = Callable[[Subscription], Procedure[None]]

@@ -27,7 +27,8 @@ MAX_MODULE = 500
 MAX_API_MODULE = 700
 API_MODULES = {"queues", "async_queues", "client", "async_client"}
 MAX_MEMBERS = 30
-API_CLASSES = {"Queue", "AsyncQueue", "Client", "AsyncClient"}
+#: The clients of the testing kit are clients, too.
+API_CLASSES = {"Queue", "AsyncQueue", "Client", "AsyncClient", "TestClient", "AsyncTestClient"}
 MAX_FUNCTION = 60
 MAX_ARGUMENTS = 5
 #: The most fields of a value, and the most values that a call gives by position.

@@ -36,8 +36,9 @@ ROOT = Path(__file__).parents[1]
 #: The modules at the top of pyqueue, by the layer that they belong to. A package is a layer.
 LAYERS: dict[str, set[str]] = {
     "values": {
-        *("_watchdog", "arguments", "clock", "concurrently", "delivery", "documents", "embedded"),
+        *("_watchdog", "arguments", "carried", "clock", "concurrently", "delivery", "documents"),
         *(
+            "embedded",
             "error_records",
             "errors",
             "facts",
@@ -47,14 +48,17 @@ LAYERS: dict[str, set[str]] = {
             "memory",
             "memory_sessions",
         ),
-        *("messages", "payloads", "requests", "specs", "targets", "where"),
+        *("messages", "payloads", "requests", "specs", "targets", "waiting_any", "where"),
     },
     "runtime": {"transactions"},
     "queues": {
         *("claim", "queue_base", "queues", "reserved", "stream_base", "streams", "telling"),
         *("async_queues", "async_streams"),
     },
-    "client": {"async_client", "client", "client_base", "worker"},
+    "client": {
+        *("async_client", "client", "client_base", "client_receiving", "client_settling"),
+        "worker",
+    },
 }
 #: Other layers that the modules of each layer may import. "": the package.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -399,6 +403,7 @@ SIGNATURES = {
     "reserve": "timeout=None, *, lease=None",
     "reserve_many": "limit, *, timeout=None, lease=None, max_bytes=50331648",
     "reserved": "timeout=None, *, lease=None, on_lost=None",
+    "renew": "*reservations, on_lost=None",
     "commit": "*reservations, payload=UNCHANGED, result=UNCHANGED, session=None",
     "rollback": "*reservations, delay=None, error=None, session=None",
     "extend": "*reservations, lease=None",
@@ -434,6 +439,11 @@ CLIENT = {
     "backoff=Backoff(base=1, factor=2, maximum=3600, jitter=0.1), poll=15, "
     "kind=None, strict=None, on_failure=None, pack=None, limit=None",
     "stream": "name, model=None, *, retention=None, limit=None",
+    "receive": "queues, limit, *, timeout=None",
+    **{
+        verb: SIGNATURES[verb]
+        for verb in ("commit", "rollback", "release", "extend", "bury", "move")
+    },
     "queues": "*, cap=None, held=True",
     "find": "id",
     "wait": "id, timeout=None",

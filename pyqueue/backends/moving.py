@@ -64,7 +64,7 @@ def move(
     require(terms.kind, terms.queue, "move")
     held = arguments.reservations(terms.queue, tuple(each for each, _ in pairs))
     key, delay, session = options.get("key"), options.get("delay"), options.get("session")
-    _check_key(key, held)
+    check_key(key, held)
     edits = _edits(options.get("update"))
     if edits and any(payload is not UNCHANGED for _, payload in pairs):
         raise ConfigurationError("payload, update: pass one of the two, not both")
@@ -78,13 +78,18 @@ def move(
         for form, some in forms.by_form(held):
             form.refuse(some, "update")
     priority, group = options.get("priority"), options.get("group")
-    target = yield from _ready_target(to, held, priority, group)
-    how = Move(target, labels, key, delay, priority=priority, group=group, edits=edits)
+    _check_place(to, priority, group)
 
-    def settled(form: Form[Any], some: Held) -> Plan[None]:
-        return form.move(terms, [(each, values[id(each)]) for each in some], how, session)
+    def moved() -> Plan[None]:
+        target = yield from _ready_target(to, held, priority, group)
+        how = Move(target, labels, key, delay, priority=priority, group=group, edits=edits)
 
-    yield from forms.settle(held, settled)
+        def settled(form: Form[Any], some: Held) -> Plan[None]:
+            return form.move(terms, [(each, values[id(each)]) for each in some], how, session)
+
+        yield from forms.settle(held, settled)
+
+    return moved()
 
 
 def move_documents(
@@ -129,7 +134,8 @@ def _key_taken(target: Target, key: str) -> DuplicateKey:
     return DuplicateKey(text, keys=[key])
 
 
-def _check_key(key: str | None, held: Sequence[Reservation[Any]]) -> None:
+def check_key(key: str | None, held: Sequence[object]) -> None:
+    """Refuse a key that is not allowed, or a key for several messages."""
     if key is None:
         return
     if len(held) > 1:
@@ -146,6 +152,16 @@ def refuse_taken(target: Target, key: str | None, session: object) -> Plan[None]
         raise _key_taken(target, key)
 
 
+def _check_place(to: Target | str, priority: int | None, group: str | None) -> None:
+    """Refuse a priority or a group that is not allowed, or that the target cannot have."""
+    if priority is not None:
+        arguments.priority(priority)
+    if group is not None:
+        arguments.ordered_group(group)
+    if not isinstance(to, str):
+        require_target(to.kind, to.queue, priority, group)
+
+
 def _ready_target(
     to: Target | str,
     held: Sequence[Reservation[Any]],
@@ -153,13 +169,7 @@ def _ready_target(
     group: str | None,
 ) -> Plan[Target]:
     """Return the target of a move, after making its record and listing the new priorities there."""
-    if priority is not None:
-        arguments.priority(priority)
-    if group is not None:
-        arguments.ordered_group(group)
-    if not isinstance(to, str):
-        require_target(to.kind, to.queue, priority, group)
-    elif priority is not None or group is not None:
+    if isinstance(to, str) and (priority is not None or group is not None):
         name = (yield from namespace.kind_of(to)) or "standard"
         require_target(namespace.target_kind(to, name), to, priority, group)
     levels = {each.priority if priority is None else priority for each in held}

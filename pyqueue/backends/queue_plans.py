@@ -36,6 +36,7 @@ from pyqueue.backends.taking_kind import (
     await_kind,
     recorded_kind,
 )
+from pyqueue.carried import carrying
 from pyqueue.errors import ConfigurationError, OtherKind
 from pyqueue.limits import stored_limit
 from pyqueue.messages import (
@@ -154,13 +155,15 @@ class QueuePlans:
         if how.get("pop"):
             kinds.require(self.kind, self.queue, "pop")
         claims = self.claims(waiting, pop=how.get("pop", False))
-        return receiving.receive(self.terms, waiting, claims, limit, **how)
+        plan = receiving.receive(self.terms, waiting, claims, limit, **how)
+        return plan if how.get("pop") else carrying(self, plan)
 
     def claims(self, waiting: Waiting, *, pop: bool) -> Claims:
         """Return how consumers claim. ``waiting``: the consumers of this client."""
         return popping.POPS if pop else receiving.CLAIMS
 
     # ---- settled by the holder
+    # These refuse invalid arguments when they are called, before the plan begins.
 
     @_takes_kind
     def commit(
@@ -206,12 +209,14 @@ class QueuePlans:
         """Pass messages on to another queue. ``pairs``: reservations and payloads."""
         if isinstance(to, str):
             return moving.move(self.terms, pairs, to=to, **options)
+        if to.kind_name is not None:
+            return moving.move(self.terms, pairs, to=to.target, **options)
 
         def move_into() -> Plan[None]:
             target = yield from found_target(to)
             yield from moving.move(self.terms, pairs, to=target, **options)
 
-        return move_into() if to.kind_name else again_in_kind([to.queue], move_into)
+        return again_in_kind([to.queue], move_into)
 
     @_takes_kind
     def bury(

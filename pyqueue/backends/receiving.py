@@ -227,13 +227,13 @@ def _wait(
     """Wait until it is time to scan again. Return that instant."""
     woken = False
     while not woken:
-        until = yield from _wake_time(queue, waiting.scan, now, poll_s)
+        until = yield from wake_time(queue, waiting.scan, now, poll_s)
         woken = yield from Wait(waiting, until, deadline)
         now = yield from ServerTime()
     return now
 
 
-def _wake_time(queue: str, state: ScanState, now: datetime, poll_s: float) -> Plan[datetime]:
+def wake_time(queue: str, state: ScanState, now: datetime, poll_s: float) -> Plan[datetime]:
     """Return when to scan again if no event arrives."""
     limit, until = state.limit, now + timedelta(seconds=poll_s)
     soonest = now + timedelta(milliseconds=1)

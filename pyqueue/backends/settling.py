@@ -54,7 +54,7 @@ def commit(
     for name in put:
         for form, some in forms.by_form(held):
             form.refuse(some, name)
-    yield from forms.settle(held, lambda form, some: form.commit(terms, some, put, session))
+    return forms.settle(held, lambda form, some: form.commit(terms, some, put, session))
 
 
 class Output(NamedTuple):
@@ -154,9 +154,13 @@ def bury(
                 f"reservations: message {each.id} is already in a dead-letter queue; commit it, or "
                 "call redrive() on the queue"
             )
-    record = None if error is None else error_record(error, (yield from ServerTime()))
-    failure = Failure(record)
-    yield from forms.settle(held, lambda form, some: form.bury(terms, some, failure))
+
+    def buried() -> Plan[None]:
+        record = None if error is None else error_record(error, (yield from ServerTime()))
+        failure = Failure(record)
+        yield from forms.settle(held, lambda form, some: form.bury(terms, some, failure))
+
+    return buried()
 
 
 # ---- messages that are documents

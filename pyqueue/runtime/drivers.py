@@ -42,6 +42,8 @@ from pyqueue.runtime.base_driver import (
 from pyqueue.runtime.coalescing import Coalescer, ThreadCoalescer
 from pyqueue.runtime.single_flight import AsyncSingleFlight, SingleFlight
 from pyqueue.runtime.waiters import Waiters
+from pyqueue.runtime.waiting_any import Steps, wait_for_any, wait_for_any_async
+from pyqueue.waiting_any import WaitForAny
 from signals import AsyncBus, Bus, Listener
 
 T = TypeVar("T")
@@ -112,6 +114,8 @@ class Driver(BaseDriver[Listener]):
             return self._concurrently(request.plans)
         if isinstance(request, Listen):
             return self._listen(request.waiters)
+        if isinstance(request, WaitForAny):
+            return wait_for_any(request.waits, self.clock, self._led, self.prepare)
         assert isinstance(request, Wait)
         return self._wait(request)
 
@@ -189,9 +193,13 @@ class Driver(BaseDriver[Listener]):
         finally:
             waiters.leave(woken.set, leads, guards)
 
-    def _lead(self, request: Wait) -> bool:
+    def _led(self, request: Wait) -> tuple[Listener, Steps]:
+        """Return the listener of a queue, and the steps by which its leader waits."""
         listener = self._listeners[request.waiters]
-        steps = self._watch(request, listener)
+        return listener, self._watch(request, listener)
+
+    def _lead(self, request: Wait) -> bool:
+        listener, steps = self._led(request)
         try:
             seconds = next(steps)
             while True:
@@ -276,6 +284,8 @@ class AsyncDriver(BaseDriver[ListensAsync]):
             return self._concurrently(request.plans)
         if isinstance(request, Listen):
             return self._listen(request.waiters)
+        if isinstance(request, WaitForAny):
+            return wait_for_any_async(request.waits, self.clock, self._lead)
         assert isinstance(request, Wait)
         return self._wait(request)
 

@@ -62,6 +62,10 @@ class PortalQueue(_Wrapped):
         """Wrap ``Queue.reserved``."""
         return self._portal.wrap_async_context_manager(self._target.reserved(*args, **options))
 
+    def renew(self, *args: Any, **options: Any) -> Any:
+        """Wrap ``Queue.renew``."""
+        return self._portal.wrap_async_context_manager(self._target.renew(*args, **options))
+
     @contextmanager
     def claim(self, *args: Any, **options: Any) -> Iterator[Any]:
         """Wrap ``Queue.claim``."""
@@ -88,6 +92,10 @@ class PortalConsumer(_Wrapped):
         """Wrap ``Consumer.reserved``."""
         return self._portal.wrap_async_context_manager(self._target.reserved(*args, **options))
 
+    def renew(self, *args: Any, **options: Any) -> Any:
+        """Wrap ``Consumer.renew``."""
+        return self._portal.wrap_async_context_manager(self._target.renew(*args, **options))
+
 
 class PortalClient(_Wrapped):
     """An AsyncClient with the methods of a Client."""
@@ -106,6 +114,11 @@ class PortalClient(_Wrapped):
     def stream(self, *args: Any, **options: Any) -> Any:
         """Wrap ``Client.stream``."""
         return PortalStream(self._portal, self._target.stream(*args, **options))
+
+    def receive(self, queues: Any, *args: Any, **options: Any) -> Any:
+        """Wrap ``Client.receive``."""
+        given = [*map(_unwrapped, queues)] if isinstance(queues, list) else _unwrapped(queues)
+        return self._portal.call(partial(self._target.receive, given, *args, **options))
 
     def transaction(self) -> Any:
         """Wrap ``Client.transaction``."""

@@ -281,6 +281,20 @@ def test_pickled_reservation_is_settled(cleared: Place) -> None:
     assert [(each.id, each.key) for each in queue.history()] == [("pickled", "key of pickled")]
 
 
+def test_client_settles_a_pickled_reservation(cleared: Place) -> None:
+    """It carries no options, so the record of its queue has them."""
+    stored = json.loads((STORED / "pickled.json").read_text())
+    document = json_util.loads(json.dumps(stored["document"]), json_options=EXACT)
+    cleared.raw.insert_one(document)
+    held = pickle.loads(base64.b64decode(stored["reservation"]))
+    assert held.carried is None
+    queue = cleared.client.queue(held.queue, history=AGE)
+    queue.push("makes the record")
+    cleared.client.extend(held, lease=60)
+    cleared.client.commit(held)
+    assert [(each.id, each.key) for each in queue.history()] == [("pickled", "key of pickled")]
+
+
 def test_pickled_dicts_of_the_first_release_become_values() -> None:
     """It pickled errors, progress and burials as dicts."""
     stored = json.loads((STORED / "pickled.json").read_text())

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from bson import json_util
 
-from pyqueue import Client, ConfigurationError, Limit, Queue
+from pyqueue import Client, ConfigurationError, LeaseLost, Limit, Queue
 from pyqueue.backends.bulk.epochs import EpochWrites
 from pyqueue.backends.options import NewMessage
 from pyqueue.embedded import EmbeddedServer
@@ -174,6 +174,21 @@ def test_stored_packs_are_settled(client: Client, left: list[Any]) -> None:
         queue.rollback(held[0], delay=0)
         queue.commit(*held[1:])
         assert drain(queue) == [held[0].payload]
+
+
+def test_client_settles_stored_packs(client: Client, left: list[Any]) -> None:
+    """By pickled reservations that carry nothing: the record has the kind of their queue."""
+    assert {each.carried for each in left} == {None}
+    client.extend(*left, lease=60)
+    client.commit(*left[:2])
+    client.bury(left[2])
+    client.release(*left[3:])
+    with pytest.raises(LeaseLost):
+        client.commit(left[0])
+    assert places(client.queue("parcels.dead").reserve_many(9, timeout=0)) == places([left[2]])
+    found = client.queue("parcels", kind="bucket").reserve_many(100, timeout=0)
+    assert set(places(left[3:])) <= set(places(found))
+    assert not set(places(left[:3])) & set(places(found))
 
 
 @pytest.mark.usefixtures("left")

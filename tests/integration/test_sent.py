@@ -129,6 +129,7 @@ CASES: Final = [
     Case("rollback", lambda queue, held: queue.rollback(*held), (SAFE,), held=1),
     Case("rollback", lambda queue, held: queue.rollback(*held, error="x"), (SAFE,), held=2),
     Case("extend", lambda queue, held: queue.extend(*held), (SAFE,), held=2),
+    Case("renew", lambda queue, held: within(queue.renew(*held)), held=2),
     Case("release", lambda queue, held: queue.release(*held), (SAFE,), held=1),
     Case("move", lambda queue, held: queue.move(*held, to="other"), (SAFE,), held=2),
     Case(
@@ -183,7 +184,7 @@ CASES: Final = [
     Case("notify", lambda queue, held: queue.notify()),
 ]
 #: The operations that send nothing.
-SILENT: Final = {"notify"}
+SILENT: Final = {"notify", "renew"}
 
 
 def test_every_operation_of_a_queue_has_a_case() -> None:

@@ -435,7 +435,7 @@ def sleepy(queue: str, scan: ScanState, now: datetime, poll_s: float) -> Plan[da
     return now + timedelta(hours=1)
 
 
-WAKE_TIME = receiving._wake_time
+WAKE_TIME = receiving.wake_time
 
 
 def greedy(queue: str, now: datetime, start: Any) -> dict[str, Any]:
@@ -445,7 +445,7 @@ def greedy(queue: str, now: datetime, start: Any) -> dict[str, Any]:
 
 def test_consumer_without_a_poll_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(play(LOST_SIGNAL).delivered) == 1
-    monkeypatch.setattr(receiving, "_wake_time", sleepy)
+    monkeypatch.setattr(receiving, "wake_time", sleepy)
     with pytest.raises(PromiseBroken, match="waits in a for"):
         play(LOST_SIGNAL)
 

@@ -29,6 +29,7 @@ from pyqueue.requests import (
     Signal,
     Wait,
 )
+from pyqueue.waiting_any import WaitForAny
 
 T = TypeVar("T")
 
@@ -191,6 +192,8 @@ class Runner:
                 self.waits.append(request)
                 assert self.on_wait is not None, "it waits"
                 return self.on_wait(request)
+            case WaitForAny():
+                return self._answer(min(request.waits, key=lambda each: each.until))
         assert isinstance(request, Command), request
         self.commands.append(request)
         assert self.answers, f"there is no answer left for {request}"

@@ -47,6 +47,7 @@ from pyqueue.requests import (
 )
 from pyqueue.runtime.drivers import Driver
 from pyqueue.runtime.waiters import Waiters
+from pyqueue.waiting_any import WaitForAny
 from tests.plans.runner import NOW
 
 T = TypeVar("T")
@@ -266,6 +267,10 @@ class Steps:
                 return False
             case Wait():
                 self.seconds = max(self.seconds, (request.until - NOW).total_seconds())
+                return True
+            case WaitForAny():
+                until = min(each.until for each in request.waits)
+                self.seconds = max(self.seconds, (until - NOW).total_seconds())
                 return True
         assert isinstance(request, Command), request
         yield request

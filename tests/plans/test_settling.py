@@ -5,6 +5,7 @@ There is no database.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from pyqueue.backends.applying import apply
 from pyqueue.backends.moving import move_each
 from pyqueue.backends.options import NewMessage
 from pyqueue.errors import Disconnected, TimedOut
+from pyqueue.facts import Burial
 from pyqueue.requests import (
     Change,
     Coalesce,
@@ -438,19 +440,33 @@ def test_key_clash_reaches_only_the_call_that_caused_it() -> None:
 
 
 def test_bad_arguments_send_no_command() -> None:
-    for plan in (
-        standard().commit(("m1",)),
-        standard().rollback((reservation("m1"),), delay=-1),
-        standard().extend((reservation("m1"),), lease=0),
-        standard().release((reservation("m1", queue="b"),)),
-        standard().move([(reservation("m1"), 1)], to="b", key=""),
-        standard().progress(reservation("m1"), 2),
-    ):
+    calls: tuple[Callable[[], Plan[None]], ...] = (
+        lambda: standard().commit(("m1",)),
+        lambda: standard().rollback((reservation("m1"),), delay=-1),
+        lambda: standard().extend((reservation("m1"),), lease=0),
+        lambda: standard().release((reservation("m1", queue="b"),)),
+        lambda: standard().move([(reservation("m1"), 1)], to="b", key=""),
+        lambda: standard().progress(reservation("m1"), 2),
+    )
+    for call in calls:
         runner = Runner()
         with pytest.raises(ConfigurationError):
-            runner.run(plan)
+            runner.run(call())
         assert runner.commands == []
         assert runner.entered == []
+
+
+def test_some_verbs_check_arguments_before_their_plan_begins() -> None:
+    """So a call for several queues checks them for all queues first."""
+    dead = reservation("m1")
+    dead.dead = Burial.of({"from": "b", "at": NOW, "reason": "tries", "tries": 1, "error": None})
+    with pytest.raises(ConfigurationError, match="reservations"):
+        standard().commit(("m1",))
+    with pytest.raises(ConfigurationError, match="already in a dead-letter queue"):
+        standard().bury((dead,))
+    for target in ("b", standard("b")):
+        with pytest.raises(ConfigurationError, match="group"):
+            standard().move([(reservation("m1"), UNCHANGED)], to=target, group="")
 
 
 def test_settle_in_a_transaction_refuses_a_short_lease() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 import signals
 from signals import capped_bus
-from tests.signals.conftest import Kind, served
+from tests.signals.conftest import KINDS, Kind, served
 from tests.signals.portal import NOW, SECONDS, expect
 from tests.support.eventually import eventually
 
@@ -290,3 +290,19 @@ def test_bus_that_is_down_delays_no_caller(
     began = time.monotonic()
     bus.close()
     assert time.monotonic() - began < SECONDS
+
+
+@pytest.mark.parametrize(
+    "kind", [name for name in KINDS if name.endswith("-blocking")], indirect=True
+)
+def test_listener_alerts_of_an_event_and_of_its_end(kind: Kind) -> None:
+    bus, producer = kind.make(), kind.make()
+    alerted = threading.Event()
+    with bus.listen("a") as listener:
+        listener.alert = alerted.set
+        producer.emit("a", NOW)
+        assert alerted.wait(SECONDS)
+        expect(listener, NOW)
+        alerted.clear()
+        listener.close()
+        assert alerted.is_set()

@@ -15,6 +15,7 @@ from pyqueue.backends.streams.delivering import Terms
 from pyqueue.backends.streams.ranges import Group, Step, group_id
 from pyqueue.backends.streams.receiving import create, receive
 from pyqueue.backends.streams.settling import GroupState, change, publish_left, reload
+from pyqueue.carried import carrying
 from pyqueue.error_records import error_record
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import (
@@ -22,6 +23,7 @@ from pyqueue.messages import (
     UNCHANGED,
     ConsumerCounts,
     ConsumerInfo,
+    StreamReservation,
     is_last_try,
 )
 from pyqueue.payloads import Codec
@@ -113,7 +115,7 @@ class GroupPlans:
             misfits=misfits or waiting.misfits,
             limit=waiting.scan.limit,
         )
-        return receive(
+        plan = receive(
             terms,
             waiting,
             limit,
@@ -122,6 +124,7 @@ class GroupPlans:
             poll_s=options.poll,
             shape=self.shape,
         )
+        return carrying(self, plan)
 
     def commit(
         self,
@@ -149,11 +152,20 @@ class GroupPlans:
         """Give messages back for another try, and bury messages that have no try left."""
         if session is not None:
             raise refusal("session")
-        given, options = settling.reservations(self.state, held), self.options
-        delay_by_tries = settling.delay_by_tries(given, options.backoff, delay)
+        given = settling.reservations(self.state, held)
+        delay_by_tries = settling.delay_by_tries(given, self.options.backoff, delay)
+        return self._roll_back(given, delay_by_tries, error)
+
+    def _roll_back(
+        self,
+        given: Sequence[StreamReservation[Any]],
+        delay_by_tries: Mapping[int, float],
+        error: BaseException | str | None,
+    ) -> Plan[None]:
+        max_tries = self.options.max_tries
         record = None if error is None else error_record(error, (yield from ServerTime()))
-        out_of_tries = [each for each in given if is_last_try(each, options.max_tries)]
-        rest = [each for each in given if not is_last_try(each, options.max_tries)]
+        out_of_tries = [each for each in given if is_last_try(each, max_tries)]
+        rest = [each for each in given if not is_last_try(each, max_tries)]
         yield from each_part(
             (settling.rollback(self.state, rest, delay_by_tries, record), rest),
             (self._bury(out_of_tries, "tries", error), out_of_tries),

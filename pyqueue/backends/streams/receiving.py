@@ -120,7 +120,7 @@ def receive(
                 continue  # the subscription is new: claim again, so that no message is missed
             woken = False
             while not woken:
-                until = yield from _wake_time(state, waiting, terms.limit, poll_s)
+                until = yield from wake_time(state, waiting, terms.limit, poll_s)
                 woken = yield from Wait(waiting, until, deadline)
     finally:
         waiting.wake_next(found)
@@ -134,7 +134,7 @@ def _follow_limit(stream: str, shape: Mapping[str, object], followed: FollowedLi
         stream_log.require_limit(stream, followed.limit)
 
 
-def _wake_time(
+def wake_time(
     state: GroupState, waiting: Any, limit: FollowedLimit, poll_s: float
 ) -> Plan[datetime]:
     """Return when to claim again if no event arrives. Forget a signalled instant that has come.

@@ -1,0 +1,74 @@
+"""The part of its queue that a reservation carries, so that a client can settle it.
+
+In the process that received it, these are the plans of its queue or consumer group. They do not
+leave the process: a pickled reservation carries the options by which it is settled.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pyqueue.messages import Backoff
+from pyqueue.requests import Plan
+
+
+class CarriedOptions(NamedTuple):
+    """The options of a queue or of a consumer group by which its reservations are settled."""
+
+    #: The kind of the queue; "stream" for a consumer group.
+    kind: str
+    max_tries: int | None
+    dead_letter: str
+    #: How long finished messages are kept, in seconds.
+    history: float | None
+    backoff: Backoff
+    #: The pickled model of the payloads. None: there is no model, or it cannot be pickled.
+    model: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carried:
+    """The plans or the options by which a reservation is settled: one of the two."""
+
+    plans: Any = None
+    options: CarriedOptions | None = None
+
+    @property
+    def key(self) -> Hashable:
+        """A value that is equal for reservations that are settled alike."""
+        return self.options or id(self.plans)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Carried, (None, self.options or _options_of(self.plans))
+
+
+def carrying(plans: Any, receiving: Plan[list[Any]]) -> Plan[list[Any]]:
+    """Run a plan that receives, and let the reservations carry the plans of their queue."""
+    received = yield from receiving
+    carried = Carried(plans)
+    for each in received:
+        each.carried = carried
+    return received
+
+
+def _options_of(plans: Any) -> CarriedOptions:
+    options, model = plans.options, plans.codec.model
+    return CarriedOptions(
+        plans.kind_name,
+        options.max_tries,
+        options.dead_letter,
+        options.history,
+        options.backoff,
+        model=None if model is None else _pickled(model),
+    )
+
+
+def _pickled(model: object) -> bytes | None:
+    """Return a pickled model, as bytes: another process may lack its module or pydantic."""
+    try:
+        return pickle.dumps(model)
+    except Exception:  # for example, the class is local to a function
+        return None
