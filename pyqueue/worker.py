@@ -36,6 +36,8 @@ class Worker(Runner):
         name: A label for reports.
     """
 
+    _kind = "worker"
+
     def __init__(self, client: AnyClient, *, concurrency: int = 16, name: str = "worker") -> None:
         super().__init__(client, name, concurrency=concurrency)
 

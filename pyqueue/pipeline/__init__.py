@@ -10,8 +10,9 @@ draws them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, Unpack, cast, overload
+from typing import Any, ClassVar, Literal, Self, TypeVar, Unpack, cast, overload
 
 import anyio
 
@@ -21,6 +22,7 @@ from pyqueue.backends.schedules.definitions import Definition, definition
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import BatchOptions, Counts, QueueOptions
 from pyqueue.pipeline.blocking import AnyClient, connection_of, require_no_loop
+from pyqueue.pipeline.describing import described
 from pyqueue.pipeline.engine import Report, Run
 from pyqueue.pipeline.graph import (
     Graph,
@@ -77,6 +79,8 @@ class Runner:
         name: A label for reports.
         concurrency: How many handlers run at once, over all stages.
     """
+
+    _kind: ClassVar = "pipeline"
 
     def __init__(self, client: AnyClient, name: str, *, concurrency: int = 16) -> None:
         self.name = name
@@ -203,7 +207,7 @@ class Runner:
                 schedules=[*self._schedules.values()],
             )
             try:
-                return await self._run.run()
+                return await self._run_told(self._run)
             finally:
                 self._run = None
 
@@ -211,6 +215,12 @@ class Runner:
             return work()
         require_no_loop()
         return anyio.run(work)
+
+    async def _run_told(self, run: Run) -> Report:
+        """Run, with the context managers of hooks around it."""
+        hooks = connection_of(self._client).hooks
+        with nullcontext() if hooks is None else hooks.running(self):
+            return await run.run()
 
     def stop(self) -> None:
         """Stop the current run, if there is one. Any thread may call it.
@@ -228,6 +238,11 @@ class Runner:
         if run is None:
             return {name: dict.fromkeys(COUNTERS, 0) for name in self.graph.stages}
         return run.counters
+
+    def describe(self) -> dict[str, Any]:
+        """Return the kind, the name, the stages and the current run, as BSON values."""
+        about = {"kind": self._kind, "name": self.name, "concurrency": self._concurrency}
+        return {**about, **described(self.graph, self._run)}
 
     def show(
         self,
