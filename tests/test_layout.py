@@ -36,7 +36,8 @@ ROOT = Path(__file__).parents[1]
 #: The modules at the top of pyqueue, by the layer that they belong to. A package is a layer.
 LAYERS: dict[str, set[str]] = {
     "values": {
-        *("_watchdog", "arguments", "clock", "concurrently", "delivery", "documents", "embedded"),
+        *("_watchdog", "arguments", "aside", "clock", "concurrently", "delivery", "documents"),
+        "embedded",
         *(
             "error_records",
             "errors",
@@ -61,15 +62,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "values": set(),
     "backends": {"values"},
     "runtime": {"values", "backends"},
-    "queues": {"values", "backends", "runtime"},
+    "telemetry": {"values", "backends", "runtime"},
+    "queues": {"values", "backends", "runtime", "telemetry"},
     "spark": {"values", "backends", "runtime", "queues"},
     "pipeline": {"values", "backends", "runtime", "queues", "spark"},
-    "client": {"values", "backends", "runtime", "queues", "pipeline"},
-    "": {"values", "queues", "pipeline", "client"},
+    "client": {"values", "backends", "runtime", "telemetry", "queues", "pipeline"},
+    "": {"values", "telemetry", "queues", "pipeline", "client"},
     # The testing kit and the programs stand on top of everything, and nothing stands on them.
     "testing": {"values", "backends", "runtime", "queues", "pipeline", "client"},
     "demo": {"", "values", "pipeline", "spark"},
-    "cli": {"", "values", "backends", "runtime", "queues", "pipeline", "demo"},
+    "cli": {"", "values", "backends", "runtime", "telemetry", "queues", "pipeline", "demo"},
 }
 #: Extra imports of single modules.
 EXCEPTIONS = {("claim", "spark.models"), ("spark.stage", "client")}
@@ -102,7 +104,8 @@ MOST_TO_RECEIVE = 15, 3700
 THIRD_PARTY: dict[str, set[str]] = {
     "bson": {"values", "backends", "runtime", "pipeline", "spark", "cli", "testing"},
     "pymongo": {
-        *("embedded", "memory", "memory_sessions", "requests", "runtime", "spark.outputs"),
+        *("aside", "embedded", "memory", "memory_sessions", "requests", "runtime"),
+        "spark.outputs",
         *("cli", "demo", "testing.plugin"),
     },
     "pydantic": {"payloads", "pipeline", "spark", "demo"},
@@ -259,6 +262,7 @@ def test_plans_do_no_io_and_read_no_clock(path: Path, module: str) -> None:
     ("module", "taken"),
     [
         ("requests", "from pymongo import UpdateMany, UpdateOne"),
+        ("aside", "from pymongo import UpdateOne"),
         ("spark/outputs", "from pymongo.errors import PyMongoError"),
     ],
 )

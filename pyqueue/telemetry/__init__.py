@@ -1,0 +1,1 @@
+"""Telemetry: figures about queues, which clients count by hooks and store beside the queues."""
