@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from pyqueue.pipeline import Pipeline
     from pyqueue.queues import Queue
     from pyqueue.streams import Consumer, Stream
+    from pyqueue.telemetry.values import Latency, QueueStats
     from pyqueue.worker import Worker
 
 __all__ = [
@@ -76,6 +77,7 @@ __all__ = [
     "Hooks",
     "InvalidMessage",
     "InvalidName",
+    "Latency",
     "LeaseLost",
     "Limit",
     "Many",
@@ -87,6 +89,7 @@ __all__ = [
     "QueueClosed",
     "QueueError",
     "QueueInfo",
+    "QueueStats",
     "Reject",
     "Reservation",
     "RetryLater",
@@ -118,6 +121,7 @@ if not TYPE_CHECKING:
             "pipeline": ["Pipeline"],
             "queues": ["Queue"],
             "streams": ["Consumer", "Stream"],
+            "telemetry.values": ["Latency", "QueueStats"],
             "worker": ["Worker"],
         },
     )

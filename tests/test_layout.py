@@ -388,6 +388,7 @@ PROMISED = {
     *("Stream", "AsyncStream", "StreamMessage", "StreamReservation"),
     *("Consumer", "AsyncConsumer", "ConsumerCounts", "ConsumerInfo"),
     *("BatchFailed", "Attempt", "Burial", "ErrorInfo", "Progress", "Hooks", "Page", "ScheduleInfo"),
+    *("Latency", "QueueStats"),
 }
 SIGNATURES = {
     "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "
@@ -420,6 +421,7 @@ SIGNATURES = {
     "browse": "state=None, where=None, after=None, limit=100, newest=False, budget=5000",
     "counts": "cap=None",
     "next_when": "",
+    "stats": "since=3600",
     "pause": "",
     "resume": "",
     "paused": "",
@@ -490,6 +492,7 @@ def test_the_arguments_of_a_client() -> None:
         "owner": None,
         "command_timeout": 30,
         "hooks": (),
+        "telemetry": False,
     }
 
 
