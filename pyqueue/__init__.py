@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from pyqueue.queues import Queue
     from pyqueue.specs import QueueSpec
     from pyqueue.streams import Consumer, Stream
+    from pyqueue.telemetry.values import Latency, QueueStats
     from pyqueue.worker import Worker
 
 __all__ = [
@@ -80,6 +81,7 @@ __all__ = [
     "InvalidMessage",
     "InvalidName",
     "JobFailed",
+    "Latency",
     "LeaseLost",
     "Limit",
     "Many",
@@ -93,6 +95,7 @@ __all__ = [
     "QueueError",
     "QueueInfo",
     "QueueSpec",
+    "QueueStats",
     "Reject",
     "Report",
     "Reservation",
@@ -126,6 +129,7 @@ if not TYPE_CHECKING:
             "queues": ["Queue"],
             "specs": ["QueueSpec"],
             "streams": ["Consumer", "Stream"],
+            "telemetry.values": ["Latency", "QueueStats"],
             "worker": ["Worker"],
         },
     )

@@ -37,6 +37,7 @@ from pyqueue.pipeline import AwaitedReport, Pipeline
 from pyqueue.queue_base import requesting
 from pyqueue.runtime.connecting import AsyncConnection, Connected, Durability
 from pyqueue.specs import QueueSpec
+from pyqueue.telemetry.flushing import attach
 from signals import AsyncBus
 
 R = TypeVar("R")
@@ -65,6 +66,8 @@ class AsyncClient(Connected[AsyncConnection]):
         command_timeout: Seconds that a command may take, retries included, before ``Unavailable``
             is raised.
         hooks: Objects whose methods are called when something happens to messages; see ``Hooks``.
+        telemetry: Whether to count messages, and to store the figures for all processes; see
+            ``AsyncQueue.stats``.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class AsyncClient(Connected[AsyncConnection]):
         owner: str | None = None,
         command_timeout: Duration = 30,
         hooks: Iterable[object] = (),
+        telemetry: bool = False,
     ) -> None:
         super().__init__(
             AsyncConnection(
@@ -89,6 +93,7 @@ class AsyncClient(Connected[AsyncConnection]):
                 hooks=hooks,
             )
         )
+        self._telemetry = attach(self._connection, telemetry)
 
     @overload
     def queue(self, name: QueueSpec[T]) -> AsyncQueue[T]: ...
@@ -647,6 +652,8 @@ class AsyncClient(Connected[AsyncConnection]):
 
         Waiting consumers wake up and raise ``QueueClosed``.
         """
+        if self._telemetry is not None:
+            await self._telemetry.close()
         await self._connection.close()
 
     async def __aenter__(self) -> Self:

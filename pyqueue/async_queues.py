@@ -34,6 +34,8 @@ from pyqueue.messages import (
 from pyqueue.queue_base import OnDuplicate, PushTerms, QueueBase
 from pyqueue.reserved import OnLost, check_on_lost, holding_async, renewing_async
 from pyqueue.runtime.plan_runner import AsyncPlanRunner
+from pyqueue.telemetry.reading import stats
+from pyqueue.telemetry.values import QueueStats
 
 T = TypeVar("T")
 
@@ -647,6 +649,19 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
                 more".
         """
         return await self._runner.run(self._backend.counts(cap))
+
+    async def stats(self, since: Duration | datetime = 3600) -> QueueStats:
+        """Return rates and latencies, as clients with ``telemetry=True`` have stored them.
+
+        The last few seconds may be missing.
+
+        Args:
+            since: How many seconds ago, or at which instant, to begin: up to 30 days ago.
+
+        Returns:
+            The stats of whole minutes; of whole hours if they begin more than a day ago.
+        """
+        return await self._runner.run(stats(self.name, since))
 
     async def next_when(self) -> datetime | None:
         """Return the earliest time, past or future, at which a message is eligible, or None.

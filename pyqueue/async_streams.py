@@ -24,6 +24,8 @@ from pyqueue.messages import (
 from pyqueue.reserved import OnLost, check_on_lost, holding_async, renewing_async
 from pyqueue.runtime.plan_runner import AsyncPlanRunner
 from pyqueue.stream_base import ConsumerBase, Start, StreamBase
+from pyqueue.telemetry.reading import stats
+from pyqueue.telemetry.values import QueueStats
 
 T = TypeVar("T")
 
@@ -159,6 +161,10 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
             False if there was no such group.
         """
         return await self._runner.run(self._backend.delete_group(name))
+
+    async def stats(self, since: Duration | datetime = 3600) -> QueueStats:
+        """Return how many messages were appended. See ``AsyncQueue.stats``."""
+        return await self._runner.run(stats(self.name, since))
 
 
 class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
@@ -344,6 +350,10 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             ready, scheduled, reserved, their total, and skipped.
         """
         return await self._runner.run(self._plans.counts())
+
+    async def stats(self, since: Duration | datetime = 3600) -> QueueStats:
+        """Return rates and latencies of this group. See ``AsyncQueue.stats``."""
+        return await self._runner.run(stats(self.name, since))
 
     async def pause(self) -> None:
         """Stop the consumers of this group, in every process, from receiving."""

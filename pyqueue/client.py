@@ -36,6 +36,7 @@ from pyqueue.queues import Queue
 from pyqueue.runtime.connecting import Connected, Connection, Durability
 from pyqueue.specs import QueueSpec
 from pyqueue.streams import Consumer, Stream
+from pyqueue.telemetry.flushing import attach
 from signals import Bus
 
 R = TypeVar("R")
@@ -64,6 +65,8 @@ class Client(Connected[Connection]):
         command_timeout: Seconds that a command may take, retries included, before ``Unavailable``
             is raised.
         hooks: Objects whose methods are called when something happens to messages; see ``Hooks``.
+        telemetry: Whether to count messages, and to store the figures for all processes; see
+            ``Queue.stats``.
     """
 
     def __init__(
@@ -76,6 +79,7 @@ class Client(Connected[Connection]):
         owner: str | None = None,
         command_timeout: Duration = 30,
         hooks: Iterable[object] = (),
+        telemetry: bool = False,
     ) -> None:
         super().__init__(
             Connection(
@@ -88,6 +92,7 @@ class Client(Connected[Connection]):
                 hooks=hooks,
             )
         )
+        self._telemetry = attach(self._connection, telemetry)
 
     @overload
     def queue(self, name: QueueSpec[T]) -> Queue[T]: ...
@@ -640,6 +645,8 @@ class Client(Connected[Connection]):
 
         Waiting consumers wake up and raise ``QueueClosed``.
         """
+        if self._telemetry is not None:
+            self._telemetry.close()
         self._connection.close()
 
     def __enter__(self) -> Self:

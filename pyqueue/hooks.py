@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from pyqueue.delivery import Delivery
 from pyqueue.errors import ConfigurationError
@@ -36,6 +36,15 @@ class Pushing:
     payload: Any
     #: The headers, which a hook may change.
     headers: dict[str, Any]
+
+
+class Running(Protocol):
+    """A worker or a pipeline that runs."""
+
+    name: str
+
+    def describe(self) -> dict[str, Any]:
+        """Return the kind, the name, the stages, the counters and the messages in progress."""
 
 
 class Hooks:
@@ -102,7 +111,8 @@ class Hooks:
             queue: The queue or the consumer group.
             verb: "commit", "rollback", "release", "move" or "bury"; or "lost" if a renewal found
                 that a lease was lost, so that nothing was settled.
-            reservations: The messages.
+            reservations: The messages. After a rollback or a "bury", their ``error`` is the error
+                that the holder gave.
             error: The error that the caller gets. ``LeaseLost`` names the messages that were not
                 settled; the rest was settled. The rollback of a ``Queue.claim`` raises no
                 ``LeaseLost``, but hooks get it. None: all were settled. ``Uncommitted``: they are
@@ -124,9 +134,22 @@ class Hooks:
         """
         return nullcontext()
 
+    def running(self, runner: Running) -> AbstractContextManager[object]:
+        """Return a context manager that is entered around a run of a worker or a pipeline.
+
+        It gets the error that ends the run, and cannot suppress it.
+
+        Args:
+            runner: The worker or the pipeline.
+
+        Returns:
+            The context manager.
+        """
+        return nullcontext()
+
 
 #: The names of the methods.
-EVENTS: Final = ("pushing", "pushed", "received", "settled", "handling")
+EVENTS: Final = ("pushing", "pushed", "received", "settled", "handling", "running")
 
 
 @dataclass(slots=True)
@@ -164,9 +187,16 @@ class HookCalls:
     def __init__(self, given: Iterable[object]) -> None:
         self._calls: dict[str, list[Callable[..., Any]]] = {event: [] for event in EVENTS}
         for hook in given:
-            found = _methods(hook)
-            for event, method in found.items():
-                self._calls[event].append(method)
+            self.add(hook)
+
+    def add(self, hook: object) -> None:
+        """Call the methods of one more object.
+
+        Raises:
+            ConfigurationError: It has no method of ``Hooks``, or an async one.
+        """
+        for event, method in _methods(hook).items():
+            self._calls[event].append(method)
 
     def takes(self, event: str) -> bool:
         """Return whether a hook is called for an event."""
@@ -200,7 +230,12 @@ class HookCalls:
     def handling(self, deliveries: Sequence[Delivery[Any]]) -> AbstractContextManager[object]:
         """Return the context managers of all hooks as one."""
         calls = self._calls["handling"]
-        return _Around(calls, deliveries) if calls else nullcontext()
+        return _Around(calls, deliveries, _labelled) if calls else nullcontext()
+
+    def running(self, runner: Running) -> AbstractContextManager[object]:
+        """Return the context managers of all hooks as one."""
+        calls = self._calls["running"]
+        return _Around(calls, runner, _named) if calls else nullcontext()
 
     def _call(self, event: str, queue: str, *values: object) -> None:
         for call in self._calls[event]:
@@ -211,19 +246,26 @@ class HookCalls:
 
 
 class _Around(AbstractContextManager[None]):
-    """The context managers of hooks around one call of a handler."""
+    """The context managers of hooks around one call of a handler, or around one run.
+
+    Args:
+        calls: The hooks.
+        given: Their argument.
+        failed: Returns the text of the log for a hook that fails.
+    """
 
     def __init__(
-        self, calls: Sequence[Callable[..., Any]], deliveries: Sequence[Delivery[Any]]
+        self, calls: Sequence[Callable[..., Any]], given: Any, failed: Callable[[Any], str]
     ) -> None:
         self._calls = calls
-        self._deliveries = deliveries
+        self._given = given
+        self._failed = failed
         self._entered: list[Any] = []
 
     def __enter__(self) -> None:
         for call in self._calls:
             try:
-                manager = call(self._deliveries)
+                manager = call(self._given)
                 manager.__enter__()
             except Exception as failure:
                 self._log(failure)
@@ -244,8 +286,15 @@ class _Around(AbstractContextManager[None]):
                     self._log(failure)
 
     def _log(self, failure: Exception) -> None:
-        queue = self._deliveries[0].message.queue
-        log_failure(failure, "queue %r: the hook 'handling' failed", queue)
+        log_failure(failure, "%s failed", self._failed(self._given))
+
+
+def _labelled(deliveries: Sequence[Delivery[Any]]) -> str:
+    return f"queue {deliveries[0].message.queue!r}: the hook 'handling'"
+
+
+def _named(runner: Running) -> str:
+    return f"{runner.name!r}: the hook 'running'"
 
 
 def calls_of(given: object) -> HookCalls | None:

@@ -146,7 +146,9 @@ class MemoryCollection:
             many = isinstance(operation, UpdateMany)
             update = self.update_many if many else self.update_one
             try:
-                matched += update(operation._filter, operation._doc, session=session).matched_count
+                more = {"upsert": True} if operation._upsert else {}
+                done = update(operation._filter, operation._doc, session=session, **more)
+                matched += done.matched_count
             except WriteError as error:
                 errors.append(
                     {

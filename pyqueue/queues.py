@@ -33,6 +33,8 @@ from pyqueue.messages import (
 from pyqueue.queue_base import OnDuplicate, PushTerms, QueueBase
 from pyqueue.reserved import OnLost, check_on_lost, holding, renewing
 from pyqueue.runtime.plan_runner import PlanRunner
+from pyqueue.telemetry.reading import stats
+from pyqueue.telemetry.values import QueueStats
 
 T = TypeVar("T")
 
@@ -642,6 +644,19 @@ class Queue(QueueBase[T, PlanRunner]):
                 more".
         """
         return self._runner.run(self._backend.counts(cap))
+
+    def stats(self, since: Duration | datetime = 3600) -> QueueStats:
+        """Return rates and latencies, as clients with ``telemetry=True`` have stored them.
+
+        The last few seconds may be missing.
+
+        Args:
+            since: How many seconds ago, or at which instant, to begin: up to 30 days ago.
+
+        Returns:
+            The stats of whole minutes; of whole hours if they begin more than a day ago.
+        """
+        return self._runner.run(stats(self.name, since))
 
     def next_when(self) -> datetime | None:
         """Return the earliest time, past or future, at which a message is eligible, or None.

@@ -23,6 +23,8 @@ from pyqueue.messages import (
 from pyqueue.reserved import OnLost, check_on_lost, holding, renewing
 from pyqueue.runtime.plan_runner import PlanRunner
 from pyqueue.stream_base import ConsumerBase, Start, StreamBase
+from pyqueue.telemetry.reading import stats
+from pyqueue.telemetry.values import QueueStats
 
 T = TypeVar("T")
 
@@ -156,6 +158,10 @@ class Stream(StreamBase[T, PlanRunner]):
             False if there was no such group.
         """
         return self._runner.run(self._backend.delete_group(name))
+
+    def stats(self, since: Duration | datetime = 3600) -> QueueStats:
+        """Return how many messages were appended. See ``Queue.stats``."""
+        return self._runner.run(stats(self.name, since))
 
 
 class Consumer(ConsumerBase[T, PlanRunner]):
@@ -337,6 +343,10 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             ready, scheduled, reserved, their total, and skipped.
         """
         return self._runner.run(self._plans.counts())
+
+    def stats(self, since: Duration | datetime = 3600) -> QueueStats:
+        """Return rates and latencies of this group. See ``Queue.stats``."""
+        return self._runner.run(stats(self.name, since))
 
     def pause(self) -> None:
         """Stop the consumers of this group, in every process, from receiving."""

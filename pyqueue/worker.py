@@ -77,6 +77,8 @@ class Worker(Runner[R_co]):
         ConfigurationError: An argument is not allowed.
     """
 
+    _kind = "worker"
+
     @overload
     def __init__(
         self: Worker[Report],

@@ -37,6 +37,8 @@ ROOT = Path(__file__).parents[1]
 LAYERS: dict[str, set[str]] = {
     "values": {
         *("_watchdog", "arguments", "carried", "clock", "concurrently", "delivery", "documents"),
+        *("_watchdog", "arguments", "aside", "clock", "concurrently", "delivery", "documents"),
+        "embedded",
         *(
             "embedded",
             "error_records",
@@ -65,15 +67,16 @@ MAY_IMPORT: dict[str, set[str]] = {
     "values": set(),
     "backends": {"values"},
     "runtime": {"values", "backends"},
-    "queues": {"values", "backends", "runtime"},
+    "telemetry": {"values", "backends", "runtime"},
+    "queues": {"values", "backends", "runtime", "telemetry"},
     "spark": {"values", "backends", "runtime", "queues"},
     "pipeline": {"values", "backends", "runtime", "queues", "spark"},
-    "client": {"values", "backends", "runtime", "queues", "pipeline"},
-    "": {"values", "queues", "pipeline", "client"},
+    "client": {"values", "backends", "runtime", "telemetry", "queues", "pipeline"},
+    "": {"values", "telemetry", "queues", "pipeline", "client"},
     # The testing kit and the programs stand on top of everything, and nothing stands on them.
     "testing": {"values", "backends", "runtime", "queues", "pipeline", "client"},
     "demo": {"", "values", "pipeline", "spark"},
-    "cli": {"", "values", "backends", "runtime", "queues", "pipeline", "demo"},
+    "cli": {"", "values", "backends", "runtime", "telemetry", "queues", "pipeline", "demo"},
 }
 #: Extra imports of single modules.
 EXCEPTIONS = {("claim", "spark.models"), ("spark.stage", "client")}
@@ -107,7 +110,8 @@ MOST_TO_RECEIVE = 15, 3700
 THIRD_PARTY: dict[str, set[str]] = {
     "bson": {"values", "backends", "runtime", "pipeline", "spark", "cli", "testing"},
     "pymongo": {
-        *("embedded", "memory", "memory_sessions", "requests", "runtime", "spark.outputs"),
+        *("aside", "embedded", "memory", "memory_sessions", "requests", "runtime"),
+        "spark.outputs",
         *("cli", "demo", "testing.plugin"),
     },
     "pydantic": {"payloads", "pipeline", "spark", "demo"},
@@ -265,6 +269,7 @@ def test_plans_do_no_io_and_read_no_clock(path: Path, module: str) -> None:
     ("module", "taken"),
     [
         ("requests", "from pymongo import UpdateMany, UpdateOne"),
+        ("aside", "from pymongo import UpdateOne"),
         ("spark/outputs", "from pymongo.errors import PyMongoError"),
     ],
 )
@@ -392,6 +397,7 @@ PROMISED = {
     *("BatchFailed", "Attempt", "Burial", "ErrorInfo", "Progress", "Hooks", "Page", "ScheduleInfo"),
     *("Push", "JobFailed"),
     *("QueueSpec", "Report"),
+    *("Latency", "QueueStats"),
 }
 SIGNATURES = {
     "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "
@@ -425,6 +431,7 @@ SIGNATURES = {
     "browse": "state=None, where=None, after=None, limit=100, newest=False, budget=5000",
     "counts": "cap=None",
     "next_when": "",
+    "stats": "since=3600",
     "pause": "",
     "resume": "",
     "paused": "",
@@ -502,6 +509,7 @@ def test_the_arguments_of_a_client() -> None:
         "owner": None,
         "command_timeout": 30,
         "hooks": (),
+        "telemetry": False,
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from types import MappingProxyType
@@ -27,6 +28,7 @@ from pyqueue.requests import (
     CountEach,
     Delete,
     Distinct,
+    Document,
     Filter,
     Find,
     ForgetQueue,
@@ -54,20 +56,16 @@ def names() -> Plan[list[str]]:
     return sorted(name for name in found if isinstance(name, str) and not name.startswith("~"))
 
 
-def queues(cap: int | None, held: bool) -> Plan[list[QueueInfo]]:
+def queues(cap: int | None, held: bool, only: Sequence[str] | None = None) -> Plan[list[QueueInfo]]:
     """Return the queues with their counts, up to ``cap`` in each state; None: count all.
 
     If ``held`` is true, reserved messages are counted apart from scheduled messages: the server
-    must read each of them to tell them apart.
+    must read each of them to tell them apart. With ``only``, these queues are returned.
     """
     if cap is not None:
         arguments.count("cap", cap)
-    found = yield from names()
-    limited = {"shape.limit": {"$exists": True}}
-    special = {"$or": [{"paused": True}, {"kind": {"$nin": ["standard", None]}}, limited]}
-    fields = {"q": 1, "paused": 1, "kind": 1, "shape": 1}
-    stored = yield from Find({"_id": namespace.RECORD_IDS, **special}, fields)
-    records = {record["q"]: record for record in stored}
+    found = list(only) if only is not None else (yield from names())
+    records = yield from _unusual(only)
     infos: list[QueueInfo] = []
     for first in range(0, len(found), _QUEUES_PER_COMMAND):
         portion = found[first : first + _QUEUES_PER_COMMAND]
@@ -88,6 +86,18 @@ def queues(cap: int | None, held: bool) -> Plan[list[QueueInfo]]:
                 limit = limit_or_none(name, record.get("shape"))
             infos.append(QueueInfo(name, counts, bool(record.get("paused")), kind, limit))
     return infos
+
+
+def _unusual(only: Sequence[str] | None) -> Plan[dict[str, Document]]:
+    """Return the records that are not those of a running standard queue without a limit."""
+    limited = {"shape.limit": {"$exists": True}}
+    special = {"$or": [{"paused": True}, {"kind": {"$nin": ["standard", None]}}, limited]}
+    ids: Filter = namespace.RECORD_IDS
+    if only is not None:
+        ids = {"$in": [transitions.record_id(name) for name in only]}
+    fields = {"q": 1, "paused": 1, "kind": 1, "shape": 1}
+    stored = yield from Find({"_id": ids, **special}, fields)
+    return {record["q"]: record for record in stored}
 
 
 def _in_log(stream: str) -> Plan[Counts]:

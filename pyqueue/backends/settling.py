@@ -29,7 +29,7 @@ from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.backends.pushing import Content, new_document
 from pyqueue.error_records import error_record, failed_try
 from pyqueue.errors import ConfigurationError, LeaseLost
-from pyqueue.facts import as_stored, kept_s
+from pyqueue.facts import ErrorInfo, as_stored, kept_s
 from pyqueue.limits import shown
 from pyqueue.messages import UNCHANGED, Id, Reservation, is_last_try
 from pyqueue.payloads import encode
@@ -132,9 +132,21 @@ def rollback(
     """Give messages back for another try, and bury messages that have no try left."""
     held = arguments.reservations(terms.queue, tuple(given))
     delay_s = None if delay is None else arguments.duration("delay", delay)
-    record = None if error is None else error_record(error, (yield from ServerTime()))
+    record = yield from noted(held, error)
     failure = Failure(record, delay_s, session)
     yield from forms.settle(held, lambda form, some: form.roll_back(terms, some, failure))
+
+
+def noted(
+    held: Sequence[Reservation[Any]], error: BaseException | str | None
+) -> Plan[dict[str, object] | None]:
+    """Return how an error of the holder is stored, and show it on its reservations."""
+    if error is None:
+        return None
+    record = error_record(error, (yield from ServerTime()))
+    for each in held:
+        each.error = ErrorInfo.of(record)
+    return record
 
 
 def release(terms: QueueTerms, given: Sequence[object]) -> Plan[None]:
@@ -156,8 +168,7 @@ def bury(
             )
 
     def buried() -> Plan[None]:
-        record = None if error is None else error_record(error, (yield from ServerTime()))
-        failure = Failure(record)
+        failure = Failure((yield from noted(held, error)))
         yield from forms.settle(held, lambda form, some: form.bury(terms, some, failure))
 
     return buried()

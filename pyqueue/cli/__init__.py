@@ -21,6 +21,7 @@ from pyqueue.cli import (
     doctor,
     ended,
     managing,
+    metrics,
     queues,
     stages,
     streams,
@@ -61,7 +62,7 @@ def pyqueue(
     """Queues on MongoDB."""
 
 
-for _part in (queues, browsing, ended, managing, trace, work, doctor, checkout):
+for _part in (queues, browsing, ended, managing, trace, work, doctor, metrics, checkout):
     app.add_typer(_part.app)
 app.add_typer(streams.app, name="stream")
 app.add_typer(stages.app, name="stage")

@@ -113,6 +113,11 @@ class Run:
         """The counters of each stage so far."""
         return {name: dict(running.counters) for name, running in self._stages.items()}
 
+    @property
+    def in_flight(self) -> list[Call]:
+        """The calls that are not settled yet. Any thread may read them."""
+        return list(self._in_flight)
+
     def stop(self) -> None:
         """Fetch no more, and end when the handlers have ended. Any thread may call it.
 

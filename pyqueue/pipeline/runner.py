@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, Unpack, cast
+from contextlib import asynccontextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, Unpack, cast
 
 import anyio
 
@@ -15,6 +15,7 @@ from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Counts, QueueOptions
 from pyqueue.pipeline.around import Around
 from pyqueue.pipeline.blocking import AnyClient, connection_of, made_queue, require_no_loop
+from pyqueue.pipeline.describing import described
 from pyqueue.pipeline.engine import Run
 from pyqueue.pipeline.graph import (
     Graph,
@@ -76,6 +77,8 @@ class Runner(Generic[R_co]):
         name: A label for reports.
         concurrency: How many handlers run at once, over all stages.
     """
+
+    _kind: ClassVar = "pipeline"
 
     def __init__(self, client: AnyClient, name: str, *, concurrency: int = 16) -> None:
         self.name = name
@@ -192,7 +195,7 @@ class Runner(Generic[R_co]):
                     around=self._around,
                 )
                 try:
-                    return await self._run.run()
+                    return await self._run_told(self._run)
                 finally:
                     self._run = None
 
@@ -210,6 +213,12 @@ class Runner(Generic[R_co]):
         """Prepare a run, and clean up after it."""
         yield
 
+    async def _run_told(self, run: Run) -> Report:
+        """Run, with the context managers of hooks around it."""
+        hooks = connection_of(self._client).hooks
+        with nullcontext() if hooks is None else hooks.running(self):
+            return await run.run()
+
     def stop(self) -> None:
         """Stop the current run, if there is one. Any thread may call it.
 
@@ -226,6 +235,11 @@ class Runner(Generic[R_co]):
         if run is None:
             return {name: dict.fromkeys(COUNTERS, 0) for name in self.graph.stages}
         return run.counters
+
+    def describe(self) -> dict[str, Any]:
+        """Return the kind, the name, the stages and the current run, as BSON values."""
+        about = {"kind": self._kind, "name": self.name, "concurrency": self._concurrency}
+        return {**about, **described(self.graph, self._run)}
 
     def show(
         self,

@@ -20,6 +20,7 @@ import pymongo
 from pymongo import ReadPreference, WriteConcern, _csot, errors
 from pymongo.read_concern import ReadConcern
 
+from pyqueue.aside import Aside
 from pyqueue.backends.options import QueueShape
 from pyqueue.backends.recovering import Sweep
 from pyqueue.clock import Clock, Sample
@@ -314,6 +315,8 @@ class BaseDriver(Generic[L]):
 
     def _failed(self, request: Command[Any], error: Exception) -> Any:
         """Translate an error into an answer, or raise the error for the caller."""
+        if isinstance(request, Aside):
+            raise translated(error) from error
         if lacks_sessions(error) and id(request.session) in self.sessions:
             # Another connection has sessions, so the transaction is repeated.
             raise transient(error) from error

@@ -406,3 +406,27 @@ class AsyncDriver(BaseDriver[ListensAsync]):
                     seconds = steps.send(await listener.wait(seconds))
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]  # whether to scan
+
+
+# ---- for plans that are not about messages
+
+
+def run_aside(driver: Driver, plan: Plan[T], limit_s: float) -> T:
+    """Run a plan that is not about messages, in at most ``limit_s`` seconds.
+
+    It neither prepares the driver nor waits for calls that do.
+    """
+    driver.check_usable()
+
+    def work() -> T:
+        with pymongo.timeout(limit_s):
+            return driver._drive(plan)
+
+    return contextvars.copy_context().run(work)  # see ``Driver.ask``
+
+
+async def run_aside_async(driver: AsyncDriver, plan: Plan[T], limit_s: float) -> T:
+    """Run a plan that is not about messages. See ``run_aside``."""
+    driver.check_usable()
+    with pymongo.timeout(limit_s):
+        return await driver._drive(plan)

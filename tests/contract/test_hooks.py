@@ -434,3 +434,29 @@ def test_failed_append_is_told_with_its_error(told: Any, recorder: Recorder, nam
         stream.append_many("text")
     assert stream.append_many([]) == []
     assert recorder.take() == []
+
+
+@pytest.mark.needs("dead_letter")
+def test_error_of_the_holder_is_told_with_its_messages(
+    world: World, client: AnyClient, name: str
+) -> None:
+    told: list[Any] = []
+
+    class Errors(Hooks):
+        def settled(self, queue: str, verb: str, reservations: Any, error: Any, to: Any) -> None:
+            told.append((verb, [each.error and each.error.message for each in reservations]))
+
+    queue = world.connect(hooks=[Errors()]).queue(name, max_tries=2, backoff=Backoff(base=0))
+    queue.push_many([1, 2])
+    queue.rollback(*queue.reserve_many(2, timeout=0), error=ValueError("first"))
+    one, two = queue.reserve_many(2, timeout=5)
+    assert one.error.message == "first"
+    queue.bury(one, error="second")
+    queue.rollback(two, error="third")
+    assert told == [
+        ("rollback", ["first", "first"]),
+        ("bury", ["second"]),
+        ("bury", ["third"]),
+    ]
+    found = {each.error.message for each in world.client.queue(f"{name}.dead").peek()}
+    assert found == {"second", "third"}

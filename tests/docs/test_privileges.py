@@ -10,15 +10,18 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
 from pymongo import MongoClient
 
-from pyqueue import Client, ConfigurationError, QueueError
+from pyqueue import Client, ConfigurationError, QueueError, Worker
 from pyqueue.backends import indexes
+from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark import QueueDataSource
 from pyqueue.spark.columns import columns
+from pyqueue.telemetry.storing import SUFFIXES, live_workers
 from tests.docs.pages import blocks, prose
 from tests.support.servers import mongod_process
 
@@ -112,8 +115,13 @@ def test_commands_are_those_of_the_code() -> None:
     written = statements()
     expected = [indexes.shell_command("pyqueue", name).strip() for name in indexes.all_indexes()]
     plain = [line.removeprefix('db.getSiblingDB("shop").').replace('"', "'") for line in written]
+    of_metrics = [line for line in plain if "expires: 1" in line and "'pyqueue'" not in line]
+    options = "{expires: 1}, {name: 'expires', expireAfterSeconds: 0}"
+    assert of_metrics == [
+        f"getCollection('pyqueue.{suffix}').createIndex({options})" for suffix in SUFFIXES
+    ]
     bus = "createCollection('pyqueue.signals', {capped: true, size: 1048576})"
-    assert {f"db.{line}" for line in plain if line != bus} == set(expected)
+    assert {f"db.{line}" for line in plain if line not in (bus, *of_metrics)} == set(expected)
     assert plain[len(indexes.INDEXES)] == bus
     names = set(re.findall(r"`(\w+)`", prose(PAGE)))
     assert names.issuperset(indexes.all_indexes().keys() - indexes.INDEXES.keys())
@@ -174,6 +182,77 @@ def test_missing_signals_permission_only_warns(
             assert time.monotonic() < end, "the log does not warn"
             with suppress(QueueError):
                 queue.pop(0.1)
+
+
+def count(url: str) -> None:
+    """Use everything of telemetry that needs a different permission."""
+    with Client(url, signals="none:", telemetry=True) as client:
+        queue = client.queue("a")
+        queue.push_many(range(3))
+        queue.rollback(queue.reserve(0), error="no")  # type: ignore[arg-type]
+        telemetry: Any = client._telemetry
+        with telemetry.presence.running(Worker(client).on("a", print)):
+            telemetry.flush()
+        telemetry.flush()
+        assert not telemetry.counting.off
+        assert telemetry.presence.empty
+        assert queue.stats().counts["pushed"] == 3
+        run = runner_of(client).run
+        run(live_workers(datetime.now(UTC)))
+
+
+def counts(url: str) -> bool:
+    try:
+        count(url)
+    except (QueueError, AssertionError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("administered", [False, True])
+def test_role_of_metrics_is_enough_and_needed(guarded: Mongo, administered: bool) -> None:
+    base, privileges = roles()["queues"], roles()["metrics"]
+    if administered:
+        privileges = [
+            each | {"actions": [name for name in each["actions"] if name != "createIndex"]}
+            for each in privileges
+        ]
+
+    def url(number: int, some: list[dict[str, Any]]) -> str:
+        found = prepare(guarded, number, "metrics", [*base, *some])
+        if administered:
+            for suffix in SUFFIXES:
+                guarded[f"shop{number}"][f"pyqueue.{suffix}"].create_index(
+                    [("expires", 1)], name="expires", expireAfterSeconds=0
+                )
+        return found
+
+    whole = 400 if administered else 300
+    count(url(whole, privileges))
+    cases = [(place, action) for place, each in enumerate(privileges) for action in each["actions"]]
+    for number, (place, action) in enumerate(cases, whole + 1):
+        less = [
+            each
+            | {"actions": [name for name in each["actions"] if (index, name) != (place, action)]}
+            for index, each in enumerate(privileges)
+        ]
+        assert not counts(url(number, less)), f"it does without {action} on {place}"
+
+
+def test_missing_metrics_permission_only_warns(
+    guarded: Mongo, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = prepare(guarded, 500, "queues", roles()["queues"])
+    with Client(url, telemetry=True) as client:
+        telemetry: Any = client._telemetry
+        for number in range(3):
+            client.queue("a").push(number)
+            telemetry.flush()
+        assert client.queue("a").counts().total == 3
+    told = [each.getMessage() for each in caplog.records if "telemetry" in each.getMessage()]
+    assert len(told) == 1
+    assert "is off, because the database user may not store it" in told[0]
+    assert "least-privileges" in told[0]
 
 
 def test_role_read_reads_a_table_of_spark(guarded: Mongo) -> None:

@@ -179,6 +179,7 @@ CASES: Final = [
     Case("browse", lambda queue, held: queue.browse(where={"payload": 1})),
     Case("counts", lambda queue, held: queue.counts(), reads="one instant"),
     Case("next_when", lambda queue, held: queue.next_when()),
+    Case("stats", lambda queue, held: queue.stats()),
     Case("paused", lambda queue, held: queue.paused()),
     Case("history", lambda queue, held: queue.history()),
     Case("notify", lambda queue, held: queue.notify()),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pyqueue import Client, Delivery, LeaseLost, Many, Queue, To
+from pyqueue import Client, Delivery, Hooks, LeaseLost, Many, Queue, To
 from tests.pipeline.place import Gate, Place
 from tests.pipeline.test_run import busy
 from tests.support.eventually import eventually
@@ -113,3 +113,42 @@ def test_lease_that_a_block_lost_is_told(server: Place, fails: bool) -> None:
             if fails:
                 raise ValueError
     assert recorder.take("settled") == [("in", "lost", [id], None, None)]
+
+
+def test_run_is_told_from_its_beginning_to_its_end(place: Place) -> None:
+    class Runs(Hooks):
+        def __init__(self) -> None:
+            self.told: list[Any] = []
+
+        @contextmanager
+        def running(self, runner: Any) -> Iterator[None]:
+            self.told.append((runner.name, runner.describe()["kind"]))
+            yield
+            described = runner.describe()
+            self.told.append((described["counters"][0]["in"], described["in_progress"]))
+
+    runs = Runs()
+    place.hooks += [runs, Broken()]
+    place.queue("in").push("x")
+    place.run_worker(place.handler(lambda payload, delivery: None))
+    assert runs.told == [("worker", "worker"), (1, [])]
+    place.queue("in").push("x")
+    place.run_stage(place.handler(lambda payload, delivery: To("a")))
+    assert runs.told[2:] == [("pipeline", "pipeline"), (1, [])]
+
+
+class Broken(Hooks):
+    """A hook that fails before a run."""
+
+    def running(self, runner: Any) -> Any:
+        raise ValueError("no")
+
+
+def test_failure_of_the_hook_of_a_run_is_logged(
+    memory: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    memory.hooks.append(Broken())
+    memory.queue("in").push("x")
+    assert memory.run_worker(lambda payload: None) == {"in": 1, "out": 1}
+    told = [each.getMessage() for each in caplog.records if "hook" in each.getMessage()]
+    assert [each.splitlines()[0] for each in told] == ["'worker': the hook 'running' failed"]

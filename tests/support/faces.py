@@ -25,7 +25,8 @@ HEADER = "# Generated from {0}.py by `make faces`. Edit {0}.py, and run `make fa
 
 #: The calls that reach the server.
 CALLS = re.compile(
-    r"self\.(_runner|_connection)\.(run|run_transaction|enter|close)|self\.(reserve|close)"
+    r"self\.(_runner|_connection|_telemetry)\.(run|run_transaction|enter|close)"
+    r"|self\.(reserve|close)"
 )
 NAMES = {
     **{name: f"Async{name}" for name in ("Bus", "Claim", "Client", "Connection", "Consumer")},

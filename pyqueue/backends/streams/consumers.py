@@ -10,13 +10,13 @@ from pyqueue import arguments
 from pyqueue.backends.forms import each_part
 from pyqueue.backends.invalid import Misfits
 from pyqueue.backends.options import Options
+from pyqueue.backends.settling import noted
 from pyqueue.backends.streams import log, settling
 from pyqueue.backends.streams.delivering import Terms
 from pyqueue.backends.streams.ranges import Group, Step, group_id
 from pyqueue.backends.streams.receiving import create, receive
 from pyqueue.backends.streams.settling import GroupState, change, publish_left, reload
 from pyqueue.carried import carrying
-from pyqueue.error_records import error_record
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import (
     MAX_RECEIVED_BYTES,
@@ -163,7 +163,7 @@ class GroupPlans:
         error: BaseException | str | None,
     ) -> Plan[None]:
         max_tries = self.options.max_tries
-        record = None if error is None else error_record(error, (yield from ServerTime()))
+        record = yield from noted(given, error)
         out_of_tries = [each for each in given if is_last_try(each, max_tries)]
         rest = [each for each in given if not is_last_try(each, max_tries)]
         yield from each_part(
@@ -182,6 +182,7 @@ class GroupPlans:
     ) -> Plan[None]:
         """Send messages to the dead-letter queue of the group now."""
         given = settling.reservations(self.state, held)
+        yield from noted(given, error)
         yield from self._bury(given, "buried", error)
 
     def _bury(

@@ -1,0 +1,197 @@
+"""The hooks of telemetry that count messages, in memory. They do no I/O."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+from pyqueue.documents import hashable_id
+from pyqueue.errors import DuplicateKey, LeaseLost
+from pyqueue.facts import ErrorInfo
+from pyqueue.messages import Id, Message, Reservation
+from pyqueue.telemetry.figures import OTHER, Figures
+
+#: How many queues, and how many groups of errors, are told apart between two flushes.
+MAX_QUEUES: Final = 2000
+MAX_GROUPS: Final = 200
+#: How many ids a group of errors shows.
+SAMPLES: Final = 5
+
+#: How the messages of each verb are counted.
+_COUNTED: Final = {
+    "commit": "finished",
+    "move": "moved",
+    "rollback": "retried",
+    "release": "released",
+    "bury": "dead",
+    "lost": "lost",
+    "cancel": "cancelled",
+    "expire": "expired",
+}
+
+
+class ErrorGroup:
+    """Failed tries with one fingerprint in one queue."""
+
+    __slots__ = ("dead", "error", "ids", "tries")
+
+    def __init__(self) -> None:
+        self.tries = self.dead = 0
+        #: The ids of the last messages.
+        self.ids: list[Id] = []
+        #: The last error.
+        self.error: ErrorInfo | None = None
+
+
+class Counted(NamedTuple):
+    """The figures since the last flush."""
+
+    #: By the name of the queue, or of the stream, "~" and the group.
+    figures: Mapping[str, Figures]
+    #: By fingerprint and queue.
+    errors: Mapping[tuple[str, str], ErrorGroup]
+
+
+class Counting:
+    """Counts the messages of each queue. Any number of threads may use it.
+
+    Args:
+        now: Returns the time of the primary.
+        begin: Called when there is something to store.
+    """
+
+    def __init__(self, now: Callable[[], datetime], begin: Callable[[], object]) -> None:
+        self._now, self._begin = now, begin
+        #: Whether nothing is counted, because nothing can be stored.
+        self.off = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything, in a forked child. Another thread may have held the lock."""
+        self._lock = threading.Lock()
+        self._figures: dict[str, Figures] = {}
+        self._errors: dict[tuple[str, str], ErrorGroup] = {}
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was counted since the last flush."""
+        return not self._figures
+
+    def take(self) -> Counted:
+        """Return the figures, and count from zero."""
+        with self._lock:
+            counted = Counted(self._figures, self._errors)
+            self._figures, self._errors = {}, {}
+        return counted
+
+    # ---- hooks
+
+    def pushed(self, queue: str, ids: Sequence[Id | None], error: BaseException | None) -> None:
+        """Count pushed messages. After a ``DuplicateKey``, ``ids`` has the rest of the batch."""
+        if self.off or not (error is None or isinstance(error, DuplicateKey)):
+            return
+        if number := sum(each is not None for each in ids):
+            with self._lock:
+                self._count(queue, "pushed", number)
+
+    def received(self, queue: str, messages: Sequence[Message[Any]], waited: float) -> None:
+        """Count received messages. Popped messages are finished."""
+        if self.off:
+            return
+        now = self._now()
+        with self._lock:
+            figures = self._count(queue, "received", len(messages))
+            figures.times["waiting"].add_since((each.when for each in messages), now)
+            if not isinstance(messages[0], Reservation):
+                figures.counts["finished"] += len(messages)
+                figures.times["end_to_end"].add_since((each.pushed for each in messages), now)
+
+    def settled(
+        self,
+        queue: str,
+        verb: str,
+        reservations: Sequence[Message[Any]],
+        error: BaseException | None,
+        to: str | None,
+    ) -> None:
+        """Count the messages that were surely settled, or surely lost."""
+        if self.off or (counted := _COUNTED.get(verb)) is None:
+            return
+        lost: Sequence[Message[Any]] = ()
+        if isinstance(error, LeaseLost):
+            reservations, lost = _parted(reservations, error)
+        elif error is not None:
+            return
+        now = self._now()
+        with self._lock:
+            if lost:
+                self._count(queue, "lost", len(lost))
+            if reservations:
+                self._count(queue, counted, len(reservations))
+                self._settle(queue, verb, reservations, now)
+                if verb == "move" and to is not None:
+                    self._figures_of(queue).move(to, len(reservations))
+
+    def _settle(
+        self, queue: str, verb: str, messages: Sequence[Message[Any]], now: datetime
+    ) -> None:
+        """Note how long the work took, and why it failed."""
+        times = self._figures_of(queue).times
+        if verb not in ("release", "lost"):
+            held = (each.reserved for each in messages if isinstance(each, Reservation))
+            times["working"].add_since(held, now)
+        if verb == "commit":
+            times["end_to_end"].add_since((each.pushed for each in messages), now)
+        elif verb in ("rollback", "bury"):
+            for each in messages:
+                if each.error is not None and each.error.fp is not None:
+                    self._note(queue, verb, each, each.error)
+
+    def _note(self, queue: str, verb: str, message: Message[Any], error: ErrorInfo) -> None:
+        """Add a message that failed to its group of errors."""
+        # An error of an earlier try was counted when it happened.
+        is_new = isinstance(message, Reservation) and bool(
+            error.at and error.at >= message.reserved
+        )
+        key = (str(error.fp), queue)
+        if not is_new and verb != "bury":
+            return
+        if (group := self._errors.get(key)) is None:
+            if len(self._errors) >= MAX_GROUPS:
+                return
+            group = self._errors[key] = ErrorGroup()
+        group.tries += is_new
+        group.dead += verb == "bury"
+        group.error = error
+        group.ids = [*group.ids[1 - SAMPLES :], message.id]
+
+    def _count(self, queue: str, name: str, number: int) -> Figures:
+        figures = self._figures_of(queue)
+        figures.counts[name] += number
+        return figures
+
+    def _figures_of(self, queue: str) -> Figures:
+        """Return the figures of a queue. The caller holds the lock."""
+        if (found := self._figures.get(queue)) is None:
+            if len(self._figures) >= MAX_QUEUES:
+                queue = OTHER
+            found = self._figures.setdefault(queue, Figures())
+            self._begin()
+        return found
+
+
+def _parted(
+    reservations: Sequence[Message[Any]], error: LeaseLost
+) -> tuple[list[Message[Any]], list[Message[Any]]]:
+    """Return the reservations that were settled in spite of an error, and the lost ones."""
+    lost, unknown = ({*map(_claim_of, some)} for some in (error.lost, error.unknown))
+    return (
+        [each for each in reservations if _claim_of(each) not in lost | unknown],
+        [each for each in reservations if _claim_of(each) in lost],
+    )
+
+
+def _claim_of(held: Any) -> object:
+    return hashable_id(held.id), held.token

@@ -1,0 +1,231 @@
+"""Metrics of a namespace as text for Prometheus.
+
+The text has the numbers of messages of up to 500 queues and 500 consumer groups, and the sums that
+telemetry has stored. Its cost is bounded: messages are counted up to a cap, and counting stops
+after a while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, overload
+
+from pyqueue.aside import aside
+from pyqueue.backends import all_queues
+from pyqueue.backends.namespace import STREAM
+from pyqueue.backends.streams import consumers
+from pyqueue.errors import NotPermitted
+from pyqueue.messages import QueueInfo
+from pyqueue.requests import Document, Find, MonotonicTime, Plan, ServerTime
+from pyqueue.runtime.connecting import AsyncConnection, Connected, Connection, runner_of
+from pyqueue.telemetry.figures import BOUNDS_S, COUNTS, OTHER, TIMES
+from pyqueue.telemetry.reading import histogram_of, moved_of
+from pyqueue.telemetry.storing import METRICS, TOTAL, WORKERS
+
+#: The content type of the text.
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+#: How many queues, and how many consumer groups, have lines of their own.
+MAX_QUEUES: Final = 500
+MAX_GROUPS: Final = 500
+#: The name under which the rest is summed.
+REST: Final = "_other"
+#: Counting a state of a queue stops at this number.
+CAP: Final = 10_001
+#: How many queues are counted by one command, and the seconds after which no more are counted.
+_PORTION: Final = 50
+_COUNTING_S: Final = 5.0
+#: How many documents of a kind are read at most.
+_MAX_READ: Final = 5000
+#: A worker that has missed this many beats is silent.
+_MISSED: Final = 3
+
+Labels = Mapping[str, str]
+
+
+@overload
+def metrics_text(client: Connected[Connection]) -> str: ...
+@overload
+def metrics_text(client: Connected[AsyncConnection]) -> Awaitable[str]: ...
+def metrics_text(client: Connected[Any]) -> str | Awaitable[str]:
+    """Return the metrics of a namespace as text for Prometheus. With an AsyncClient, await it.
+
+    Serve it with the content type ``CONTENT_TYPE``. The client need not count anything itself.
+
+    Args:
+        client: A Client or an AsyncClient.
+
+    Returns:
+        The text.
+
+    Raises:
+        Unavailable: The server did not answer.
+    """
+    text: str | Awaitable[str] = runner_of(client).run(exposition())
+    return text
+
+
+def exposition() -> Plan[str]:
+    """Return the text."""
+    totals = yield from _read(METRICS, {"_id": {"$gte": TOTAL.letter + " ", "$lt": "t!"}})
+    names = yield from all_queues.names()
+    bases = {str(each["q"]).partition("~")[0] for each in totals}
+    shown = sorted({*names, *bases} - {""})[:MAX_QUEUES]
+    page = _Page(frozenset(shown))
+    yield from _count(page, names)
+    _add_totals(page, totals)
+    workers = yield from _read(WORKERS, {"kind": {"$in": ["worker", "pipeline"]}})
+    _add_workers(page, workers, (yield from ServerTime()))
+    return page.text()
+
+
+def _read(suffix: str, match: Mapping[str, Any]) -> Plan[list[Document]]:
+    """Return documents of telemetry; none if the database user may not read them."""
+    try:
+        return (yield from aside(suffix, Find(match, sort=(("_id", 1),), limit=_MAX_READ)))
+    except NotPermitted:
+        return []
+
+
+# ---- numbers of messages
+
+
+def _count(page: _Page, names: Sequence[str]) -> Plan[None]:
+    """Count the messages of queues and of consumer groups, until the time is used up."""
+    family = page.family("pyqueue_messages", "gauge", f"Messages by state, up to {CAP}.")
+    began = yield from MonotonicTime()
+    left, groups = list(names), 0
+    while left and (yield from MonotonicTime()) - began < _COUNTING_S:
+        portion, left = left[:_PORTION], left[_PORTION:]
+        for info in (yield from all_queues.queues(CAP, held=True, only=portion)):
+            for state, number in _states(info).items():
+                labels = {"queue": page.name(info.name), "kind": info.kind, "state": state}
+                family.add(labels, number)
+            if info.kind == STREAM:
+                groups += yield from _count_groups(family, info.name, MAX_GROUPS - groups)
+    counted = page.family("pyqueue_queues", "gauge", "Queues, and whether they were counted.")
+    counted.add({"counted": "yes"}, len(names) - len(left))
+    counted.add({"counted": "no"}, len(left))
+
+
+def _states(info: QueueInfo) -> dict[str, int]:
+    counts = info.counts
+    if info.kind == STREAM:
+        return {"kept": counts.ready}
+    return {"ready": counts.ready, "scheduled": counts.scheduled, "reserved": counts.reserved}
+
+
+def _count_groups(family: _Family, stream: str, room: int) -> Plan[int]:
+    """Add the groups of a stream, the first ``room`` of them alone. Return how many were added."""
+    found = yield from consumers.groups(stream)
+    for place, group in enumerate(found):
+        alone = place < room
+        labels = {"stream": stream if alone else REST, "group": group.name if alone else REST}
+        for state in ("ready", "scheduled", "reserved", "skipped"):
+            family.add({**labels, "state": state}, getattr(group.counts, state))
+    return min(len(found), max(0, room))
+
+
+# ---- the stored sums
+
+
+def _add_totals(page: _Page, documents: Sequence[Document]) -> None:
+    """Add the sums of all processes."""
+    for name in COUNTS:
+        family = page.family(f"pyqueue_{name}_total", "counter", f"Messages {name}.")
+        for each in documents:
+            if name in each:
+                family.add(page.labels(each["q"]), each[name])
+    family = page.family("pyqueue_moves_total", "counter", "Messages moved, by target.")
+    for each in documents:
+        for target, number in moved_of([each]).items():
+            family.add({**page.labels(each["q"]), "to": page.name(target)}, number)
+    for name in TIMES:
+        about = f"Seconds of {name.replace('_', ' ')}."
+        family = page.family(f"pyqueue_{name}_seconds", "histogram", about)
+        for each in documents:
+            if name in each:
+                family.add_histogram(page.labels(each["q"]), *histogram_of([each], name))
+
+
+def _add_workers(page: _Page, documents: Sequence[Document], now: datetime) -> None:
+    """Add how many workers and pipelines run, or are silent."""
+    family = page.family("pyqueue_workers", "gauge", "Workers and pipelines.")
+    busy = page.family("pyqueue_worker_messages", "gauge", "Messages that handlers work on.")
+    for each in documents:
+        silent = now - each["beat"] > timedelta(seconds=_MISSED * each["every"])
+        family.add({"kind": each["kind"], "state": "silent" if silent else "running"}, 1)
+        busy.add({"kind": each["kind"]}, each["messages"])
+
+
+# ---- the text
+
+
+class _Family:
+    """The lines of one metric."""
+
+    def __init__(self, name: str, kind: str, about: str) -> None:
+        self._head = f"# HELP {name} {about}\n# TYPE {name} {kind}\n"
+        self._name = name
+        self._values: dict[str, float] = {}
+
+    def add(self, labels: Labels, value: float, suffix: str = "") -> None:
+        """Add a value. Values with equal labels are summed."""
+        written = ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items())
+        key = f"{self._name}{suffix}{{{written}}}"
+        self._values[key] = self._values.get(key, 0) + value
+
+    def add_histogram(self, labels: Labels, numbers: Sequence[int], seconds: float) -> None:
+        """Add a histogram."""
+        total = 0
+        for bound, number in zip((*map(str, BOUNDS_S), "+Inf"), numbers, strict=True):
+            total += number
+            self.add({**labels, "le": bound}, total, "_bucket")
+        self.add(labels, seconds, "_sum")
+        self.add(labels, total, "_count")
+
+    def lines(self) -> Iterable[str]:
+        """Return the lines; none if there is no value."""
+        if self._values:
+            yield self._head
+            yield from (f"{key} {value:.15g}\n" for key, value in self._values.items())
+
+
+class _Page:
+    """All metrics of a namespace.
+
+    Args:
+        shown: The queues that have lines of their own.
+    """
+
+    def __init__(self, shown: frozenset[str]) -> None:
+        self._shown = shown
+        self._families: dict[str, _Family] = {}
+        self._groups: set[str] = set()
+
+    def family(self, name: str, kind: str, about: str) -> _Family:
+        """Return a metric."""
+        return self._families.setdefault(name, _Family(name, kind, about))
+
+    def name(self, queue: str) -> str:
+        """Return the name under which a queue is shown."""
+        return queue if queue in self._shown else REST
+
+    def labels(self, stored: str) -> Labels:
+        """Return the labels of a queue, or of a consumer group."""
+        queue, _, group = stored.partition("~")
+        if not group or stored == OTHER:
+            return {"queue": self.name(queue)}
+        if stored not in self._groups and len(self._groups) >= MAX_GROUPS:
+            return {"stream": REST, "group": REST}
+        self._groups.add(stored)
+        return {"stream": queue, "group": group}
+
+    def text(self) -> str:
+        """Return the text."""
+        return "".join(line for each in self._families.values() for line in each.lines())
+
+
+def _escaped(text: str) -> str:
+    """Return a value of a label. Foreign documents may have any text as the name of a queue."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

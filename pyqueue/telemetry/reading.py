@@ -1,0 +1,102 @@
+"""Read the stored figures of a queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from pyqueue import arguments
+from pyqueue.aside import aside
+from pyqueue.errors import ConfigurationError
+from pyqueue.limits import shown
+from pyqueue.messages import Duration
+from pyqueue.requests import Document, Find, Plan, ServerTime
+from pyqueue.telemetry.figures import BOUNDS_S, COUNTS, TIMES, quantile
+from pyqueue.telemetry.storing import HOUR, METRICS, MINUTE, Span, unescaped
+from pyqueue.telemetry.values import Latency, QueueStats
+
+
+def stats(queue: str, since: Duration | datetime) -> Plan[QueueStats]:
+    """Return the figures of a queue, or of a consumer group, since a time.
+
+    Args:
+        queue: The name of the queue; of a group, the stream, "~" and the group.
+        since: An instant, or how many seconds ago.
+
+    Raises:
+        ConfigurationError: ``since`` is not allowed.
+    """
+    now = yield from ServerTime()
+    start = _start(since, now)
+    span = MINUTE if now - start <= MINUTE.kept else HOUR
+    starts = list(_starts(span, start, now))
+    ids = [span.id(each, queue) for each in starts]
+    found = yield from aside(METRICS, Find({"_id": {"$in": ids}}, sort=(("_id", 1),)))
+    documents = [each for each in found if each.get("q") == queue]
+    return QueueStats(
+        queue=queue,
+        since=starts[0],
+        until=now,
+        counts=_sums(documents),
+        moved=moved_of(documents),
+        points={each["at"]: counts_of(each) for each in documents},
+        **{name: latency(documents, name) for name in TIMES},
+    )
+
+
+def _start(since: Duration | datetime, now: datetime) -> datetime:
+    if not isinstance(since, datetime):
+        length = timedelta(seconds=arguments.duration("since", since, positive=True))
+        return now - min(length, HOUR.kept)
+    instant = arguments.instant("since", since)
+    if instant > now:
+        raise ConfigurationError(
+            f"since: {shown(since)} is not allowed; use an instant in the past, or how many "
+            "seconds ago"
+        )
+    return max(instant, now - HOUR.kept)
+
+
+def _starts(span: Span, start: datetime, end: datetime) -> Iterator[datetime]:
+    """Yield the beginnings of the minutes, or of the hours, from a time to another."""
+    each = span.start(start)
+    while each <= end:
+        yield each
+        each += span.length
+
+
+def counts_of(document: Document) -> dict[str, int]:
+    """Return the counts in a document, without those that are 0."""
+    return {name: document[name] for name in COUNTS if name in document}
+
+
+def _sums(documents: Sequence[Document]) -> dict[str, int]:
+    return {name: sum(each.get(name, 0) for each in documents) for name in COUNTS}
+
+
+def moved_of(documents: Sequence[Document]) -> dict[str, int]:
+    """Return how many messages moved to each queue."""
+    moved: dict[str, int] = {}
+    for each in documents:
+        for name, number in each.get("to", {}).items():
+            moved[unescaped(name)] = moved.get(unescaped(name), 0) + number
+    return moved
+
+
+def histogram_of(documents: Sequence[Document], name: str) -> tuple[list[int], float]:
+    """Return the sum of histograms with a name: the number in each bucket, and all seconds."""
+    stored: list[dict[str, Any]] = [each[name] for each in documents if name in each]
+    numbers = [
+        sum(each.get(str(place), 0) for each in stored) for place in range(len(BOUNDS_S) + 1)
+    ]
+    return numbers, sum(each.get("sum", 0.0) for each in stored)
+
+
+def latency(documents: Sequence[Document], name: str) -> Latency:
+    """Return how long something took."""
+    numbers, seconds = histogram_of(documents, name)
+    if not (count := sum(numbers)):
+        return Latency()
+    p50, p95, p99 = (quantile(numbers, share) for share in (0.5, 0.95, 0.99))
+    return Latency(count, seconds / count, p50, p95, p99)
