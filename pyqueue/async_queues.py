@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from pyqueue.backends.browsing import BrowseOptions
+from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.claim import AsyncClaim, ClaimSize, claimed_async
@@ -290,6 +291,7 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
         *reservations: Reservation[T],
         delay: Duration | None = None,
         error: BaseException | str | None = None,
+        counted: bool = True,
         session: Any = None,
     ) -> None:
         """Give messages back for another try. A message without tries left is buried.
@@ -298,19 +300,15 @@ class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
             reservations: Reservations of this queue.
             delay: Seconds until the next try. None: the backoff of the queue; 0: at once.
             error: The reason, kept in ``Message.error``.
+            counted: Whether the try counts. If not, ``Message.tries`` is again what it was before,
+                no message is buried, and ``Message.attempts`` does not get the try.
             session: The session of a transaction.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were rolled back.
         """
-        return await self._runner.run(
-            self._settles(
-                "rollback",
-                reservations,
-                session,
-                self._backend.rollback(reservations, delay=delay, error=error, session=session),
-            )
-        )
+        how = RollbackOptions(delay=delay, error=error, counted=counted, session=session)
+        return await self._runner.run(self._rollback(reservations, how))
 
     async def extend(self, *reservations: Reservation[T], lease: Duration | None = None) -> None:
         """Hold messages for another lease, counted from now. This updates ``until``.

@@ -95,17 +95,22 @@ class Reject(Exception):
 
 
 class RetryLater(Exception):
-    """Raise or return it to have the message tried again after some time. This try counts.
+    """Raise or return it to have the message tried again after some time.
 
     Args:
         delay: Seconds or a timedelta.
         reason: The reason, which ``Message.error`` then shows.
+        counted: Whether this try counts. If not, the message never runs out of tries by it.
+
+    Raises:
+        ConfigurationError: An argument is not allowed.
     """
 
-    def __init__(self, delay: Duration, reason: str | None = None) -> None:
+    def __init__(self, delay: Duration, reason: str | None = None, *, counted: bool = True) -> None:
         super().__init__(reason or f"again after {delay} s")
         self.delay = arguments.duration("delay", delay)
         self.reason = reason
+        self.counted = arguments.flag("counted", counted)
 
 
 class BatchFailed(Exception):

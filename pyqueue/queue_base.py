@@ -8,6 +8,7 @@ from typing import Any, Generic, Literal, TypeVar, Unpack
 from pyqueue import arguments, telling
 from pyqueue.backends import browsing, managing, requeueing
 from pyqueue.backends.browsing import BrowseOptions
+from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.queue_plans import QueuePlans, in_recorded_kind
@@ -75,6 +76,11 @@ class QueueBase(Generic[T, Runs]):
         plan = self._backend.move(pairs, to=to, **edits)
         held, name = [each for each, _ in pairs], to if isinstance(to, str) else to.queue
         return self._settles("move", held, edits["session"], plan, name)
+
+    def _rollback(self, reservations: Sequence[Any], how: RollbackOptions) -> Plan[None]:
+        plan = self._backend.rollback(reservations, **how)
+        verb = "rollback" if how.get("counted", True) else telling.POSTPONE
+        return self._settles(verb, reservations, how.get("session"), plan)
 
     def _reprioritize(self, id: Id, priority: int) -> Plan[bool]:
         def reprioritize(found: QueuePlans) -> Plan[bool]:

@@ -396,7 +396,7 @@ SIGNATURES = {
     "reserve_many": "limit, *, timeout=None, lease=None, max_bytes=50331648",
     "reserved": "timeout=None, *, lease=None, on_lost=None",
     "commit": "*reservations, payload=UNCHANGED, session=None",
-    "rollback": "*reservations, delay=None, error=None, session=None",
+    "rollback": "*reservations, delay=None, error=None, counted=True, session=None",
     "extend": "*reservations, lease=None",
     "release": "*reservations",
     "move": "*reservations, to, payload=UNCHANGED, update=None, headers=None, delay=None, "

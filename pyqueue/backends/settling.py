@@ -7,9 +7,9 @@ messages are documents: each gets one settlement, which ``applying`` carries out
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from pyqueue import arguments
 from pyqueue.backends import forms, namespace, transitions
@@ -21,7 +21,16 @@ from pyqueue.backends.applying import (
     stored_claim,
 )
 from pyqueue.backends.extending import extend_documents
-from pyqueue.backends.forms import Extension, Failure, Failures, Form, Held, Move, Outcomes
+from pyqueue.backends.forms import (
+    Extension,
+    Failure,
+    Failures,
+    Form,
+    Held,
+    Move,
+    Outcomes,
+    RollbackOptions,
+)
 from pyqueue.backends.handover import Handover, Result, discard, hand_over_whole
 from pyqueue.backends.kind import Kind, UpdateFields, require_target
 from pyqueue.backends.moving import dump, move_documents, move_each, stay_of
@@ -31,7 +40,7 @@ from pyqueue.error_records import error_record, failed_try
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.facts import as_stored
 from pyqueue.limits import shown
-from pyqueue.messages import UNCHANGED, Id, Reservation, is_last_try
+from pyqueue.messages import UNCHANGED, Id, Reservation
 from pyqueue.payloads import encode
 from pyqueue.requests import Document, Plan, ServerTime
 
@@ -114,18 +123,15 @@ def _lost(held: Reservation[Any]) -> LeaseLost:
 
 
 def rollback(
-    terms: QueueTerms,
-    given: Sequence[object],
-    *,
-    delay: float | timedelta | None = None,
-    error: BaseException | str | None = None,
-    session: object = None,
+    terms: QueueTerms, given: Sequence[object], **options: Unpack[RollbackOptions]
 ) -> Plan[None]:
     """Give messages back for another try, and bury messages that have no try left."""
     held = arguments.reservations(terms.queue, tuple(given))
+    delay, error = options.get("delay"), options.get("error")
     delay_s = None if delay is None else arguments.duration("delay", delay)
+    counted = arguments.flag("counted", options.get("counted", True))
     record = None if error is None else error_record(error, (yield from ServerTime()))
-    failure = Failure(record, delay_s, session)
+    failure = Failure(record, delay_s, options.get("session"), counted)
     yield from forms.settle(held, lambda form, some: form.roll_back(terms, some, failure))
 
 
@@ -179,7 +185,7 @@ class Documents(Form[Reservation[Any]]):
         settlements = []
         place = yield from kind.place_again(terms.queue)
         for each in held:
-            if is_last_try(each, options.max_tries):
+            if failure.is_last(each, options.max_tries):
                 if dead_letter is None:
                     levels = {one.priority for one in held}
                     dead_letter = yield from _dead_letter(terms, levels)
@@ -187,14 +193,13 @@ class Documents(Form[Reservation[Any]]):
                 continue
             delay_s = failure.delay_s
             delay_s = options.backoff.delay(each.tries) if delay_s is None else delay_s
-            build = partial(transitions.rolling_back, kind, delay_s, error)
-            build = partial(_with_attempt, build, failed_try(each, error))
+            build = _rolling_back(kind, each, failure, delay_s)
             new_place = None if each.group is None else place
             if new_place is not None:
                 build = partial(_placed_again, build, new_place)
             # An attempt differs by these facts of its reservation.
             told = None if error is None else (id(error), each.tries, each.owner, each.reserved)
-            group = ("rollback", delay_s, told, new_place)
+            group = ("rollback", delay_s, failure.counted, told, new_place)
             settlements.append(Settlement(each, build, group, kind))
         yield from settle(terms.queue, settlements, failure.session)
 
@@ -275,6 +280,21 @@ def _dead_letter(terms: QueueTerms, levels: Collection[int | None]) -> Plan[Targ
     """Return the dead-letter queue, for messages with these priorities."""
     name = terms.options.dead_letter
     return namespace.dead_letter_target(terms.queue, terms.kind, name, levels)
+
+
+def _rolling_back(
+    kind: Kind, held: Reservation[Any], failure: Failure, delay_s: float
+) -> Callable[[datetime], UpdateFields]:
+    """Return the function that makes the update of a rollback."""
+    build = partial(transitions.rolling_back, kind, delay_s, failure.error)
+    if not failure.counted:
+        return partial(_uncounted, build)
+    return partial(_with_attempt, build, failed_try(held, failure.error))
+
+
+def _uncounted(build: Callable[[datetime], UpdateFields], now: datetime) -> UpdateFields:
+    """Return a rollback that takes the count of the try back. It notes no attempt."""
+    return build(now) | {"$inc": {"tries": -1}}
 
 
 def _with_attempt(

@@ -21,6 +21,7 @@ from bson import ObjectId
 from pydantic import BaseModel
 
 from pyqueue.async_queues import AsyncQueue
+from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.invalid import CHECKED_FIRST, Tally
 from pyqueue.backends.queue_plans import found, found_target
 from pyqueue.backends.settling import Output, fan_out
@@ -222,8 +223,9 @@ class Verdicts:
         """
         reason: BaseException | str | None = failure
         delay: Duration | None = None
+        counted = True
         if isinstance(failure, RetryLater):
-            reason, delay = failure.reason, failure.delay
+            reason, delay, counted = failure.reason, failure.delay, failure.counted
         elif isinstance(failure, Reject):
             if alone:
                 return [(each, self.bury(each, failure)) for each in messages]
@@ -234,13 +236,15 @@ class Verdicts:
         else:
             text = "a batch of %d messages of queue %r failed, the first is %s"
             log_failure(failure, text, len(messages), self._stage.name, messages[0].id)
-        return [(each, self.retry(each, reason, delay)) for each in messages]
+        return [(each, self.retry(each, reason, delay, counted=counted)) for each in messages]
 
     def retry(
         self,
         message: Reservation[Any],
         error: BaseException | str | None,
         delay: Duration | None = None,
+        *,
+        counted: bool = True,
     ) -> Verdict:
         """Return the verdict that a message is tried again. After its last try it is buried.
 
@@ -248,10 +252,12 @@ class Verdicts:
             message: The message.
             error: The reason.
             delay: Seconds until the next try; None means the stage's backoff.
+            counted: Whether the try counts.
         """
-        counter = "dead" if is_last_try(message, self.max_tries) else "retried"
-        group = ("retry", _identity(error), delay)
-        return Verdict(counter, partial(self._roll_back, error, delay), group)
+        counter = "dead" if counted and is_last_try(message, self.max_tries) else "retried"
+        how = RollbackOptions(error=error, delay=delay, counted=counted)
+        group = ("retry", _identity(error), delay, counted)
+        return Verdict(counter, partial(self._roll_back, how), group)
 
     def bury(self, message: Reservation[Any], error: BaseException) -> Verdict:
         """Return the verdict that a message moves to the dead-letter queue.
@@ -407,13 +413,8 @@ class Verdicts:
         pairs = [(each, verdict.payload) for each, verdict in group]
         await self._queue.move_many(pairs, to=to, priority=priority, group=turn)
 
-    async def _roll_back(
-        self,
-        error: BaseException | str | None,
-        delay: Duration | None,
-        group: Sequence[Decision],
-    ) -> None:
-        await self._queue.rollback(*(each for each, _ in group), error=error, delay=delay)
+    async def _roll_back(self, how: RollbackOptions, group: Sequence[Decision]) -> None:
+        await self._queue.rollback(*(each for each, _ in group), **how)
 
     async def _release(self, group: Sequence[Decision]) -> None:
         await self._queue.release(*(each for each, _ in group))

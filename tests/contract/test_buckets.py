@@ -147,6 +147,20 @@ def test_parts_of_a_pack_go_their_ways(client: AnyClient, queue: AnyQueue, name:
     assert (again.id, again.payload) == (ids[0], 0)
 
 
+def test_uncounted_rollback_takes_the_tries_of_packs_back(client: AnyClient, name: str) -> None:
+    """A whole pack waits as a pack; otherwise its messages leave it."""
+    queue = client.queue(name, pack=5, max_tries=1)
+    queue.push_many(range(5))
+    queue.rollback(*queue.reserve_many(5, timeout=0), delay=0, error="busy", counted=False)
+    held = queue.reserve_many(5, timeout=0)
+    assert {(each.tries, each.deliveries, each.error.message) for each in held} == {(1, 2, "busy")}
+    queue.rollback(*held[:2], delay=60, counted=False)
+    found = [queue.get(each.id) for each in held[:2]]
+    assert {(each.tries, each.deliveries, each.state) for each in found} == {(0, 2, "scheduled")}
+    queue.rollback(*held[2:])
+    assert queue.counts() == Counts(scheduled=2), "the counted try was the last one"
+
+
 def test_pack_moves_to_another_bucket(
     world: World, client: AnyClient, queue: AnyQueue, name: str
 ) -> None:

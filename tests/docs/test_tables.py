@@ -144,7 +144,6 @@ DENIED = [
     (MIGRATE, "| result backend | none", {"result", "get_result", "result_backend"}),
     (RECIPES, "| Waiting for the result of a job |", {"result", "wait", "request"}),
     (RECIPES, "| Cancelling a job that runs |", {"cancel", "cancelled"}),
-    (RECIPES, "| A retry that does not count as a try |", {"counted"}),
     (RECIPES, "| A job that expires: Celery `expires` |", {"expires", "best_before"}),
     (RECIPES, "| Middleware of handlers |", {"use", "middleware"}),
     (RECIPES, "parent of a BullMQ flow, batches of Oban Pro | none yet;", {"gather", "then"}),

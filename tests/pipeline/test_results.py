@@ -174,6 +174,40 @@ def test_retry_later_tries_again(place: Place) -> None:
     assert tries[1][1]["message"] == "the door is closed"
 
 
+@pytest.mark.parametrize("batch", [None, 2])
+def test_retry_later_may_leave_the_try_uncounted(place: Place, batch: Any) -> None:
+    seen: list[tuple[Any, int, int]] = []
+
+    def later(payload: Any, delivery: Any) -> Any:
+        message = delivery.message
+        seen.append((payload, message.tries, message.deliveries))
+        return RetryLater(0, "closed", counted=False) if message.deliveries < 4 else To("a")
+
+    def several(payloads: Any, deliveries: Any) -> Any:
+        return [later(*each) for each in zip(payloads, deliveries, strict=True)]
+
+    place.queue("in").push_many(["x", "y"])
+    handler = place.handler(later if batch is None else several)
+    counters = place.run_stage(handler, max_tries=2, batch=batch)
+    assert counters == {"in": 8, "retried": 6, "out": 2}
+    assert sorted(seen) == [(each, 1, number) for each in ("x", "y") for number in (1, 2, 3, 4)]
+    assert [each.error for each in place.queue("a").peek()] == [None, None]
+
+
+def test_uncounted_retry_after_the_last_try_buries_nothing(memory: Place) -> None:
+    def later(payload: Any, delivery: Any) -> Any:
+        if delivery.message.deliveries == 1:
+            raise RetryLater(0, counted=False)
+        raise RetryLater(0, "broken")
+
+    memory.queue("in").push("x")
+    counters = memory.run_stage(memory.handler(later), max_tries=1)
+    assert counters == {"in": 2, "retried": 1, "dead": 1}
+    assert (dead(memory)["tries"], dead(memory)["error"]["message"]) == (1, "broken")
+    with pytest.raises(ConfigurationError, match="counted: expected True or False"):
+        RetryLater(1, counted="no")  # type: ignore[arg-type]
+
+
 def test_exception_retries_and_the_last_try_buries(place: Place) -> None:
     def fail(payload: Any, delivery: Any) -> None:
         raise OSError(f"try {delivery.message.tries}")
