@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Any, Generic, Protocol, TypeVar
 
 from pyqueue import arguments
+from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, LeaseLost
-from pyqueue.messages import UNCHANGED, Duration, Reservation
+from pyqueue.messages import UNCHANGED, Duration, Headers, Reservation
 
 T = TypeVar("T")
 Q = TypeVar("Q", bound=str)
@@ -18,31 +20,45 @@ class To(Generic[Q]):
     """A handler's answer: move the message to this queue, which the stage's ``to`` must list.
 
     The return annotation ``To[Literal["late", "on-time"]]`` of a handler is checked against ``to``
-    before anything runs.
+    before anything runs. In ``Many``, each ``To`` is a new message with the headers of the message.
 
     Args:
         queue: The name of the queue.
         payload: The new payload; by default the message keeps its payload.
+        delay: Seconds until it can be received in that queue; not with ``at``.
+        at: The instant from which it can be received there.
+        key: Its message key in that queue. If a live message there has this key, the message is
+            buried.
+        headers: Merged into its headers.
         priority: Its priority in that queue, if it has priorities. By default the message keeps its
             priority, and each output of ``Many`` gets the priority of the message.
         group: Its group in that queue, if it is ordered. By default the message keeps its group.
 
     Raises:
-        ConfigurationError: The priority or the group is not allowed.
+        ConfigurationError: An option is not allowed.
     """
 
-    __slots__ = ("group", "payload", "priority", "queue")
+    __slots__ = ("at", "delay", "group", "headers", "key", "payload", "priority", "queue")
 
     def __init__(
         self,
         queue: Q,
         payload: Any = UNCHANGED,
         *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        key: str | None = None,
+        headers: Headers | None = None,
         priority: int | None = None,
         group: str | None = None,
     ) -> None:
         self.queue = queue
         self.payload = payload
+        arguments.starting(BAND, delay, at)  # only checks them
+        self.delay = delay
+        self.at = at
+        self.key = None if key is None else arguments.key(key)
+        self.headers = arguments.headers(headers)
         self.priority = None if priority is None else arguments.priority(priority)
         self.group = None if group is None else arguments.ordered_group(group)
 

@@ -342,6 +342,7 @@ class Queue(QueueBase[T, PlanRunner]):
         update: dict[str, Any] | None = None,
         headers: Headers | None = None,
         delay: Duration | None = None,
+        at: datetime | None = None,
         key: str | None = None,
         priority: int | None = None,
         group: str | None = None,
@@ -356,7 +357,8 @@ class Queue(QueueBase[T, PlanRunner]):
             update: Instead of a payload, an update of the payload with the operators $set $unset
                 $inc $mul $min $max $rename $push $pull $addToSet of MongoDB.
             headers: Merged into the headers.
-            delay: Seconds until the message can be received in that queue.
+            delay: Seconds until the message can be received in that queue; not with ``at``.
+            at: The instant from which it can be received there.
             key: The message key in that queue; for one reservation only.
             priority: The priority in that queue, if it has priorities; None keeps the message's
                 priority.
@@ -369,7 +371,7 @@ class Queue(QueueBase[T, PlanRunner]):
             InvalidMessage: The payload, or the result of the update, cannot be stored.
         """
         pairs = [(each, payload) for each in reservations]
-        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key)
+        edits = MoveOptions(update=update, headers=headers, delay=delay, at=at, key=key)
         edits |= MoveOptions(priority=priority, group=group, session=session)
         return self._runner.run(self._move(pairs, to, edits))
 
@@ -381,6 +383,7 @@ class Queue(QueueBase[T, PlanRunner]):
         update: dict[str, Any] | None = None,
         headers: Headers | None = None,
         delay: Duration | None = None,
+        at: datetime | None = None,
         key: str | None = None,
         priority: int | None = None,
         group: str | None = None,
@@ -394,6 +397,7 @@ class Queue(QueueBase[T, PlanRunner]):
             update: As in ``move``.
             headers: As in ``move``.
             delay: As in ``move``.
+            at: As in ``move``.
             key: As in ``move``.
             priority: As in ``move``.
             group: As in ``move``.
@@ -403,7 +407,7 @@ class Queue(QueueBase[T, PlanRunner]):
             LeaseLost: Some were no longer held. The rest were moved.
             InvalidMessage: A payload cannot be stored. Nothing was moved.
         """
-        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key)
+        edits = MoveOptions(update=update, headers=headers, delay=delay, at=at, key=key)
         edits |= MoveOptions(priority=priority, group=group, session=session)
         return self._runner.run(self._move(pairs, to, edits))
 

@@ -399,10 +399,10 @@ SIGNATURES = {
     "rollback": "*reservations, delay=None, error=None, counted=True, session=None",
     "extend": "*reservations, lease=None",
     "release": "*reservations",
-    "move": "*reservations, to, payload=UNCHANGED, update=None, headers=None, delay=None, "
+    "move": "*reservations, to, payload=UNCHANGED, update=None, headers=None, delay=None, at=None, "
     "key=None, priority=None, group=None, session=None",
-    "move_many": "pairs, *, to, update=None, headers=None, delay=None, key=None, priority=None, "
-    "group=None, session=None",
+    "move_many": "pairs, *, to, update=None, headers=None, delay=None, at=None, key=None, "
+    "priority=None, group=None, session=None",
     "bury": "*reservations, error=None",
     "progress": "reservation, fraction, note=None",
     "checkpoint": "reservation, state",

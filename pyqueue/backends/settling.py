@@ -7,7 +7,7 @@ messages are documents: each gets one settlement, which ``applying`` carries out
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple, Unpack
 
@@ -33,7 +33,7 @@ from pyqueue.backends.forms import (
 )
 from pyqueue.backends.handover import Handover, Result, discard, hand_over_whole
 from pyqueue.backends.kind import Kind, UpdateFields, require_target
-from pyqueue.backends.moving import dump, move_documents, move_each, stay_of
+from pyqueue.backends.moving import dump, key_taken, move_documents, move_each, stay_of
 from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.backends.pushing import Content, new_document
 from pyqueue.error_records import error_record, failed_try
@@ -42,7 +42,7 @@ from pyqueue.facts import as_stored
 from pyqueue.limits import shown
 from pyqueue.messages import UNCHANGED, Id, Reservation
 from pyqueue.payloads import encode
-from pyqueue.requests import Document, Plan, ServerTime
+from pyqueue.requests import Document, Find, Plan, ServerTime
 
 
 def commit(
@@ -67,12 +67,40 @@ class Output(NamedTuple):
     payload: Any
     priority: int | None
     group: str | None = None
+    #: Merged into the headers of the finished message.
+    headers: Mapping[str, Any] | None = None
+    key: str | None = None
+    #: Seconds until it can be received, or else the instant.
+    delay: float | timedelta | None = None
+    at: datetime | None = None
+
+    def document(self, value: Any, headers: Mapping[str, Any] | None, now: datetime) -> Document:
+        """Return its document.
+
+        Args:
+            value: the stored payload.
+            headers: the headers of the finished message.
+            now: the current instant.
+        """
+        target = self.target
+        content = Content(
+            target.codec.name,
+            value,
+            {**(headers or {}), **(self.headers or {})},
+            self.key,
+            self.id,
+            priority=self.priority,
+            group=self.group,
+        )
+        when = arguments.starting(now, self.delay, self.at)
+        return new_document(target.queue, target.kind, now, when, content)
 
 
 def fan_out(terms: QueueTerms, held: Reservation[Any], outputs: Sequence[Output]) -> Plan[None]:
     """Finish a message and write its outputs, or do neither. The outputs get its headers.
 
-    If this raises Unavailable, call it again with the same outputs.
+    If this raises Unavailable, call it again with the same outputs. If another message takes the
+    key of an output at the last moment, the output enters its queue without the key.
 
     Args:
         terms: the queue of the message.
@@ -82,39 +110,41 @@ def fan_out(terms: QueueTerms, held: Reservation[Any], outputs: Sequence[Output]
     Raises:
         LeaseLost: the message is no longer held, and no output was written.
         TargetRefused: a target has no priorities, or no groups.
+        DuplicateKey: another message has the key of an output. No output was written.
     """
     headers = arguments.headers(held.headers)
     for each in outputs:
         require_target(each.target.kind, each.target.queue, each.priority, each.group)
     values = [dump(each.target.codec, each.payload) for each in outputs]
+    yield from _refuse_taken_keys(held, [each for each in outputs if each.key is not None])
     targets = {each.target.queue: each.target for each in outputs}
     for target in targets.values():
         levels = {each.priority for each in outputs if each.target.queue == target.queue}
         yield from namespace.ensure(target.queue, target.kind, target.options, levels)
     now = yield from ServerTime()
-    copies = [
-        new_document(
-            each.target.queue,
-            each.target.kind,
-            now,
-            now,
-            Content(
-                each.target.codec.name,
-                value,
-                headers,
-                id=each.id,
-                priority=each.priority,
-                group=each.group,
-            ),
-        )
-        for each, value in zip(outputs, values, strict=True)
-    ]
+    pairs = zip(outputs, values, strict=True)
+    copies = [each.document(value, headers, now) for each, value in pairs]
     handover, result = yield from forms.form_of(held).hand_over(terms, held, copies)
     if result != "done":  # a repeated call may have written copies again that were finished
         yield from discard(handover)
     if result == "lost":
         raise _lost(held)
     yield from terms.kind.ended(terms.queue, [stored_claim(held)])
+
+
+def _refuse_taken_keys(held: Reservation[Any], outputs: Sequence[Output]) -> Plan[None]:
+    """Refuse keys that other messages have, or several outputs.
+
+    The finished message loses its key. A repeated call finds its own outputs.
+    """
+    ids: dict[tuple[str, str | None], Id] = {}
+    for each in outputs:
+        queue, key = each.target.queue, each.key
+        taken = ids.setdefault((queue, key), each.id) != each.id
+        for other in (yield from Find({"q": queue, "key": key}, {"_id": 1}, limit=1)):
+            taken = taken or other["_id"] not in (each.id, held.id)
+        if taken:
+            raise key_taken(each.target, str(key))
 
 
 def _lost(held: Reservation[Any]) -> LeaseLost:

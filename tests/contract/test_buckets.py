@@ -191,6 +191,18 @@ def test_pack_moves_to_another_bucket(
         other.commit(again[1])
 
 
+@pytest.mark.parametrize("number", [2, 5], ids=["some", "all"])
+def test_messages_of_a_pack_move_at_an_instant(
+    client: AnyClient, queue: AnyQueue, name: str, number: int
+) -> None:
+    other = client.queue(f"{name}-x", kind="bucket", pack=5)
+    queue.push_many(range(5))
+    later = datetime.now(UTC) + timedelta(minutes=5)
+    queue.move(*queue.reserve_many(5, timeout=0)[:number], to=other, at=later)
+    assert other.counts() == Counts(scheduled=number)
+    assert abs(other.next_when() - later) < timedelta(milliseconds=2)
+
+
 def test_packed_messages_move_into_ordered_groups(
     client: AnyClient, queue: AnyQueue, name: str
 ) -> None:
