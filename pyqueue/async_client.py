@@ -208,7 +208,7 @@ class AsyncClient(Connected[AsyncConnection]):
         return Pipeline(self, name)
 
     async def queues(self, *, cap: int | None = None, held: bool = True) -> list[QueueInfo]:
-        """List every queue that has a record or a message, with its counts.
+        """List every queue that has a record or a message, with its counts and options.
 
         The numbers of a queue may not describe the same instant; ``AsyncQueue.counts`` is exact.
 

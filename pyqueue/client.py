@@ -205,7 +205,7 @@ class Client(Connected[Connection]):
         return Pipeline(self, name)
 
     def queues(self, *, cap: int | None = None, held: bool = True) -> list[QueueInfo]:
-        """List every queue that has a record or a message, with its counts.
+        """List every queue that has a record or a message, with its counts and options.
 
         The numbers of a queue may not describe the same instant; ``Queue.counts`` is exact.
 

@@ -88,7 +88,8 @@ PARTS: dict[str, set[str]] = {
     "schedules": {"core"},
     "bulk": {"core", "limits"},
     "claims": {"bulk", "core", "limits"},
-    "all_queues": {"bucket", "bulk", "core", "streams"},
+    "all_queues": {"bucket", "bulk", "core", "streams", "tallies"},
+    "tallies": {"bucket", "core", "limits", "ordered", "streams", "turns"},
     "finding": {"bucket", "core", "streams"},
     "freeing": {"bucket", "core", "finding"},
     "reshaping": {"core", "limits", "streams"},
@@ -544,7 +545,7 @@ def test_the_fields_of_what_users_hold() -> None:
         "history",
     }
     assert list(pyqueue.QueueInfo.__dataclass_fields__) == [
-        *("name", "counts", "paused", "kind", "limit")
+        *("name", "counts", "paused", "kind", "limit", "dead", "oldest", "options")
     ]
     assert (pyqueue.Backoff().base, pyqueue.Backoff().factor) == (1, 2)
     assert (pyqueue.Backoff().maximum, pyqueue.Backoff().jitter) == (3600, 0.1)
