@@ -229,7 +229,8 @@ class Documents(Form[Reservation[Any]]):
                 build = partial(_placed_again, build, new_place)
             # An attempt differs by these facts of its reservation.
             told = None if error is None else (id(error), each.tries, each.owner, each.reserved)
-            group = ("rollback", delay_s, failure.counted, told, new_place)
+            first = _knows_no_attempts(each)
+            group = ("rollback", delay_s, failure.counted, told, first, new_place)
             settlements.append(Settlement(each, build, group, kind))
         yield from settle(terms.queue, settlements, failure.session)
 
@@ -319,12 +320,33 @@ def _rolling_back(
     build = partial(transitions.rolling_back, kind, delay_s, failure.error)
     if not failure.counted:
         return partial(_uncounted, build)
-    return partial(_with_attempt, build, failed_try(held, failure.error))
+    attempt = failed_try(held, failure.error)
+    if attempt is not None and _knows_no_attempts(held):
+        return partial(_with_first_attempt, build, attempt)
+    return partial(_with_attempt, build, attempt)
 
 
 def _uncounted(build: Callable[[datetime], UpdateFields], now: datetime) -> UpdateFields:
     """Return a rollback that takes the count of the try back. It notes no attempt."""
     return build(now) | {"$inc": {"tries": -1}}
+
+
+def _knows_no_attempts(held: Reservation[Any]) -> bool:
+    """Return whether a dead message shows no attempts.
+
+    Perhaps another program stored a value that is no list. A message that is not dead would have
+    been buried for it, but a dead message is delivered without it.
+    """
+    return held.dead is not None and not held.attempts
+
+
+def _with_first_attempt(
+    build: Callable[[datetime], UpdateFields], attempt: Mapping[str, Any], now: datetime
+) -> UpdateFields:
+    """Return a rollback that notes a failed try in place of the stored attempts."""
+    update = build(now)
+    update["$set"]["attempts"] = [attempt]
+    return update
 
 
 def _with_attempt(
