@@ -423,6 +423,13 @@ def count(name: str, value: Any, *, least: int = 1) -> int:
     return value
 
 
+def flag(name: str, value: Any) -> bool:
+    """Return True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name}: expected True or False, found {type(value).__name__}")
+    return value
+
+
 def ordered_group(value: Any) -> str:
     """Return a valid group of ordered messages: a str of 1-512 characters without NUL."""
     return key(value, "group")

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import TypeVar
 
+from pyqueue.backends.forms import RollbackOptions
 from pyqueue.messages import (
     MAX_RECEIVED_BYTES,
     Backoff,
@@ -284,6 +285,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         *reservations: StreamReservation[T],
         delay: Duration | None = None,
         error: BaseException | str | None = None,
+        counted: bool = True,
     ) -> None:
         """Give messages back for another try. A message without tries left is buried.
 
@@ -291,12 +293,14 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             reservations: Reservations of this group.
             delay: Seconds until the next try. None: the backoff of the group; 0: at once.
             error: The reason, kept in ``Message.error``.
+            counted: Whether the try counts. If not, ``Message.tries`` is again what it was before,
+                and no message is buried.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were rolled back.
         """
-        plan = self._plans.rollback(reservations, delay=delay, error=error)
-        return await self._runner.run(self._settles("rollback", reservations, None, plan))
+        how = RollbackOptions(delay=delay, error=error, counted=counted)
+        return await self._runner.run(self._rollback(reservations, how))
 
     async def extend(
         self, *reservations: StreamReservation[T], lease: Duration | None = None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from pyqueue import arguments, client_receiving, client_settling
 from pyqueue.backends import all_queues, awaiting, finding, freeing, reshaping
+from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.schedules import managing as schedules
 from pyqueue.backends.schedules.definitions import definition
@@ -277,6 +279,7 @@ class Client(Connected[Connection]):
         *reservations: Reservation[Any],
         delay: Duration | None = None,
         error: BaseException | str | None = None,
+        counted: bool = True,
         session: Any = None,
     ) -> None:
         """Give messages back for another try, as ``Queue.rollback`` does.
@@ -285,12 +288,14 @@ class Client(Connected[Connection]):
             reservations: As in ``commit``.
             delay: Seconds until the next try. None: the backoff of each queue; 0: at once.
             error: The reason, kept in ``Message.error``.
+            counted: As in ``Queue.rollback``.
             session: As in ``commit``.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were rolled back.
         """
-        plan = client_settling.rollback(self._connection, reservations, delay, error, session)
+        how = RollbackOptions(delay=delay, error=error, counted=counted, session=session)
+        plan = client_settling.rollback(self._connection, reservations, how)
         return self._connection.run(plan)
 
     def release(self, *reservations: Reservation[Any]) -> None:
@@ -339,6 +344,7 @@ class Client(Connected[Connection]):
         update: dict[str, Any] | None = None,
         headers: Headers | None = None,
         delay: Duration | None = None,
+        at: datetime | None = None,
         key: str | None = None,
         priority: int | None = None,
         group: str | None = None,
@@ -352,7 +358,8 @@ class Client(Connected[Connection]):
             payload: The new payload of each message.
             update: Instead of a payload, an update of the payload.
             headers: Merged into the headers.
-            delay: Seconds until the message can be received in that queue.
+            delay: Seconds until the message can be received in that queue; not with ``at``.
+            at: The instant from which the message can be received in that queue.
             key: The message key in that queue; for one reservation only.
             priority: The priority in that queue; None keeps the message's priority.
             group: The group in that queue; None keeps the message's group.
@@ -363,13 +370,13 @@ class Client(Connected[Connection]):
             DuplicateKey: The key is taken in that queue. The reservation is still held.
             InvalidMessage: The payload, or the result of the update, cannot be stored.
         """
-        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key)
+        edits = MoveOptions(update=update, headers=headers, delay=delay, at=at, key=key)
         edits |= MoveOptions(priority=priority, group=group, session=session)
         plan = client_settling.move(self._connection, reservations, to, payload, edits)
         return self._connection.run(plan)
 
     def queues(self, *, cap: int | None = None, held: bool = True) -> list[QueueInfo]:
-        """List every queue that has a record or a message, with its counts.
+        """List every queue that has a record or a message, with its counts and options.
 
         The numbers of a queue may not describe the same instant; ``Queue.counts`` is exact.
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 
 from pyqueue import arguments, telling
 from pyqueue.backends.applying import check_time_left
-from pyqueue.backends.forms import each_part
+from pyqueue.backends.forms import RollbackOptions, each_part
 from pyqueue.backends.moving import MoveOptions, check_key
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans, found, plans_of
@@ -58,19 +58,13 @@ def commit(
     return _settled(connection, given, Verb("commit", settle, session))
 
 
-def rollback(
-    connection: BaseConnection[Any],
-    given: Held,
-    delay: Duration | None,
-    error: BaseException | str | None,
-    session: Any,
-) -> Plan[None]:
+def rollback(connection: BaseConnection[Any], given: Held, how: RollbackOptions) -> Plan[None]:
     """Give messages back for another try, and bury messages that have no try left."""
 
     def settle(plans: QueuePlans, held: Held) -> Plan[None]:
-        return plans.rollback(held, delay=delay, error=error, session=session)
+        return plans.rollback(held, **how)
 
-    return _settled(connection, given, Verb("rollback", settle, session))
+    return _settled(connection, given, Verb("rollback", settle, how.get("session")))
 
 
 def release(connection: BaseConnection[Any], given: Held) -> Plan[None]:

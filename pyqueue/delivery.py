@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from pyqueue import arguments
+from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, LeaseLost
-from pyqueue.messages import UNCHANGED, Duration, Reservation
+from pyqueue.messages import UNCHANGED, Duration, Headers, Reservation
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -27,31 +29,45 @@ class To(Generic[Q]):
     """A handler's answer: move the message to this queue, which the stage's ``to`` must list.
 
     The return annotation ``To[Literal["late", "on-time"]]`` of a handler is checked against ``to``
-    before anything runs.
+    before anything runs. In ``Many``, each ``To`` is a new message with the headers of the message.
 
     Args:
         queue: The name of the queue.
         payload: The new payload; by default the message keeps its payload.
+        delay: Seconds until it can be received in that queue; not with ``at``.
+        at: The instant from which it can be received there.
+        key: Its message key in that queue. If a live message there has this key, the message is
+            buried.
+        headers: Merged into its headers.
         priority: Its priority in that queue, if it has priorities. By default the message keeps its
             priority, and each output of ``Many`` gets the priority of the message.
         group: Its group in that queue, if it is ordered. By default the message keeps its group.
 
     Raises:
-        ConfigurationError: The priority or the group is not allowed.
+        ConfigurationError: An option is not allowed.
     """
 
-    __slots__ = ("group", "payload", "priority", "queue")
+    __slots__ = ("at", "delay", "group", "headers", "key", "payload", "priority", "queue")
 
     def __init__(
         self,
         queue: Q,
         payload: Any = UNCHANGED,
         *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        key: str | None = None,
+        headers: Headers | None = None,
         priority: int | None = None,
         group: str | None = None,
     ) -> None:
         self.queue = queue
         self.payload = payload
+        arguments.starting(BAND, delay, at)  # only checks them
+        self.delay = delay
+        self.at = at
+        self.key = None if key is None else arguments.key(key)
+        self.headers = arguments.headers(headers)
         self.priority = None if priority is None else arguments.priority(priority)
         self.group = None if group is None else arguments.ordered_group(group)
 
@@ -104,17 +120,22 @@ class Reject(Exception):
 
 
 class RetryLater(Exception):
-    """Raise or return it to have the message tried again after some time. This try counts.
+    """Raise or return it to have the message tried again after some time.
 
     Args:
         delay: Seconds or a timedelta.
         reason: The reason, which ``Message.error`` then shows.
+        counted: Whether this try counts. If not, the message never runs out of tries by it.
+
+    Raises:
+        ConfigurationError: An argument is not allowed.
     """
 
-    def __init__(self, delay: Duration, reason: str | None = None) -> None:
+    def __init__(self, delay: Duration, reason: str | None = None, *, counted: bool = True) -> None:
         super().__init__(reason or f"again after {delay} s")
         self.delay = arguments.duration("delay", delay)
         self.reason = reason
+        self.counted = arguments.flag("counted", counted)
 
 
 class BatchFailed(Exception):

@@ -283,6 +283,16 @@ class QueueInfo:
     paused: bool
     kind: str = "standard"
     limit: Limit | None = None
+    #: How many messages its dead-letter queue has. None: several queues share that queue, or this
+    #: is a dead-letter queue or a stream.
+    dead: int | None = None
+    #: Since when its oldest message has waited: the first one that is ready, or the first one of a
+    #: group or of a key of a limit, if it is deferred. Up to 1000 groups and keys are examined.
+    #: None: no message waits, or this is a stream.
+    oldest: datetime | None = None
+    #: How programs use it: ``lease``, ``max_tries``, ``dead_letter`` and ``history`` as last given,
+    #: and the options that all its users share, except the limit. Durations are in seconds.
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 from pyqueue import arguments, telling
 from pyqueue.backends import awaiting, browsing, managing, requeueing
 from pyqueue.backends.browsing import BrowseOptions
+from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.pushing import PushOptions, unpacked
 from pyqueue.backends.queue_plans import QueuePlans, in_recorded_kind
@@ -94,6 +95,11 @@ class QueueBase(Generic[T, Runs]):
         plan = self._backend.move(pairs, to=target, **edits)
         name = target if isinstance(target, str) else target.queue
         return self._settles("move", [each for each, _ in pairs], edits["session"], plan, name)
+
+    def _rollback(self, reservations: Sequence[Any], how: RollbackOptions) -> Plan[None]:
+        plan = self._backend.rollback(reservations, **how)
+        verb = "rollback" if how.get("counted", True) else telling.POSTPONE
+        return self._settles(verb, reservations, how.get("session"), plan)
 
     def _reprioritize(self, id: Id, priority: int) -> Plan[bool]:
         def reprioritize(found: QueuePlans) -> Plan[bool]:

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, TypeVar, Unpack, overload
 
 from pyqueue.backends.browsing import BrowseOptions
+from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.claim import Claim, ClaimSize, claimed
@@ -323,6 +324,7 @@ class Queue(QueueBase[T, PlanRunner]):
         *reservations: Reservation[T],
         delay: Duration | None = None,
         error: BaseException | str | None = None,
+        counted: bool = True,
         session: Any = None,
     ) -> None:
         """Give messages back for another try. A message without tries left is buried.
@@ -331,19 +333,15 @@ class Queue(QueueBase[T, PlanRunner]):
             reservations: Reservations of this queue.
             delay: Seconds until the next try. None: the backoff of the queue; 0: at once.
             error: The reason, kept in ``Message.error``.
+            counted: Whether the try counts. If not, ``Message.tries`` is again what it was before,
+                no message is buried, and ``Message.attempts`` does not get the try.
             session: The session of a transaction.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were rolled back.
         """
-        return self._runner.run(
-            self._settles(
-                "rollback",
-                reservations,
-                session,
-                self._backend.rollback(reservations, delay=delay, error=error, session=session),
-            )
-        )
+        how = RollbackOptions(delay=delay, error=error, counted=counted, session=session)
+        return self._runner.run(self._rollback(reservations, how))
 
     def extend(self, *reservations: Reservation[T], lease: Duration | None = None) -> None:
         """Hold messages for another lease, counted from now. This updates ``until``.
@@ -378,6 +376,7 @@ class Queue(QueueBase[T, PlanRunner]):
         update: dict[str, Any] | None = None,
         headers: Headers | None = None,
         delay: Duration | None = None,
+        at: datetime | None = None,
         key: str | None = None,
         priority: int | None = None,
         group: str | None = None,
@@ -392,7 +391,8 @@ class Queue(QueueBase[T, PlanRunner]):
             update: Instead of a payload, an update of the payload with the operators $set $unset
                 $inc $mul $min $max $rename $push $pull $addToSet of MongoDB.
             headers: Merged into the headers.
-            delay: Seconds until the message can be received in that queue.
+            delay: Seconds until the message can be received in that queue; not with ``at``.
+            at: The instant from which it can be received there.
             key: The message key in that queue; for one reservation only.
             priority: The priority in that queue, if it has priorities; None keeps the message's
                 priority.
@@ -405,7 +405,7 @@ class Queue(QueueBase[T, PlanRunner]):
             InvalidMessage: The payload, or the result of the update, cannot be stored.
         """
         pairs = [(each, payload) for each in reservations]
-        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key)
+        edits = MoveOptions(update=update, headers=headers, delay=delay, at=at, key=key)
         edits |= MoveOptions(priority=priority, group=group, session=session)
         return self._runner.run(self._move(pairs, to, edits))
 
@@ -417,6 +417,7 @@ class Queue(QueueBase[T, PlanRunner]):
         update: dict[str, Any] | None = None,
         headers: Headers | None = None,
         delay: Duration | None = None,
+        at: datetime | None = None,
         key: str | None = None,
         priority: int | None = None,
         group: str | None = None,
@@ -430,6 +431,7 @@ class Queue(QueueBase[T, PlanRunner]):
             update: As in ``move``.
             headers: As in ``move``.
             delay: As in ``move``.
+            at: As in ``move``.
             key: As in ``move``.
             priority: As in ``move``.
             group: As in ``move``.
@@ -439,7 +441,7 @@ class Queue(QueueBase[T, PlanRunner]):
             LeaseLost: Some were no longer held. The rest were moved.
             InvalidMessage: A payload cannot be stored. Nothing was moved.
         """
-        edits = MoveOptions(update=update, headers=headers, delay=delay, key=key)
+        edits = MoveOptions(update=update, headers=headers, delay=delay, at=at, key=key)
         edits |= MoveOptions(priority=priority, group=group, session=session)
         return self._runner.run(self._move(pairs, to, edits))
 

@@ -8,7 +8,7 @@ plans find themselves are reported by the plans, with ``Tell``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pyqueue import arguments
 from pyqueue.backends.pushing import PushOptions
@@ -21,6 +21,10 @@ from pyqueue.messages import Id, Reservation, is_last_try
 from pyqueue.requests import MonotonicTime, Plan
 
 M = TypeVar("M")
+
+#: The verb of a rollback that does not count the try, so that it buries no message. Hooks see a
+#: rollback.
+POSTPONE: Final = "postpone"
 
 
 def receiving(queue: str, plan: Plan[list[M]]) -> Plan[list[M]]:
@@ -147,7 +151,7 @@ def tells_of(
             "settled",
             plans.queue,
             some,
-            verb=kind,
+            verb="rollback" if kind == POSTPONE else kind,
             to=options.dead_letter if kind == "bury" else to,
             session=session,
         )

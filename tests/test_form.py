@@ -52,7 +52,6 @@ LONG_FUNCTIONS: dict[str, int] = {
 MANY_ARGUMENTS: dict[str, int] = {
     "pyqueue/async_streams.py::consumer": 7,
     "pyqueue/backends/bucket/leaving.py::leave_each": 7,
-    "pyqueue/backends/bucket/managing.py::in_packs": 6,
     "pyqueue/backends/invalid.py::add": 6,
     "pyqueue/backends/limits/slots.py::free_slots": 6,
     "pyqueue/backends/queue_plans.py::plans_of": 6,

@@ -95,7 +95,8 @@ PARTS: dict[str, set[str]] = {
     "schedules": {"core"},
     "bulk": {"core", "limits"},
     "claims": {"bulk", "core", "limits"},
-    "all_queues": {"bucket", "bulk", "core", "streams"},
+    "all_queues": {"bucket", "bulk", "core", "streams", "tallies"},
+    "tallies": {"bucket", "core", "limits", "ordered", "streams", "turns"},
     "finding": {"bucket", "core", "streams"},
     "awaiting": {"core", "finding"},
     "freeing": {"bucket", "core", "finding"},
@@ -411,13 +412,13 @@ SIGNATURES = {
     "reserved": "timeout=None, *, lease=None, on_lost=None",
     "renew": "*reservations, on_lost=None",
     "commit": "*reservations, payload=UNCHANGED, result=UNCHANGED, session=None",
-    "rollback": "*reservations, delay=None, error=None, session=None",
+    "rollback": "*reservations, delay=None, error=None, counted=True, session=None",
     "extend": "*reservations, lease=None",
     "release": "*reservations",
-    "move": "*reservations, to, payload=UNCHANGED, update=None, headers=None, delay=None, "
+    "move": "*reservations, to, payload=UNCHANGED, update=None, headers=None, delay=None, at=None, "
     "key=None, priority=None, group=None, session=None",
-    "move_many": "pairs, *, to, update=None, headers=None, delay=None, key=None, priority=None, "
-    "group=None, session=None",
+    "move_many": "pairs, *, to, update=None, headers=None, delay=None, at=None, key=None, "
+    "priority=None, group=None, session=None",
     "bury": "*reservations, error=None",
     "progress": "reservation, fraction, note=None",
     "checkpoint": "reservation, state",
@@ -569,7 +570,7 @@ def test_the_fields_of_what_users_hold() -> None:
         "history",
     }
     assert list(pyqueue.QueueInfo.__dataclass_fields__) == [
-        *("name", "counts", "paused", "kind", "limit")
+        *("name", "counts", "paused", "kind", "limit", "dead", "oldest", "options")
     ]
     assert (pyqueue.Backoff().base, pyqueue.Backoff().factor) == (1, 2)
     assert (pyqueue.Backoff().maximum, pyqueue.Backoff().jitter) == (3600, 0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -9,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from pyqueue import arguments
-from pyqueue.backends import namespace, reading, recovering, transitions
+from pyqueue.backends import namespace, reading, recovering, tallies, transitions
 from pyqueue.backends.applying import MAX_BATCH
 from pyqueue.backends.bucket import managing
 from pyqueue.backends.bucket.kind import Bucket
@@ -20,16 +21,15 @@ from pyqueue.backends.kind import ScanStart
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER, page_end
 from pyqueue.backends.streams import consumers, log, retention
+from pyqueue.backends.tallies import Listed, Tally
 from pyqueue.clock import BAND
+from pyqueue.concurrently import concurrently
 from pyqueue.errors import ConfigurationError, Unavailable
 from pyqueue.limits import Limit, limit_or_none
-from pyqueue.messages import NEVER, Counts, QueueInfo
+from pyqueue.messages import NEVER, QueueInfo
 from pyqueue.requests import (
-    CountEach,
     Delete,
     Distinct,
-    Document,
-    Filter,
     Find,
     ForgetQueue,
     Plan,
@@ -43,7 +43,7 @@ from pyqueue.requests import (
 _DELETED: Final = "~deleted"
 _DELETED_FOR: Final = timedelta(hours=1)
 #: How many queues one command counts.
-_QUEUES_PER_COMMAND: Final = 50
+_QUEUES_PER_COMMAND: Final = 100
 #: How many passes a deletion makes over a queue whose holders keep handing messages over.
 _MAX_ROUNDS: Final = 20
 #: Matches documents that list no copies waiting to be published.
@@ -64,47 +64,49 @@ def queues(cap: int | None, held: bool, only: Sequence[str] | None = None) -> Pl
     """
     if cap is not None:
         arguments.count("cap", cap)
-    found = list(only) if only is not None else (yield from names())
-    records = yield from _unusual(only)
+    listed = yield from tallies.listed(only if only is not None else (yield from names()))
+    portions = [
+        tallies.tally(listed[first : first + _QUEUES_PER_COMMAND], cap, held)
+        for first in range(0, len(listed), _QUEUES_PER_COMMAND)
+    ]
+    tallied = [each for some in (yield from concurrently(portions)) for each in some]
+    dead = _dead_letters(listed, tallied, cap)
     infos: list[QueueInfo] = []
-    for first in range(0, len(found), _QUEUES_PER_COMMAND):
-        portion = found[first : first + _QUEUES_PER_COMMAND]
-        now = yield from ServerTime()
-        by_queue = [reading.states(name, now, held=held) for name in portion]
-        filters: list[Filter] = [match for states in by_queue for match in states.values()]
-        numbers = iter((yield from CountEach(filters, cap)))
-        for name, states in zip(portion, by_queue, strict=True):
-            counts = Counts(**{state: next(numbers) for state in states})
-            record = records.get(name, {})
-            kind = str(record.get("kind", "standard"))
-            if kind == Bucket.name:
-                counts = yield from managing.in_packs(name, counts, cap, now, held=held)
-            if kind == namespace.STREAM:
-                counts = yield from _in_log(name)
-            limit: Limit | None = None
-            with suppress(ConfigurationError):  # a newer release wrote it
-                limit = limit_or_none(name, record.get("shape"))
-            infos.append(QueueInfo(name, counts, bool(record.get("paused")), kind, limit))
+    for each, tally in zip(listed, tallied, strict=True):
+        limit: Limit | None = None
+        with suppress(ConfigurationError):  # a newer release wrote it
+            limit = limit_or_none(each.name, each.record.get("shape"))
+        infos.append(
+            QueueInfo(
+                each.name,
+                tally.counts,
+                bool(each.record.get("paused")),
+                each.kind,
+                limit,
+                dead=dead[each.name],
+                oldest=tally.oldest,
+                options=each.options(),
+            )
+        )
     return infos
 
 
-def _unusual(only: Sequence[str] | None) -> Plan[dict[str, Document]]:
-    """Return the records that are not those of a running standard queue without a limit."""
-    limited = {"shape.limit": {"$exists": True}}
-    special = {"$or": [{"paused": True}, {"kind": {"$nin": ["standard", None]}}, limited]}
-    ids: Filter = namespace.RECORD_IDS
-    if only is not None:
-        ids = {"$in": [transitions.record_id(name) for name in only]}
-    fields = {"q": 1, "paused": 1, "kind": 1, "shape": 1}
-    stored = yield from Find({"_id": ids, **special}, fields)
-    return {record["q"]: record for record in stored}
+def _dead_letters(
+    listed: Sequence[Listed], tallied: Sequence[Tally], cap: int | None
+) -> dict[str, int | None]:
+    """Return how many messages the dead-letter queue of each queue has, up to ``cap``.
 
-
-def _in_log(stream: str) -> Plan[Counts]:
-    """Return how many messages a stream has."""
-    first = yield from log.first_position(stream)
-    _, end = yield from log.bounds(stream)
-    return Counts(ready=end - first)
+    None: other queues share it, or the queue is a dead-letter queue itself, or a stream.
+    """
+    totals = {each.name: tally.counts.total for each, tally in zip(listed, tallied, strict=True)}
+    named = {each.name: each.dead_letter() for each in listed if not each.name.endswith(".dead")}
+    uses = Counter(named.values())
+    found: dict[str, int | None] = {each.name: None for each in listed}
+    for name, dead_letter in named.items():
+        if dead_letter is not None and name not in uses and uses[dead_letter] == 1:
+            total = totals.get(dead_letter, 0)
+            found[name] = total if cap is None else min(cap, total)
+    return found
 
 
 def delete_queue(queue: str, force: bool) -> Plan[int]:

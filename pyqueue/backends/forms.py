@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
 
 from pyqueue.backends.applying import SettlementResult
 from pyqueue.backends.handover import Handover, Result
 from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.errors import LeaseLost, QueueError, Unavailable
-from pyqueue.messages import Id, Reservation
+from pyqueue.messages import Id, Reservation, is_last_try
 from pyqueue.requests import Document, Plan
 
 #: A class of reservations.
@@ -27,6 +27,15 @@ Failures = list[tuple[Reservation[Any], QueueError]]
 Outcomes = list[tuple[Reservation[Any], SettlementResult]]
 
 
+class RollbackOptions(TypedDict, total=False):
+    """The options of a rollback; see ``Queue.rollback``."""
+
+    delay: float | timedelta | None
+    error: BaseException | str | None
+    counted: bool
+    session: object
+
+
 class Failure(NamedTuple):
     """Why messages go back to their queue, or to the dead-letter queue."""
 
@@ -35,6 +44,12 @@ class Failure(NamedTuple):
     #: How long they wait for another try, in seconds; None: according to the backoff.
     delay_s: float | None = None
     session: object = None
+    #: Whether the try counts. If not, it is never the last one.
+    counted: bool = True
+
+    def is_last(self, held: Reservation[Any], max_tries: int | None) -> bool:
+        """Return whether a message has no try left, so that it is buried."""
+        return self.counted and is_last_try(held, max_tries)
 
 
 class Move(NamedTuple):

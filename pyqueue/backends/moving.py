@@ -35,6 +35,7 @@ class MoveOptions(TypedDict, total=False):
 
     headers: Mapping[str, Any] | None
     delay: float | timedelta | None
+    at: datetime | None
     key: str | None
     priority: int | None
     group: str | None
@@ -63,13 +64,14 @@ def move(
     """Pass messages on, each in one atomic update. ``pairs``: reservations and payloads."""
     require(terms.kind, terms.queue, "move")
     held = arguments.reservations(terms.queue, tuple(each for each, _ in pairs))
-    key, delay, session = options.get("key"), options.get("delay"), options.get("session")
+    key, session = options.get("key"), options.get("session")
+    delay, at = options.get("delay"), options.get("at")
     check_key(key, held)
     edits = _edits(options.get("update"))
     if edits and any(payload is not UNCHANGED for _, payload in pairs):
         raise ConfigurationError("payload, update: pass one of the two, not both")
     labels = arguments.headers(options.get("headers")) or {}
-    arguments.starting(BAND, delay, None)
+    arguments.starting(BAND, delay, at)
     codec = Codec[Any]() if isinstance(to, str) else to.codec
     if isinstance(to, str):
         arguments.queue_name(to)
@@ -82,7 +84,7 @@ def move(
 
     def moved() -> Plan[None]:
         target = yield from _ready_target(to, held, priority, group)
-        how = Move(target, labels, key, delay, priority=priority, group=group, edits=edits)
+        how = Move(target, labels, key, delay, at, priority=priority, group=group, edits=edits)
 
         def settled(form: Form[Any], some: Held) -> Plan[None]:
             return form.move(terms, [(each, values[id(each)]) for each in some], how, session)
@@ -106,7 +108,7 @@ def move_documents(
     try:
         yield from settle(terms.queue, settlements, session)
     except DuplicateKey as clash:
-        raise _key_taken(move.target, str(move.key)) from clash
+        raise key_taken(move.target, str(move.key)) from clash
 
 
 def stay_of(held: Reservation[Any]) -> dict[str, Any]:
@@ -129,7 +131,8 @@ def stored_payload(codec: Codec[Any], payload: Any) -> Any:
     return payload if payload is UNCHANGED else dump(codec, payload)
 
 
-def _key_taken(target: Target, key: str) -> DuplicateKey:
+def key_taken(target: Target, key: str) -> DuplicateKey:
+    """Return the error for a key that another message of the target has."""
     text = f"key: queue {target.queue!r} already has a message with the key {key!r}"
     return DuplicateKey(text, keys=[key])
 
@@ -149,7 +152,7 @@ def refuse_taken(target: Target, key: str | None, session: object) -> Plan[None]
     """Refuse a taken key before anything is written."""
     match = {"q": target.queue, "key": key}
     if key is not None and (yield from Find(match, {"_id": 1}, limit=1, session=session)):
-        raise _key_taken(target, key)
+        raise key_taken(target, key)
 
 
 def _check_place(to: Target | str, priority: int | None, group: str | None) -> None:

@@ -24,6 +24,7 @@ from pyqueue.backends import (
     settling,
 )
 from pyqueue.backends import kind as kinds
+from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.kind import Kind, ScanStart
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.naming_kind import GUESSED_KIND
@@ -178,16 +179,9 @@ class QueuePlans:
         return settling.commit(self.terms, held, payload=payload, result=result, session=session)
 
     @_takes_kind
-    def rollback(
-        self,
-        held: Sequence[object],
-        *,
-        delay: Duration | None = None,
-        error: BaseException | str | None = None,
-        session: object = None,
-    ) -> Plan[None]:
+    def rollback(self, held: Sequence[object], **options: Unpack[RollbackOptions]) -> Plan[None]:
         """Give messages back for another try, and bury messages that have no try left."""
-        return settling.rollback(self.terms, held, delay=delay, error=error, session=session)
+        return settling.rollback(self.terms, held, **options)
 
     def extend(self, held: Sequence[object], *, lease: Duration | None = None) -> Plan[None]:
         """Hold messages for another lease, from now."""

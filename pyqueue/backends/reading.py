@@ -67,22 +67,16 @@ def counts(queue: str, cap: int | None) -> Plan[Counts]:
     return (yield from AtOneInstant(partial(count, queue, cap, now)))
 
 
-def states(queue: str, now: datetime, *, held: bool = True) -> dict[str, Filter]:
-    """Return the filters of the states in ``Counts``.
-
-    If ``held`` is false, reserved messages count as scheduled.
-    """
+def states(queue: str, now: datetime) -> dict[str, Filter]:
+    """Return the filters of the states in ``Counts``."""
     messages = {"q": queue, **messages_only(queue)}
-    later = {"$gt": now, "$lt": BAND}
-    found: dict[str, Filter] = {
+    later = {**messages, "when": {"$gt": now, "$lt": BAND}}
+    return {
         "ready": {**messages, "when": {"$lte": now}},
-        "scheduled": {**messages, "when": later},
+        "scheduled": {**later, "token": {"$exists": False}},
         "history": {**messages, "when": {"$gte": BAND}},
+        "reserved": {**later, "token": {"$exists": True}},
     }
-    if held:
-        found["reserved"] = {**found["scheduled"], "token": {"$exists": True}}
-        found["scheduled"] = {**found["scheduled"], "token": {"$exists": False}}
-    return found
 
 
 def count(queue: str, cap: int | None, now: datetime, session: object) -> Plan[Counts]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 from pyqueue import arguments
 from pyqueue.backends import forms, namespace, results, transitions
@@ -21,19 +21,28 @@ from pyqueue.backends.applying import (
     stored_claim,
 )
 from pyqueue.backends.extending import extend_documents
-from pyqueue.backends.forms import Extension, Failure, Failures, Form, Held, Move, Outcomes
+from pyqueue.backends.forms import (
+    Extension,
+    Failure,
+    Failures,
+    Form,
+    Held,
+    Move,
+    Outcomes,
+    RollbackOptions,
+)
 from pyqueue.backends.handover import Handover, Result, discard, hand_over_whole
 from pyqueue.backends.kind import Kind, UpdateFields, require_target
-from pyqueue.backends.moving import dump, move_documents, move_each, stay_of
+from pyqueue.backends.moving import dump, key_taken, move_documents, move_each, stay_of
 from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.backends.pushing import Content, new_document
 from pyqueue.error_records import error_record, failed_try
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.facts import ErrorInfo, as_stored, kept_s
 from pyqueue.limits import shown
-from pyqueue.messages import UNCHANGED, Id, Reservation, is_last_try
+from pyqueue.messages import UNCHANGED, Id, Reservation
 from pyqueue.payloads import encode
-from pyqueue.requests import Document, Plan, ServerTime
+from pyqueue.requests import Document, Find, Plan, ServerTime
 
 
 def commit(
@@ -66,12 +75,40 @@ class Output(NamedTuple):
     payload: Any
     priority: int | None
     group: str | None = None
+    #: Merged into the headers of the finished message.
+    headers: Mapping[str, Any] | None = None
+    key: str | None = None
+    #: Seconds until it can be received, or else the instant.
+    delay: float | timedelta | None = None
+    at: datetime | None = None
+
+    def document(self, value: Any, headers: Mapping[str, Any] | None, now: datetime) -> Document:
+        """Return its document.
+
+        Args:
+            value: the stored payload.
+            headers: the headers of the finished message.
+            now: the current instant.
+        """
+        target = self.target
+        content = Content(
+            target.codec.name,
+            value,
+            {**(headers or {}), **(self.headers or {})},
+            self.key,
+            self.id,
+            priority=self.priority,
+            group=self.group,
+        )
+        when = arguments.starting(now, self.delay, self.at)
+        return new_document(target.queue, target.kind, now, when, content)
 
 
 def fan_out(terms: QueueTerms, held: Reservation[Any], outputs: Sequence[Output]) -> Plan[None]:
     """Finish a message and write its outputs, or do neither. The outputs get its headers.
 
-    If this raises Unavailable, call it again with the same outputs.
+    If this raises Unavailable, call it again with the same outputs. If another message takes the
+    key of an output at the last moment, the output enters its queue without the key.
 
     Args:
         terms: the queue of the message.
@@ -81,33 +118,20 @@ def fan_out(terms: QueueTerms, held: Reservation[Any], outputs: Sequence[Output]
     Raises:
         LeaseLost: the message is no longer held, and no output was written.
         TargetRefused: a target has no priorities, or no groups.
+        DuplicateKey: another message has the key of an output. No output was written.
     """
     headers = arguments.headers(held.headers)
     for each in outputs:
         require_target(each.target.kind, each.target.queue, each.priority, each.group)
     values = [dump(each.target.codec, each.payload) for each in outputs]
+    yield from _refuse_taken_keys(held, [each for each in outputs if each.key is not None])
     targets = {each.target.queue: each.target for each in outputs}
     for target in targets.values():
         levels = {each.priority for each in outputs if each.target.queue == target.queue}
         yield from namespace.ensure(target.queue, target.kind, target.options, levels)
     now = yield from ServerTime()
-    copies = [
-        new_document(
-            each.target.queue,
-            each.target.kind,
-            now,
-            now,
-            Content(
-                each.target.codec.name,
-                value,
-                headers,
-                id=each.id,
-                priority=each.priority,
-                group=each.group,
-            ),
-        )
-        for each, value in zip(outputs, values, strict=True)
-    ]
+    pairs = zip(outputs, values, strict=True)
+    copies = [each.document(value, headers, now) for each, value in pairs]
     handover, result = yield from forms.form_of(held).hand_over(terms, held, copies)
     if result != "done":  # a repeated call may have written copies again that were finished
         yield from discard(handover)
@@ -116,24 +140,36 @@ def fan_out(terms: QueueTerms, held: Reservation[Any], outputs: Sequence[Output]
     yield from terms.kind.ended(terms.queue, [stored_claim(held)])
 
 
+def _refuse_taken_keys(held: Reservation[Any], outputs: Sequence[Output]) -> Plan[None]:
+    """Refuse keys that other messages have, or several outputs.
+
+    The finished message loses its key. A repeated call finds its own outputs.
+    """
+    ids: dict[tuple[str, str | None], Id] = {}
+    for each in outputs:
+        queue, key = each.target.queue, each.key
+        taken = ids.setdefault((queue, key), each.id) != each.id
+        for other in (yield from Find({"q": queue, "key": key}, {"_id": 1}, limit=1)):
+            taken = taken or other["_id"] not in (each.id, held.id)
+        if taken:
+            raise key_taken(each.target, str(key))
+
+
 def _lost(held: Reservation[Any]) -> LeaseLost:
     text = f"message {held.id} of queue {held.queue!r} is no longer held"
     return LeaseLost(text, lost=[held])
 
 
 def rollback(
-    terms: QueueTerms,
-    given: Sequence[object],
-    *,
-    delay: float | timedelta | None = None,
-    error: BaseException | str | None = None,
-    session: object = None,
+    terms: QueueTerms, given: Sequence[object], **options: Unpack[RollbackOptions]
 ) -> Plan[None]:
     """Give messages back for another try, and bury messages that have no try left."""
     held = arguments.reservations(terms.queue, tuple(given))
+    delay, error = options.get("delay"), options.get("error")
     delay_s = None if delay is None else arguments.duration("delay", delay)
+    counted = arguments.flag("counted", options.get("counted", True))
     record = yield from noted(held, error)
-    failure = Failure(record, delay_s, session)
+    failure = Failure(record, delay_s, options.get("session"), counted)
     yield from forms.settle(held, lambda form, some: form.roll_back(terms, some, failure))
 
 
@@ -204,7 +240,7 @@ class Documents(Form[Reservation[Any]]):
         settlements = []
         place = yield from kind.place_again(terms.queue)
         for each in held:
-            if is_last_try(each, options.max_tries):
+            if failure.is_last(each, options.max_tries):
                 if dead_letter is None:
                     levels = {one.priority for one in held}
                     dead_letter = yield from _dead_letter(terms, levels)
@@ -212,14 +248,14 @@ class Documents(Form[Reservation[Any]]):
                 continue
             delay_s = failure.delay_s
             delay_s = options.backoff.delay(each.tries) if delay_s is None else delay_s
-            build = partial(transitions.rolling_back, kind, delay_s, error)
-            build = partial(_with_attempt, build, failed_try(each, error))
+            build = _rolling_back(kind, each, failure, delay_s)
             new_place = None if each.group is None else place
             if new_place is not None:
                 build = partial(_placed_again, build, new_place)
             # An attempt differs by these facts of its reservation.
             told = None if error is None else (id(error), each.tries, each.owner, each.reserved)
-            group = ("rollback", delay_s, told, new_place)
+            first = _knows_no_attempts(each)
+            group = ("rollback", delay_s, failure.counted, told, first, new_place)
             settlements.append(Settlement(each, build, group, kind))
         plan = settle(terms.queue, settlements, failure.session)
         yield from results.announced(held, plan, failure.session)
@@ -300,6 +336,42 @@ def _dead_letter(terms: QueueTerms, levels: Collection[int | None]) -> Plan[Targ
     """Return the dead-letter queue, for messages with these priorities."""
     name = terms.options.dead_letter
     return namespace.dead_letter_target(terms.queue, terms.kind, name, levels)
+
+
+def _rolling_back(
+    kind: Kind, held: Reservation[Any], failure: Failure, delay_s: float
+) -> Callable[[datetime], UpdateFields]:
+    """Return the function that makes the update of a rollback."""
+    build = partial(transitions.rolling_back, kind, delay_s, failure.error)
+    if not failure.counted:
+        return partial(_uncounted, build)
+    attempt = failed_try(held, failure.error)
+    if attempt is not None and _knows_no_attempts(held):
+        return partial(_with_first_attempt, build, attempt)
+    return partial(_with_attempt, build, attempt)
+
+
+def _uncounted(build: Callable[[datetime], UpdateFields], now: datetime) -> UpdateFields:
+    """Return a rollback that takes the count of the try back. It notes no attempt."""
+    return build(now) | {"$inc": {"tries": -1}}
+
+
+def _knows_no_attempts(held: Reservation[Any]) -> bool:
+    """Return whether a dead message shows no attempts.
+
+    Perhaps another program stored a value that is no list. A message that is not dead would have
+    been buried for it, but a dead message is delivered without it.
+    """
+    return held.dead is not None and not held.attempts
+
+
+def _with_first_attempt(
+    build: Callable[[datetime], UpdateFields], attempt: Mapping[str, Any], now: datetime
+) -> UpdateFields:
+    """Return a rollback that notes a failed try in place of the stored attempts."""
+    update = build(now)
+    update["$set"]["attempts"] = [attempt]
+    return update
 
 
 def _with_attempt(

@@ -298,16 +298,19 @@ def age(instant: datetime) -> str:
 
 
 def table(
-    columns: Sequence[str], rows: Iterable[Mapping[str, object]], *, right: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Iterable[Mapping[str, object]],
+    *,
+    right: Sequence[str] = (),
+    whole: str = "id",
 ) -> None:
     """Print rows: a table at a terminal, tab-separated lines with a header otherwise.
-
-    Ids are never broken, so that they can be copied.
 
     Args:
         columns: The names of the columns, in order.
         rows: The values by column.
         right: The columns that are aligned to the right.
+        whole: The column whose values are never broken, so that they can be copied.
     """
     cells = [[cell(row.get(name)) for name in columns] for row in rows]
     if not sys.stdout.isatty():
@@ -323,9 +326,9 @@ def table(
         for name in columns
     ]
     for head, *values in zip(heads, *cells, strict=True):
-        if head.header == "id":
+        if head.header == whole:
             head.min_width, head.no_wrap = max(map(len, values), default=0), True
-    grid = Table(*heads, box=box.SIMPLE_HEAD)
+    grid = Table(*heads, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for line in cells:
         grid.add_row(*line)
     Console(highlight=False, markup=False).print(grid)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Final, Literal, NamedTuple, cast
 
 import typer
 
-from pyqueue import ConfigurationError, LeaseLost, Message, Queue, QueueError
+from pyqueue import ConfigurationError, LeaseLost, Message, Queue, QueueError, QueueInfo
 from pyqueue.cli.common import (
     Commands,
     Json,
@@ -20,6 +20,7 @@ from pyqueue.cli.common import (
     QueueName,
     Signals,
     Url,
+    age,
     as_json_text,
     connect,
     emit,
@@ -36,6 +37,8 @@ from pyqueue.queue_base import backend_of
 
 #: How many messages one call pops or moves.
 BATCH_SIZE = 100
+#: The states that `ls` counts.
+_STATES: Final = ("ready", "scheduled", "reserved", "history")
 #: How many lines one call pushes.
 PUSH_BATCH_SIZE = 1000
 
@@ -52,28 +55,41 @@ def ls(
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """List the queues and their numbers of messages."""
-    columns: tuple[str, ...]
-    columns = ("queue", "ready", "scheduled", "reserved", "history", "paused", "kind")
+    """List the queues and their numbers of messages, with those in their dead-letter queues.
+
+    The column "oldest" shows since when the oldest message has waited.
+    """
     with connect(url, namespace) as client:
-        rows = [
-            {"queue": info.name, "paused": info.paused, "kind": info.kind}
-            | {"limit": limit_text(info.limit) if info.limit else None}
-            | {
-                name: getattr(info.counts, name)
-                for name in ("ready", "scheduled", "reserved", "history")
-            }
-            for info in client.queues(cap=cap)
-        ]
+        infos = client.queues(cap=cap)
     if as_json:
-        for row in rows:
-            emit(row)
-    else:
-        for row in rows:
-            row |= {name: f"{cap}+" for name in columns[1:5] if row[name] == cap}
-        if any(row["limit"] for row in rows):
-            columns += ("limit",)
-        table(columns, rows, right=columns[1:5])
+        for each in infos:
+            emit(_row(each))
+        return
+    terminal = sys.stdout.isatty()
+    rows = [_row(each) for each in infos]
+    for row in rows:
+        row |= {name: f"{cap}+" for name in (*_STATES, "dead") if row[name] == cap}
+        if terminal and isinstance(row["oldest"], datetime):
+            row["oldest"] = age(row["oldest"])
+    columns: Sequence[str] = ("queue", *_STATES, "paused", "kind", "dead", "oldest")
+    if any(row["limit"] for row in rows):
+        columns = (*columns, "limit")
+    if terminal:  # room for the names: leave columns out that say nothing
+        nothing: dict[str, object] = {"history": 0, "paused": False, "kind": "standard"}
+        columns = [
+            name
+            for name in columns
+            if name not in nothing or any(row[name] != nothing[name] for row in rows)
+        ]
+    table(columns, rows, right=(*_STATES, "dead"), whole="queue")
+
+
+def _row(info: QueueInfo) -> dict[str, object]:
+    """Return the values of a queue by column."""
+    counts = {name: getattr(info.counts, name) for name in _STATES}
+    limit = limit_text(info.limit) if info.limit else None
+    row: dict[str, object] = {"queue": info.name, "paused": info.paused, "kind": info.kind}
+    return row | {"limit": limit} | counts | {"dead": info.dead, "oldest": info.oldest}
 
 
 # ---- push

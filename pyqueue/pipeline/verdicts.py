@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.backends import results
+from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.invalid import CHECKED_FIRST, Tally
 from pyqueue.backends.queue_plans import found, found_target
 from pyqueue.backends.settling import Output, fan_out
@@ -30,6 +31,7 @@ from pyqueue.delivery import BatchFailed, Drop, Many, Reject, RetryLater, To
 from pyqueue.documents import hashable_id
 from pyqueue.errors import (
     ConfigurationError,
+    DuplicateKey,
     InvalidMessage,
     LeaseLost,
     QueueError,
@@ -54,13 +56,12 @@ UNAVAILABLE: Final = Backoff(base=0.1, maximum=5, jitter=0)
 _ANY_TYPE: Final = Codec[Any](Any)
 
 #: The errors of settling for which the answer, or the message, is to blame.
-_OF_THE_MESSAGE: Final = (InvalidMessage, TypeError, TargetRefused)
+_OF_THE_MESSAGE: Final = (InvalidMessage, TypeError, TargetRefused, DuplicateKey)
 #: The shortest time between two logs of unexpected errors of one class, in seconds.
 _LOG_INTERVAL_S: Final = 60.0
 
-#: An output of Many: its new id; a queue, or its name; a payload for it; and its priority and its
-#: group there.
-_Output = tuple[ObjectId, AsyncQueue[Any] | str, Any, int | None, str | None]
+#: An output of Many: its new id; a queue, or its name; a payload for it; and the answer.
+_Output = tuple[ObjectId, AsyncQueue[Any] | str, Any, To[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +193,7 @@ class Verdicts:
             return Verdict("dropped", self._commit, "commit")
         if isinstance(answer, Many):
             # The ids are the same if the settlement is repeated.
-            outputs = [
-                (ObjectId(), *self._target(each), each.priority, each.group)
-                for each in answer.outputs
-            ]
+            outputs = [(ObjectId(), *self._target(each), each) for each in answer.outputs]
             return Verdict("out", partial(self._fan_out, outputs))
         if stage.kind == "link" and answer is None:
             raise Reject(
@@ -206,9 +204,8 @@ class Verdicts:
             answer = To(stage.to[0], answer)
         if isinstance(answer, To):
             to, payload = self._target(answer)
-            move = partial(self._move, to, answer.priority, answer.group)
-            same = ("move", answer.queue, answer.priority, answer.group)
-            return Verdict("out", move, same, payload)
+            move = partial(self._move, to, answer)
+            return Verdict("out", move, _alike(answer), payload)
         if stage.kind == "choice":
             raise Reject(
                 f"{stage.label} returned {_shown(answer)}, but a choice returns To, Drop or Many"
@@ -238,8 +235,9 @@ class Verdicts:
         """
         reason: BaseException | str | None = failure
         delay: Duration | None = None
+        counted = True
         if isinstance(failure, RetryLater):
-            reason, delay = failure.reason, failure.delay
+            reason, delay, counted = failure.reason, failure.delay, failure.counted
         elif isinstance(failure, Reject) or self._stage.rules.rejects(failure):
             if alone:
                 return [(each, self.bury(each, failure)) for each in messages]
@@ -250,13 +248,15 @@ class Verdicts:
         else:
             text = "a batch of %d messages of queue %r failed, the first is %s"
             log_failure(failure, text, len(messages), self._stage.name, messages[0].id)
-        return [(each, self.retry(each, reason, delay)) for each in messages]
+        return [(each, self.retry(each, reason, delay, counted=counted)) for each in messages]
 
     def retry(
         self,
         message: Reservation[Any],
         error: BaseException | str | None,
         delay: Duration | None = None,
+        *,
+        counted: bool = True,
     ) -> Verdict:
         """Return the verdict that a message is tried again. After its last try it is buried.
 
@@ -264,10 +264,12 @@ class Verdicts:
             message: The message.
             error: The reason.
             delay: Seconds until the next try; None means the stage's backoff.
+            counted: Whether the try counts.
         """
-        counter = "dead" if is_last_try(message, self.max_tries) else "retried"
-        group = ("retry", _identity(error), delay)
-        return Verdict(counter, partial(self._roll_back, error, delay), group)
+        counter = "dead" if counted and is_last_try(message, self.max_tries) else "retried"
+        how = RollbackOptions(error=error, delay=delay, counted=counted)
+        group = ("retry", _identity(error), delay, counted)
+        return Verdict(counter, partial(self._roll_back, how), group)
 
     def bury(self, message: Reservation[Any], error: BaseException) -> Verdict:
         """Return the verdict that a message moves to the dead-letter queue.
@@ -389,7 +391,7 @@ class Verdicts:
         """Return the verdict on a message for which another verdict could not be carried out."""
         if not isinstance(error, _OF_THE_MESSAGE):
             return self.retry(message, error)
-        if verdict.counter != "out":
+        if verdict.counter != "out" or isinstance(error, DuplicateKey):
             return self.bury(message, error)
         self._answers.right -= 1
         # The name of an internal error would mean nothing to the reader of the message.
@@ -419,22 +421,21 @@ class Verdicts:
         await self._queue.commit(message, result=verdict.payload)
 
     async def _move(
-        self,
-        to: AsyncQueue[Any] | str,
-        priority: int | None,
-        turn: str | None,
-        group: Sequence[Decision],
+        self, to: AsyncQueue[Any] | str, answer: To[Any], group: Sequence[Decision]
     ) -> None:
-        pairs = [(each, verdict.payload) for each, verdict in group]
-        await self._queue.move_many(pairs, to=to, priority=priority, group=turn)
+        await self._queue.move_many(
+            [(each, verdict.payload) for each, verdict in group],
+            to=to,
+            headers=answer.headers,
+            delay=answer.delay,
+            at=answer.at,
+            key=answer.key,
+            priority=answer.priority,
+            group=answer.group,
+        )
 
-    async def _roll_back(
-        self,
-        error: BaseException | str | None,
-        delay: Duration | None,
-        group: Sequence[Decision],
-    ) -> None:
-        await self._queue.rollback(*(each for each, _ in group), error=error, delay=delay)
+    async def _roll_back(self, how: RollbackOptions, group: Sequence[Decision]) -> None:
+        await self._queue.rollback(*(each for each, _ in group), **how)
 
     async def _release(self, group: Sequence[Decision]) -> None:
         await self._queue.release(*(each for each, _ in group))
@@ -460,16 +461,18 @@ class Verdicts:
     def _fanned_out(self, outputs: Sequence[_Output], message: Reservation[Any]) -> Plan[None]:
         source = yield from found(backend_of(self._queue))
         made = []
-        for id, to, payload, priority, turn in outputs:
+        for id, to, payload, answer in outputs:
             queue = self._runner.output(to) if isinstance(to, str) else to
             target = yield from found_target(backend_of(queue))
             if payload is UNCHANGED:
                 payload = backend_of(self._queue).codec.dump(message.payload)
+            priority, turn = answer.priority, answer.group
             if priority is None and "priority" in target.kind.capabilities:
                 priority = message.priority
             if turn is None and "group" in target.kind.capabilities:
                 turn = message.group
-            made.append(Output(id, target, payload, priority, turn))
+            output = Output(id, target, payload, priority, turn, headers=answer.headers)
+            made.append(output._replace(key=answer.key, delay=answer.delay, at=answer.at))
         yield from fan_out(source.terms, message, made)
 
 
@@ -478,6 +481,15 @@ def _dumped(payload: Any) -> Any:
     if isinstance(payload, BaseModel) or is_dataclass(payload):
         return _ANY_TYPE.dump(payload)
     return payload
+
+
+def _alike(answer: To[Any]) -> Hashable:
+    """Return a key that is equal for answers that one command carries out; None: it is alone."""
+    if answer.key is not None:  # a key belongs to one message
+        return None
+    # The headers as text, because 1 and True are equal.
+    when, labels = (answer.delay, answer.at), repr(answer.headers)
+    return ("move", answer.queue, when, labels, answer.priority, answer.group)
 
 
 def _shown(answer: object) -> str:

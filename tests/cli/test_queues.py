@@ -18,7 +18,7 @@ from bson import ObjectId
 
 from pyqueue import Client, Limit, Queue
 from pyqueue.cli import common, doctor
-from pyqueue.cli.common import as_json_text
+from pyqueue.cli.common import as_json_text, cell
 from tests.cli.shell import Shell
 from tests.support.eventually import eventually
 from tests.support.processes import ROOT
@@ -255,13 +255,15 @@ def test_peek_and_ls_show_and_take_nothing(shell: Shell, client: Client) -> None
     assert (status, head) == (0, ["id", "when", "tries", "key", "payload", "why"])
     assert (first[4], second[4]) == ('"tab\\there"', '{"n": 2}')
     counts = {"scheduled": 1, "reserved": 0, "history": 0, "kind": "standard", "limit": None}
+    oldest = a.peek()[0].when
+    counts |= {"dead": 0, "oldest": None}
     assert shell.json("ls") == [
-        {"queue": "a", "paused": False, "ready": 2, **counts},
+        {"queue": "a", "paused": False, "ready": 2, **counts, "oldest": oldest},
         {"queue": "b", "paused": True, "ready": 0, **counts, "scheduled": 0},
     ]
     assert shell.run("ls")[1].splitlines()[1:] == [
-        "a\t2\t1\t0\t0\t\tstandard",
-        "b\t0\t0\t0\t0\tyes\tstandard",
+        f"a\t2\t1\t0\t0\t\tstandard\t0\t{cell(oldest)}",
+        "b\t0\t0\t0\t0\tyes\tstandard\t0\t",
     ]
     assert shell.json("ls", "--namespace", "other") == []
 
@@ -414,9 +416,46 @@ def test_push_at_takes_an_instant(shell: Shell, client: Client) -> None:
 
 def test_ls_stops_counting_at_a_cap(shell: Shell, client: Client) -> None:
     client.queue("a").push_many(range(3))
-    assert shell.run("ls", "--cap", "2")[1].splitlines()[1] == "a\t2+\t0\t0\t0\t\tstandard"
-    assert shell.run("ls", "--cap", "4")[1].splitlines()[1] == "a\t3\t0\t0\t0\t\tstandard"
+    line = shell.run("ls", "--cap", "2")[1].splitlines()[1]
+    assert line.startswith("a\t2+\t0\t0\t0\t\tstandard\t0\t")
+    line = shell.run("ls", "--cap", "4")[1].splitlines()[1]
+    assert line.startswith("a\t3\t0\t0\t0\t\tstandard\t0\t")
     assert shell.json("ls", "--cap", "2")[0]["ready"] == 2
+
+
+def test_ls_at_a_terminal_keeps_names_whole(
+    shell: Shell,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Columns that say nothing are left out."""
+    arrivals = client.queue("arrivals.on-time")
+    arrivals.push_many(range(12))
+    arrivals.bury(*arrivals.reserve_many(5, timeout=0))
+    client.queue("jobs", kind="priority").push(1, delay=3600)
+
+    def shown() -> list[str]:
+        with terminal() as (ours, theirs), open(theirs, "w", closefd=False) as stdout:
+            assert shell.stream("ls", stdout=stdout) == 0
+            lines = os.read(ours, 1 << 16).decode().splitlines()
+        assert capsys.readouterr().err == ""
+        assert max(map(len, lines)) <= 80
+        return [line for line in lines if line.strip(" ─")]
+
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "80")
+    head, one, dead, jobs = shown()
+    assert head.split() == ["queue", "ready", "scheduled", "reserved", "kind", "dead", "oldest"]
+    *row, seconds, ago = one.split()
+    assert row == ["arrivals.on-time", "7", "0", "0", "standard", "5"]
+    assert (seconds.endswith("s"), ago) == (True, "ago")
+    assert dead.split()[:5] == ["arrivals.on-time.dead", "5", "0", "0", "standard"]
+    assert jobs.split() == ["jobs", "0", "1", "0", "priority", "0"]
+    client.delete_queue("jobs", force=True)
+    assert shown()[0].split() == ["queue", "ready", "scheduled", "reserved", "dead", "oldest"]
+    arrivals.pause()
+    assert "paused" in shown()[0]
 
 
 def test_pause_stops_pop_until_resume(shell: Shell, client: Client) -> None:

@@ -16,7 +16,6 @@ from pyqueue import (
     InvalidMessage,
     LeaseLost,
     Push,
-    QueueInfo,
 )
 from tests.contract.world import AnyClient, AnyQueue, World, expect_error, refuses
 from tests.support.eventually import eventually
@@ -55,9 +54,16 @@ def test_counts_add_up_the_packs(client: AnyClient, queue: AnyQueue) -> None:
     assert queue.counts() == Counts(ready=5, scheduled=1, reserved=5), "the rest of the pack"
     assert queue.counts(cap=3) == Counts(ready=3, scheduled=1, reserved=3)
     queue.commit(held[0])
-    shown = {each.name: each for each in client.queues()}[queue.name]
-    counts = Counts(ready=5, scheduled=1, reserved=4)
-    assert shown == QueueInfo(queue.name, counts, False, "bucket")
+
+    def shown(**options: Any) -> Counts:
+        listed = {each.name: each for each in client.queues(**options)}[queue.name]
+        assert (listed.kind, listed.paused) == ("bucket", False)
+        return listed.counts  # type: ignore[no-any-return]  # of any place
+
+    assert shown() == Counts(ready=5, scheduled=1, reserved=4)
+    assert shown(cap=3) == Counts(ready=3, scheduled=1, reserved=3)
+    assert shown(held=False) == Counts(ready=5, scheduled=5)
+    assert shown(cap=3, held=False) == Counts(ready=3, scheduled=3)
     queue.release(held[1])
     assert queue.counts() == Counts(ready=9, scheduled=1)
 
@@ -166,6 +172,20 @@ def test_parts_of_a_pack_go_their_ways(client: AnyClient, queue: AnyQueue, name:
     assert (again.id, again.payload) == (ids[0], 0)
 
 
+def test_uncounted_rollback_takes_the_tries_of_packs_back(client: AnyClient, name: str) -> None:
+    """A whole pack waits as a pack; otherwise its messages leave it."""
+    queue = client.queue(name, pack=5, max_tries=1)
+    queue.push_many(range(5))
+    queue.rollback(*queue.reserve_many(5, timeout=0), delay=0, error="busy", counted=False)
+    held = queue.reserve_many(5, timeout=0)
+    assert {(each.tries, each.deliveries, each.error.message) for each in held} == {(1, 2, "busy")}
+    queue.rollback(*held[:2], delay=60, counted=False)
+    found = [queue.get(each.id) for each in held[:2]]
+    assert {(each.tries, each.deliveries, each.state) for each in found} == {(0, 2, "scheduled")}
+    queue.rollback(*held[2:])
+    assert queue.counts() == Counts(scheduled=2), "the counted try was the last one"
+
+
 def test_pack_moves_to_another_bucket(
     world: World, client: AnyClient, queue: AnyQueue, name: str
 ) -> None:
@@ -194,6 +214,18 @@ def test_pack_moves_to_another_bucket(
     queue.commit(*back)
     with pytest.raises(LeaseLost):
         other.commit(again[1])
+
+
+@pytest.mark.parametrize("number", [2, 5], ids=["some", "all"])
+def test_messages_of_a_pack_move_at_an_instant(
+    client: AnyClient, queue: AnyQueue, name: str, number: int
+) -> None:
+    other = client.queue(f"{name}-x", kind="bucket", pack=5)
+    queue.push_many(range(5))
+    later = datetime.now(UTC) + timedelta(minutes=5)
+    queue.move(*queue.reserve_many(5, timeout=0)[:number], to=other, at=later)
+    assert other.counts() == Counts(scheduled=number)
+    assert abs(other.next_when() - later) < timedelta(milliseconds=2)
 
 
 def test_packed_messages_move_into_ordered_groups(

@@ -231,6 +231,26 @@ def test_attempts_survive_burial_and_redrive_but_no_move(
     assert other.get(id).attempts == ()
 
 
+@pytest.mark.needs("dead_letter")
+@pytest.mark.parametrize("value", ["x", 3, {"a": 1}, [1, 2], None], ids=repr)
+def test_attempts_that_are_no_list_are_replaced(
+    world: World, client: AnyClient, name: str, value: Any
+) -> None:
+    """Another program wrote them into a dead message. Its neighbour keeps its attempts."""
+    queue, dead = client.queue(name), client.queue(f"{name}.dead")
+    ids = [queue.push(1), queue.push(2)]
+    queue.bury(*queue.reserve_many(2, timeout=0), error="why")
+    world.raw().update_one({"_id": ids[0]}, {"$set": {"attempts": value}})
+    for number in (1, 2):
+        held = {each.id: each for each in dead.reserve_many(2, timeout=0)}
+        assert len(held[ids[0]].attempts) == number - 1
+        dead.rollback(*held.values(), delay=0, error=f"later {number}")
+    texts = [[each.message for each in dead.get(id).attempts] for id in ids]
+    assert texts == [["later 1", "later 2"], ["why", "later 1", "later 2"]]
+    assert dead.redrive() == 2
+    assert numbers(queue.get(ids[0])) == [1, 2]
+
+
 @pytest.mark.needs("history")
 def test_history_keeps_attempts_until_a_replay(client: AnyClient, name: str) -> None:
     queue = client.queue(name, history=60)

@@ -260,6 +260,15 @@ def test_last_rollback_is_told_as_a_burial(
     ]
 
 
+@pytest.mark.needs("dead_letter")
+def test_uncounted_rollback_is_told_as_a_rollback(told: Any, recorder: Recorder, name: str) -> None:
+    queue = told.queue(name, max_tries=1)
+    held = hold(queue)
+    recorder.take()
+    queue.rollback(held, delay=60, counted=False)
+    assert recorder.take("settled") == [(name, "rollback", [held.id], None, None)]
+
+
 def test_lost_lease_is_told_as_an_error(
     world: World, told: Any, recorder: Recorder, name: str
 ) -> None:

@@ -11,7 +11,16 @@ from pydantic import BaseModel
 
 from pyqueue import UNCHANGED, ConfigurationError, DuplicateKey, InvalidMessage, LeaseLost
 from pyqueue.backends import applying
-from tests.contract.world import FINISHES, AnyClient, AnyQueue, World, expect_error, hold, near
+from tests.contract.world import (
+    FINISHES,
+    AnyClient,
+    AnyQueue,
+    World,
+    expect_error,
+    hold,
+    near,
+    refuses,
+)
 
 pytestmark = pytest.mark.needs("move", "dead_letter")
 
@@ -164,6 +173,27 @@ def test_move_with_a_delay(queue: AnyQueue, other: AnyQueue, delay: Any) -> None
     queue.move(held, to=other, delay=delay)
     assert other.get(held.id).state == "scheduled"
     assert near(other.next_when(), 60)
+
+
+def test_move_at_an_instant(queue: AnyQueue, other: AnyQueue) -> None:
+    """A past instant means now."""
+    later, past = datetime.now(UTC) + timedelta(minutes=1), datetime(2020, 1, 1, tzinfo=UTC)
+    queue.push_many([1, 2, 3])
+    one, two, three = queue.reserve_many(3, timeout=0)
+    queue.move(one, to=other, at=later)
+    assert near(other.next_when(), 60)
+    queue.move_many([(two, "new")], to=other, at=later)
+    queue.move(three, to=other, at=past)
+    found = [other.get(each.id) for each in (one, two, three)]
+    assert [each.state for each in found] == ["scheduled", "scheduled", "ready"]
+    held = hold(queue)
+    refuses(
+        "delay, at: pass one of the two",
+        lambda: queue.move(held, to=other, at=later, delay=1),
+        lambda: queue.move_many([(held, 1)], to=other, at=later, delay=1),
+    )
+    refuses("at: .* has no time zone", lambda: queue.move(held, to=other, at=datetime(2020, 1, 1)))
+    queue.commit(held)
 
 
 def test_move_drops_the_key_and_can_set_another(queue: AnyQueue, other: AnyQueue) -> None:

@@ -168,6 +168,22 @@ def test_failed_message_blocks_its_group_or_not(
     assert payloads(take(queue)) == (["second"] if on_failure == "skip" else [])
 
 
+@pytest.mark.parametrize("on_failure", ["block", "skip"])
+def test_uncounted_rollback_blocks_the_group_as_any_other(
+    world: World, client: AnyClient, name: str, on_failure: Any
+) -> None:
+    queue = client.queue(name, on_failure=on_failure, max_tries=1)
+    queue.push_many(["first", "second"], groups=["a", "a"])
+    held = queue.reserve(0)
+    queue.rollback(held, delay=60, counted=False)
+    rest = take(queue)
+    assert payloads(rest) == (["second"] if on_failure == "skip" else [])
+    queue.commit(*rest)
+    world.ready(held.id)
+    (again,) = take(queue)
+    assert (again.payload, again.tries) == ("first", 1)
+
+
 def test_lapsed_lease_keeps_the_group_locked(world: World, queue: AnyQueue) -> None:
     """The message itself comes back, and its former holder changes nothing."""
     queue.push_many(["first", "second"], groups=["a", "a"])

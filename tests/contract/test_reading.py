@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from pyqueue import (
     Finished,
     InvalidName,
     LeaseLost,
+    Limit,
     Message,
     QueueInfo,
     Reservation,
@@ -283,6 +286,11 @@ def apart(world: World, name: str) -> Iterator[AnyClient]:
     world.raw(f"ns_{name}").drop()
 
 
+def brief(infos: list[QueueInfo]) -> list[tuple[str, Counts, bool, str]]:
+    """Return the names, the counts, the pauses and the kinds of queues."""
+    return [(each.name, each.counts, each.paused, each.kind) for each in infos]
+
+
 def test_queues(world: World, apart: AnyClient) -> None:
     assert apart.queues() == []
     apart.queue("b").push_many([1, 2])
@@ -293,17 +301,19 @@ def test_queues(world: World, apart: AnyClient) -> None:
     assert isinstance(held, Reservation)
     apart.queue("never-used")
     kind = world.place.kind.name
-    assert apart.queues() == [
-        QueueInfo("a", Counts(), True, kind),
-        QueueInfo("b", Counts(reserved=1), False, kind),
-        QueueInfo("b.dead", Counts(ready=1), False),
+    assert brief(apart.queues()) == [
+        ("a", Counts(), True, kind),
+        ("b", Counts(reserved=1), False, kind),
+        ("b.dead", Counts(ready=1), False, "standard"),
     ]
 
 
 def test_queues_without_a_record_are_listed(world: World, apart: AnyClient, name: str) -> None:
-    apart.queue("a").push(1)
+    id = apart.queue("a").push(1)
     world.raw(f"ns_{name}").delete_one({"_id": "~queue:a"})
-    assert apart.queues() == [QueueInfo("a", Counts(ready=1), False)]
+    [info] = apart.queues()
+    oldest = apart.queue("a").get(id).when
+    assert info == QueueInfo("a", Counts(ready=1), False, dead=0, oldest=oldest)
 
 
 @pytest.mark.needs("documents")
@@ -314,13 +324,142 @@ def test_queues_stop_counting_at_a_cap(world: World, apart: AnyClient) -> None:
     queue.reserve_many(2, timeout=0)
     apart.queue("b").pause()
     kind = world.place.kind.name
-    assert apart.queues(cap=3) == [
-        QueueInfo("a", Counts(ready=3, scheduled=1, reserved=2), False, kind),
-        QueueInfo("b", Counts(), True, kind),
+    assert brief(apart.queues(cap=3)) == [
+        ("a", Counts(ready=3, scheduled=1, reserved=2), False, kind),
+        ("b", Counts(), True, kind),
     ]
+    assert apart.queues(cap=1)[0].counts == Counts(ready=1, scheduled=1, reserved=1)
     assert apart.queues(held=False)[0].counts == Counts(ready=4, scheduled=3)
+    assert apart.queues(cap=2, held=False)[0].counts == Counts(ready=2, scheduled=2)
     with pytest.raises(ConfigurationError, match="cap"):
         apart.queues(cap=0)
+
+
+@pytest.mark.needs("dead_letter")
+def test_queues_tell_of_their_dead_letters(apart: AnyClient) -> None:
+    for name, options in {
+        "own": {},
+        "named": {"dead_letter": "lost"},
+        "one": {"dead_letter": "shared"},
+        "two": {"dead_letter": "shared"},
+        "none": {},
+    }.items():
+        queue = apart.queue(name, **options)
+        queue.push_many([1, 2, 3])
+        if name != "none":
+            queue.bury(*queue.reserve_many(3, timeout=0))
+    apart.queue("lost").push("scheduled", delay=60)
+    dead = {each.name: each.dead for each in apart.queues()}
+    assert dead == {
+        "own": 3,
+        "own.dead": None,
+        "named": 4,
+        "lost": None,
+        "none": 0,
+        "one": None,
+        "two": None,
+        "shared": None,
+    }
+    assert {each.name: each.dead for each in apart.queues(cap=2)} == {
+        name: number and min(number, 2) for name, number in dead.items()
+    }
+
+
+def test_queues_tell_since_when_the_oldest_waits(world: World, apart: AnyClient) -> None:
+    def oldest() -> Any:
+        [info] = apart.queues()
+        return info.oldest
+
+    queue = apart.queue("a")
+    queue.pause()
+    queue.resume()
+    assert oldest() is None
+    queue.push("later", delay=60)
+    assert oldest() is None
+    ids = [queue.push("first"), queue.push("second")]
+    waiting = [queue.get(each).when for each in ids]
+    assert oldest() == min(waiting)
+    held = queue.reserve_many(2, timeout=0)
+    assert oldest() is None
+    queue.release(*held)
+    assert oldest() is not None
+    assert near(oldest(), 0)
+    held = queue.reserve_many(2, timeout=0)
+    queue.rollback(*held, delay=60)
+    assert oldest() is None
+
+
+@pytest.mark.needs("ordered")
+def test_oldest_message_may_wait_for_its_group(apart: AnyClient) -> None:
+    queue = apart.queue("a")
+    queue.push_many(["x", "y"], groups=["g", "h"], delay=60)
+    ids = queue.push_many(["one", "two", "three"], groups=["g", "g", "h"])
+    held = queue.reserve_many(3, timeout=0)
+    assert queue.reserve(0) is None
+    waits = queue.get(ids[1])
+    assert waits.deferred == "group"
+    [info] = apart.queues()
+    assert (info.oldest, info.counts.ready) == (waits.when, 0)
+    queue.commit(*held)
+    assert [each.payload for each in queue.reserve_many(3, timeout=0)] == ["two"]
+    assert apart.queues()[0].oldest is None
+
+
+@pytest.mark.needs("per")
+def test_oldest_message_may_wait_for_its_limit(apart: AnyClient) -> None:
+    queue = apart.queue("a", limit=Limit(concurrency=1, per="headers.tenant"))
+    ids = [queue.push(number, headers={"tenant": "t"}) for number in range(3)]
+    assert queue.reserve(0) is not None
+    assert queue.reserve(0) is None
+    [info] = apart.queues()
+    waits = [queue.get(each) for each in ids]
+    assert info.oldest == min(each.when for each in waits if each.state == "scheduled")
+
+
+def test_queues_tell_of_their_options(world: World, apart: AnyClient) -> None:
+    apart.queue("a", lease=30, max_tries=3).push(1)
+    apart.queue("b").push(1)
+    apart.stream("log").append(1)
+    shape = dict(world.place.kind.shape)
+    usual = {"max_tries": 20, "lease": 60, "history": None}
+    assert {each.name: each.options for each in apart.queues()} == {
+        "a": {"lease": 30, "max_tries": 3, "history": None, "dead_letter": "a.dead", **shape},
+        "b": {**usual, "dead_letter": "b.dead", **shape},
+        "log": {"retention": 7 * 86400},
+    }
+    apart.queue("c", limit=Limit(rate=5)).push(1)
+    [info] = [each for each in apart.queues() if each.name == "c"]
+    assert "limit" not in info.options
+    assert info.limit == Limit(rate=5)
+    assert hash(info) == hash(replace(info, options={}))
+
+
+@pytest.mark.differs_by("client")
+def test_queues_of_any_number_and_kind_take_few_commands(world: World, apart: AnyClient) -> None:
+    """Of each kind there are several, with messages in each state."""
+    for number in range(3):
+        for kind in ("standard", "ordered", "priority", "bucket"):
+            queue = apart.queue(f"{kind}{number}", kind=kind)
+            queue.push_many(range(5))
+            queue.push("later", delay=60)
+            assert queue.reserve(0) is not None
+        apart.stream(f"log{number}").append_many(range(4))
+        apart.stream(f"none{number}").consumer("g").pause()
+    before = apart.stats["commands"]
+    infos = apart.queues()
+    # The names, the records, one for the streams, five for the queues.
+    assert apart.stats["commands"] - before == 8
+    counts = {
+        "standard": Counts(ready=4, scheduled=1, reserved=1),
+        "ordered": Counts(ready=4, scheduled=1, reserved=1),
+        "priority": Counts(ready=4, scheduled=1, reserved=1),
+        "bucket": Counts(scheduled=1, reserved=5),
+        "log": Counts(ready=4),
+        "none": Counts(),
+    }
+    assert {each.name: each.counts for each in infos} == {
+        f"{name}{number}": count for name, count in counts.items() for number in range(3)
+    }
 
 
 def test_more_queues_than_one_command_counts(
@@ -385,7 +524,7 @@ def test_deleted_queue_is_made_again(
     client.delete_queue(queue.name)
     queue.pause() if pause else queue.push(2)
     counts = Counts(ready=0 if pause else 1)
-    assert QueueInfo(queue.name, counts, pause, world.place.kind.name) in client.queues()
+    assert (queue.name, counts, pause, world.place.kind.name) in brief(client.queues())
     assert not {"expires", "processed", "deleted"} & set(world.document(f"~queue:{queue.name}"))
     assert pause or queue.pop(0).payload == 2
 

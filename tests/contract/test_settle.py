@@ -15,7 +15,15 @@ import pytest
 from pyqueue import Backoff, ConfigurationError, Finished, LeaseLost, Reservation, Unavailable
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.requests import Plan
-from tests.contract.world import AnyClient, AnyQueue, World, expect_error, hold, near
+from tests.contract.world import (
+    AnyClient,
+    AnyQueue,
+    World,
+    expect_error,
+    hold,
+    near,
+    refuses,
+)
 from tests.support.eventually import eventually
 
 by_client = pytest.mark.differs_by("client")
@@ -193,6 +201,55 @@ def test_error_stays_until_the_next_error(queue: AnyQueue) -> None:
     queue.rollback(held, delay=0)
     message = queue.get(held.id)
     assert message.error["message"] == "first"
+
+
+# ---- rollback that does not count the try
+
+
+def test_uncounted_rollback_takes_the_try_back(world: World, name: str) -> None:
+    """It is never the last one."""
+    queue = world.client.queue(name, max_tries=1)
+    held = hold(queue)
+    queue.rollback(held, delay=60, error="busy", counted=False)
+    message = queue.get(held.id)
+    assert (message.state, message.tries, message.deliveries) == ("scheduled", 0, 1)
+    assert (message.error.message, message.attempts) == ("busy", ())
+    assert near(message.when, 60)
+    world.ready(held.id)
+    again = queue.reserve(0)
+    assert (again.id, again.tries, again.deliveries) == (held.id, 1, 2)
+    queue.rollback(again, error="broken")
+    assert queue.get(held.id) is None, "a counted try is the last one"
+
+
+def test_uncounted_rollback_waits_for_the_backoff_of_the_try(world: World, name: str) -> None:
+    queue = world.client.queue(name, backoff=Backoff(base=100, factor=3, jitter=0))
+    held = hold(queue)
+    for _ in range(2):
+        queue.rollback(held, counted=False)
+        assert near(queue.get(held.id).when, 100)
+        world.ready(held.id)
+        held = queue.reserve(0)
+
+
+@pytest.mark.needs("documents")
+def test_batch_of_an_uncounted_rollback_reports_lost_leases(world: World, queue: AnyQueue) -> None:
+    queue.push_many(range(4))
+    held = queue.reserve_many(4, timeout=0)
+    world.lapse(held[1], known=False)
+    again = queue.reserve(0)
+    with expect_error(LeaseLost, lost=(held[1],), unknown=()):
+        queue.rollback(*held, delay=0, counted=False)
+    assert sorted(each.tries for each in queue.peek()) == [0, 0, 0]
+    assert queue.get(again.id).tries == 2
+
+
+@pytest.mark.parametrize("counted", [None, 1, "no"], ids=repr)
+def test_counted_must_be_true_or_false(world: World, queue: AnyQueue, counted: Any) -> None:
+    held = hold(queue)
+    before = world.bytes(held.id)
+    refuses("counted: expected True or False", lambda: queue.rollback(held, counted=counted))
+    assert world.bytes(held.id) == before
 
 
 #: Where a dead message came from, why and after how many tries.

@@ -133,6 +133,19 @@ def test_rollback_keeps_the_error(log: Any) -> None:
     assert (again.error["type"], again.error["message"]) == ("ValueError", "no")
 
 
+def test_uncounted_rollback_takes_the_try_of_a_group_back(log: Any) -> None:
+    group = log.consumer("g", max_tries=1)
+    group.rollback(*group.reserve_many(3, timeout=0), delay=0, error="busy", counted=False)
+    again = group.reserve_many(3, timeout=0)
+    assert [(each.position, each.tries) for each in again] == [(0, 1), (1, 1), (2, 1)]
+    assert {each.error.message for each in again} == {"busy"}
+    group.rollback(again[1], delay=60, counted=False)
+    assert group.counts() == ConsumerCounts(scheduled=1, reserved=2)
+    group.rollback(again[0], again[2])
+    assert group.counts() == ConsumerCounts(scheduled=1), "the counted try was the last one"
+    refuses("counted: expected True or False", lambda: group.rollback(again[1], counted=0))
+
+
 def test_bury_is_for_one_group(client: AnyClient, log: Any, name: str) -> None:
     group, other = log.consumer("g"), log.consumer("other")
     group.bury(group.reserve(0), error="bad")

@@ -52,12 +52,16 @@ class TestTransactions:
         queue.commit(held)
 
     @pytest.mark.parametrize(
-        "way", ["commit", "rollback", "last rollback", "move", "move_many", "move key"]
+        "way",
+        [
+            *("commit", "rollback", "last rollback", "uncounted rollback"),
+            *("move", "move_many", "move key"),
+        ],
     )
     def test_settling_with_other_writes(
         self, world: World, name: str, other: AnyQueue, way: str
     ) -> None:
-        queue = world.client.queue(name, max_tries=1 if way == "last rollback" else 5)
+        queue = world.client.queue(name, max_tries=5 if way == "rollback" else 1)
         dead = world.client.queue(f"{name}.dead")
         queue.pause()  # the records exist before the transaction
         other.resume()
@@ -68,7 +72,8 @@ class TestTransactions:
             if way == "commit":
                 queue.commit(held, session=session)
             elif way.endswith("rollback"):
-                queue.rollback(held, delay=0, session=session)
+                counted = way != "uncounted rollback"
+                queue.rollback(held, delay=0, counted=counted, session=session)
             elif way == "move_many":
                 queue.move_many([(held, "y")], to=other, session=session)
             else:
@@ -79,6 +84,7 @@ class TestTransactions:
             "commit": (0, 1, 0),
             "rollback": (1, 1, 0),
             "last rollback": (0, 1, 1),
+            "uncounted rollback": (1, 1, 0),
             "move": (0, 2, 0),
             "move_many": (0, 2, 0),
             "move key": (0, 2, 0),

@@ -142,7 +142,6 @@ DENIED = [
     ("README.md", "Routing by topics or patterns", {"topic", "pattern", "routing_key", "exchange"}),
     (MIGRATE, "| `group`, `chord` | `Many` fans out; there is no join |", {"chord", "join"}),
     (RECIPES, "| Cancelling a job that runs |", {"cancel", "cancelled"}),
-    (RECIPES, "| A retry that does not count as a try |", {"counted"}),
     (RECIPES, "| A job that expires: Celery `expires` |", {"expires", "best_before"}),
     (RECIPES, "parent of a BullMQ flow, batches of Oban Pro | none yet;", {"gather", "then"}),
     (RECIPES, "the id is taken until the history ends |", {"unique_for"}),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -239,6 +241,40 @@ def test_retry_later_tries_again(place: Place) -> None:
     assert tries[1][1]["message"] == "the door is closed"
 
 
+@pytest.mark.parametrize("batch", [None, 2])
+def test_retry_later_may_leave_the_try_uncounted(place: Place, batch: Any) -> None:
+    seen: list[tuple[Any, int, int]] = []
+
+    def later(payload: Any, delivery: Any) -> Any:
+        message = delivery.message
+        seen.append((payload, message.tries, message.deliveries))
+        return RetryLater(0, "closed", counted=False) if message.deliveries < 4 else To("a")
+
+    def several(payloads: Any, deliveries: Any) -> Any:
+        return [later(*each) for each in zip(payloads, deliveries, strict=True)]
+
+    place.queue("in").push_many(["x", "y"])
+    handler = place.handler(later if batch is None else several)
+    counters = place.run_stage(handler, max_tries=2, batch=batch)
+    assert counters == {"in": 8, "retried": 6, "out": 2}
+    assert sorted(seen) == [(each, 1, number) for each in ("x", "y") for number in (1, 2, 3, 4)]
+    assert [each.error for each in place.queue("a").peek()] == [None, None]
+
+
+def test_uncounted_retry_after_the_last_try_buries_nothing(memory: Place) -> None:
+    def later(payload: Any, delivery: Any) -> Any:
+        if delivery.message.deliveries == 1:
+            raise RetryLater(0, counted=False)
+        raise RetryLater(0, "broken")
+
+    memory.queue("in").push("x")
+    counters = memory.run_stage(memory.handler(later), max_tries=1)
+    assert counters == {"in": 2, "retried": 1, "dead": 1}
+    assert (dead(memory)["tries"], dead(memory)["error"]["message"]) == (1, "broken")
+    with pytest.raises(ConfigurationError, match="counted: expected True or False"):
+        RetryLater(1, counted="no")  # type: ignore[arg-type]
+
+
 def test_exception_retries_and_the_last_try_buries(place: Place) -> None:
     def fail(payload: Any, delivery: Any) -> None:
         raise OSError(f"try {delivery.message.tries}")
@@ -364,6 +400,97 @@ def test_option_that_the_target_lacks_buries(memory: Place, case: str, batch: An
         assert each.error is not None
         assert (reason in each.error["message"], each.error["type"]) == (True, "Reject")
     assert memory.ids("a", "b") == []
+
+
+# ---- the options of an answer
+
+LATER = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "delay": {"delay": 3600},
+    "at": {"at": LATER},
+    "key": {"key": "k"},
+    "headers": {"headers": {"trace": "new", "n": 1}},
+    "flag": {"headers": {"n": True}},
+}
+
+
+@pytest.mark.parametrize("batch", [None, 9])
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+def test_answer_moves_with_its_options(place: Place, many: bool, batch: Any) -> None:
+    def answer(name: str) -> Any:
+        to = To("a", name.upper(), **OPTIONS[name])
+        return Many([to]) if many else to
+
+    def several(names: list[str]) -> list[Any]:
+        return list(map(answer, names))
+
+    place.queue("in").push_many(list(OPTIONS), headers={"trace": "t"})
+    counters = place.run_stage(answer if batch is None else several, batch=batch)
+    assert counters == {"in": len(OPTIONS), "out": len(OPTIONS)}
+    found = {each.payload.lower(): each for each in place.queue("a").browse().messages}
+    assert found.keys() == OPTIONS.keys()
+    states = {name for name, each in found.items() if each.state == "scheduled"}
+    assert states == {"delay", "at"}
+    assert found["at"].when == LATER
+    assert abs(found["delay"].when - LATER) < timedelta(minutes=10)
+    assert {name: each.key for name, each in found.items() if each.key} == {"key": "k"}
+    headers = {"headers": {"trace": "new", "n": 1}, "flag": {"trace": "t", "n": True}}
+    for name, each in found.items():
+        assert each.headers == headers.get(name, {"trace": "t"})
+    assert found["flag"].headers["n"] is True
+
+
+TAKEN = {
+    "one": To("a", key="k"),
+    "many": Many([To("b"), To("a", key="k")]),
+    "twice": Many([To("b"), To("a", key="new"), To("a", key="new")]),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_taken_key_buries_with_the_reason(
+    place: Place, caplog: pytest.LogCaptureFixture, case: str
+) -> None:
+    place.queue("a").push("there", key="k")
+    place.queue("in").push("x")
+    assert place.run_stage(lambda x: TAKEN[case], max_tries=5) == {"in": 1, "dead": 1}
+    reason = dead(place)["error"]["message"]
+    assert re.fullmatch("key: queue 'a' already has a message with the key '(k|new)'", reason)
+    assert (dead(place)["reason"], dead(place)["tries"]) == ("buried", 1)
+    assert [each.getMessage() for each in caplog.records if reason in each.getMessage()] != []
+    assert (place.payloads("a"), place.payloads("b")) == (["there"], [])
+
+
+def test_taken_keys_do_not_stop_the_stage(memory: Place) -> None:
+    """The answers are right."""
+    memory.queue("in").push_many(range(30))
+    assert memory.run_stage(lambda x: To("a", key="k")) == {"in": 30, "out": 1, "dead": 29}
+
+
+def test_worker_sends_on_with_options(memory: Place) -> None:
+    memory.queue("in").push("x")
+    to = To("a", delay=timedelta(hours=1), key="k", headers={"n": 1})
+    assert memory.run_worker(lambda x: to, to=["a"]) == {"in": 1, "out": 1}
+    [message] = memory.queue("a").browse().messages
+    assert (message.payload, message.key, message.headers) == ("x", "k", {"n": 1})
+    assert message.state == "scheduled"
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"delay": -1}, "delay: -1 is not allowed"),
+        ({"at": datetime(2020, 1, 1)}, "at: .* has no time zone"),
+        ({"delay": 1, "at": LATER}, "delay, at: pass one of the two"),
+        ({"key": ""}, "key: '' is not allowed"),
+        ({"headers": {"a.b": 1}}, "headers: the name 'a.b' is not allowed"),
+    ],
+    ids=["delay", "at", "both", "key", "headers"],
+)
+def test_answer_with_an_invalid_option_is_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        To("a", **options)
 
 
 def test_stream_as_target_is_refused_before_the_run(place: Place) -> None:

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from pyqueue import AsyncClient, Backoff, Client, ConfigurationError, Delivery, Reject, Worker
+from pyqueue import (
+    AsyncClient,
+    Backoff,
+    Client,
+    ConfigurationError,
+    Delivery,
+    Reject,
+    RetryLater,
+    Worker,
+)
 
 BAD, FAILING = 3, 5
 NOW = Backoff(base=0)
@@ -64,6 +73,22 @@ def test_worker_of_an_async_client_consumes_a_group(url: str, client: Client) ->
 
     asyncio.run(main())
     check(client, seen)
+
+
+def test_worker_of_a_group_leaves_a_try_uncounted(client: Client) -> None:
+    client.stream("clicks", int).append_many(range(3))
+    seen: list[tuple[int, int]] = []
+
+    def later(payload: int, delivery: Delivery[int]) -> None:
+        seen.append((payload, delivery.message.tries))
+        if seen.count((payload, 1)) < 3:
+            raise RetryLater(0, counted=False)
+
+    group = client.stream("clicks", int).consumer("audit", max_tries=1)
+    report = Worker(client).on(group, later).run(until_empty=True)
+    assert report.stages["clicks~audit"]["retried"] == 6
+    assert sorted(seen) == sorted([(number, 1) for number in range(3)] * 3)
+    assert client.queue("clicks.audit.dead").counts().total == 0
 
 
 def test_worker_refuses_what_a_group_cannot_do(client: Client) -> None:

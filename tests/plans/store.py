@@ -25,6 +25,7 @@ from pyqueue.backends import namespace
 from pyqueue.backends.limits.rates import GiveBack, TakePermits
 from pyqueue.backends.ordered.groups import rank
 from pyqueue.backends.scan import BATCH_BYTES, ScanState
+from pyqueue.backends.tallies import AskEach, SumByQueue
 from pyqueue.backends.transitions import record_id
 from pyqueue.backends.turns import MAX_PAGE, FirstOfEach
 from pyqueue.concurrently import Concurrently
@@ -36,7 +37,6 @@ from pyqueue.requests import (
     Change,
     Coalesce,
     Count,
-    CountEach,
     CreateIndex,
     Delete,
     Distinct,
@@ -227,9 +227,8 @@ class Store:
                 return self._insert(request.documents)
             case Count():
                 return len(self._found(request.filter, None, 0, request.cap or 0))
-            case CountEach():
-                cap = request.cap or 0
-                return [len(self._found(each, None, 0, cap)) for each in request.filters]
+            case SumByQueue() | AskEach():
+                return request.read(request.send(self._copied()))
             case FirstOfEach():
                 return self._first_of_each(request)
             case CreateIndex():
@@ -251,11 +250,20 @@ class Store:
 
     def _buckets(self) -> Any:
         if self.buckets is None:
-            database = memory_database("buckets")
-            self.buckets = MemoryCollection(
-                database, "buckets", lambda: instant(int(self._world.time))
-            )
+            self.buckets = self._collection()
         return self.buckets
+
+    def _collection(self) -> Any:
+        """Return a new collection in memory."""
+        now = lambda: instant(int(self._world.time))  # noqa: E731
+        return MemoryCollection(memory_database("store"), "store", now)
+
+    def _copied(self) -> Any:
+        """Return a collection with the documents, for aggregates."""
+        collection = self._collection()
+        if self.documents:
+            collection.insert_many([dict(each) for each in self.documents.values()])
+        return collection
 
     def _found(self, filter: Mapping[str, Any], sort: Any, skip: int, limit: int) -> list[Document]:
         if "$expr" in filter:

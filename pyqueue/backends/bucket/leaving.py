@@ -33,7 +33,7 @@ from pyqueue.backends.moving import stay_of
 from pyqueue.backends.options import QueueTerms, Target
 from pyqueue.errors import DuplicateKey, QueueError, Unavailable, first_ten
 from pyqueue.facts import as_stored
-from pyqueue.messages import TRAIL_LENGTH, Id, PackedReservation, is_last_try
+from pyqueue.messages import TRAIL_LENGTH, Id, PackedReservation
 from pyqueue.payloads import encode
 from pyqueue.requests import (
     Coalesce,
@@ -286,21 +286,22 @@ def rollback(terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
     out_of_tries: list[PackedReservation[Any]] = []
     rest: list[tuple[Group, Held]] = []
     for group, members in by_pack(queue, kind, held):
-        if is_last_try(members[0], options.max_tries):  # the messages of a claim have equal tries
+        if failure.is_last(members[0], options.max_tries):  # all of a claim have equal tries
             out_of_tries += members
             continue
         rest.append((group, members))
 
     def whole(group: Group, members: Held) -> Plan[bool]:
         delay_s = options.backoff.delay(members[0].tries) if given_s is None else given_s
-        return roll_back_whole(group, delay_s, record)
+        return roll_back_whole(group, delay_s, record, counted=failure.counted)
 
     def make(each: PackedReservation[Any]) -> Make:
         delay_s = options.backoff.delay(each.tries) if given_s is None else given_s
+        tries = each.tries if failure.counted else each.tries - 1
 
         def waiting(stored: Document, now: datetime) -> Document:
             when = now + timedelta(milliseconds=round(delay_s * 1000))
-            put = kind.entering(queue, when) | _counted(each, each.tries)
+            put = kind.entering(queue, when) | _counted(each, tries)
             why = record or as_stored(each.error)
             return stored | put | ({} if why is None else {"error": why})
 

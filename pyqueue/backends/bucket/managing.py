@@ -71,13 +71,7 @@ def _count(queue: str, cap: int | None, now: datetime, session: object) -> Plan[
 
 
 def in_packs(
-    queue: str,
-    documents: Counts,
-    cap: int | None,
-    now: datetime,
-    session: object = None,
-    *,
-    held: bool = True,
+    queue: str, documents: Counts, cap: int | None, now: datetime, session: object = None
 ) -> Plan[Counts]:
     """Add the messages in packs to the counts of documents.
 
@@ -87,15 +81,13 @@ def in_packs(
         cap: the most documents to count in each state; None: all.
         now: the current instant.
         session: the session of the counts, or None.
-        held: whether to tell reserved messages from scheduled messages. If not, both count as
-            scheduled.
     """
     # Finished messages have a ``when`` of BAND or later.
     later: Filter = {"q": queue, "when": {"$gt": now, "$lt": BAND}}
     ready: Filter = {"q": queue, "when": {"$lte": now}}
     waiting = yield from CountPacked(later, cap, session=session)
     reserved = 0
-    if held and waiting:
+    if waiting:
         # Match any token: the index finds strings, but not missing fields.
         token = {"token": {"$gt": ""}}
         reserved = yield from CountPacked({**later, **token}, cap, session=session)

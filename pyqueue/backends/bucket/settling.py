@@ -318,7 +318,9 @@ def give_back(group: Group) -> Plan[bool]:
     return matched
 
 
-def roll_back_whole(group: Group, delay_s: float, error: Mapping[str, Any] | None) -> Plan[bool]:
+def roll_back_whole(
+    group: Group, delay_s: float, error: Mapping[str, Any] | None, *, counted: bool
+) -> Plan[bool]:
     """Let a pack wait for another try.
 
     Return False, and change nothing, unless these are all its messages and no other settlement is
@@ -329,7 +331,7 @@ def roll_back_whole(group: Group, delay_s: float, error: Mapping[str, Any] | Non
     if hold is None or not hold.begin_whole(group.bits, alone=True):
         return False
     when = now + timedelta(milliseconds=round(delay_s * 1000))
-    update = _ending(hold, 0, when, rests=False, counts=True)
+    update = _ending(hold, 0, when, rests=False, counts=counted)
     update["$set"] |= {"due": when} | ({} if error is None else {"error": error})
     try:
         match = group.fence | {"n": group.bits.bit_count()}

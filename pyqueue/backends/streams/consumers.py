@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, Unpack
 
 from pyqueue import arguments
-from pyqueue.backends.forms import each_part
+from pyqueue.backends.forms import RollbackOptions, each_part
 from pyqueue.backends.invalid import Misfits
 from pyqueue.backends.options import Options
 from pyqueue.backends.settling import noted
@@ -141,34 +141,29 @@ class GroupPlans:
             raise refusal("result" if payload is UNCHANGED else "payload")
         return settling.commit(self.state, held)
 
-    def rollback(
-        self,
-        held: Sequence[object],
-        *,
-        delay: Duration | None = None,
-        error: BaseException | str | None = None,
-        session: object = None,
-    ) -> Plan[None]:
+    def rollback(self, held: Sequence[object], **options: Unpack[RollbackOptions]) -> Plan[None]:
         """Give messages back for another try, and bury messages that have no try left."""
-        if session is not None:
+        if options.get("session") is not None:
             raise refusal("session")
-        given = settling.reservations(self.state, held)
-        delay_by_tries = settling.delay_by_tries(given, self.options.backoff, delay)
-        return self._roll_back(given, delay_by_tries, error)
+        given, own = settling.reservations(self.state, held), self.options
+        delay_by_tries = settling.delay_by_tries(given, own.backoff, options.get("delay"))
+        counted = arguments.flag("counted", options.get("counted", True))
+        return self._roll_back(given, delay_by_tries, options.get("error"), counted)
 
     def _roll_back(
         self,
         given: Sequence[StreamReservation[Any]],
         delay_by_tries: Mapping[int, float],
         error: BaseException | str | None,
+        counted: bool,
     ) -> Plan[None]:
-        max_tries = self.options.max_tries
+        max_tries = self.options.max_tries if counted else None
         record = yield from noted(given, error)
         out_of_tries = [each for each in given if is_last_try(each, max_tries)]
         rest = [each for each in given if not is_last_try(each, max_tries)]
+        returning = settling.rollback(self.state, rest, delay_by_tries, record, counted=counted)
         yield from each_part(
-            (settling.rollback(self.state, rest, delay_by_tries, record), rest),
-            (self._bury(out_of_tries, "tries", error), out_of_tries),
+            (returning, rest), (self._bury(out_of_tries, "tries", error), out_of_tries)
         )
 
     def release(self, held: Sequence[object]) -> Plan[None]:
