@@ -25,6 +25,7 @@ from pyqueue.limits import Limit
 from pyqueue.messages import (
     UNCHANGED,
     Backoff,
+    BulkResult,
     ConsumerCounts,
     ConsumerInfo,
     Counts,
@@ -41,12 +42,14 @@ from pyqueue.messages import (
 if TYPE_CHECKING:
     from pyqueue.async_client import AsyncClient
     from pyqueue.async_queues import AsyncQueue
+    from pyqueue.async_selections import AsyncSelection
     from pyqueue.async_streams import AsyncConsumer, AsyncStream
     from pyqueue.client import Client
     from pyqueue.delivery import BatchFailed, Delivery, Drop, Many, Reject, RetryLater, To
     from pyqueue.hooks import Hooks
     from pyqueue.pipeline import Pipeline
     from pyqueue.queues import Queue
+    from pyqueue.selections import Selection
     from pyqueue.streams import Consumer, Stream
     from pyqueue.worker import Worker
 
@@ -55,10 +58,12 @@ __all__ = [
     "AsyncClient",
     "AsyncConsumer",
     "AsyncQueue",
+    "AsyncSelection",
     "AsyncStream",
     "Attempt",
     "Backoff",
     "BatchFailed",
+    "BulkResult",
     "Burial",
     "Client",
     "ConfigurationError",
@@ -91,6 +96,7 @@ __all__ = [
     "Reservation",
     "RetryLater",
     "ScheduleInfo",
+    "Selection",
     "Stream",
     "StreamMessage",
     "StreamReservation",
@@ -109,6 +115,7 @@ if not TYPE_CHECKING:
         {
             "async_client": ["AsyncClient"],
             "async_queues": ["AsyncQueue"],
+            "async_selections": ["AsyncSelection"],
             "async_streams": ["AsyncConsumer", "AsyncStream"],
             "client": ["Client"],
             "delivery": [
@@ -117,6 +124,7 @@ if not TYPE_CHECKING:
             "hooks": ["Hooks"],
             "pipeline": ["Pipeline"],
             "queues": ["Queue"],
+            "selections": ["Selection"],
             "streams": ["Consumer", "Stream"],
             "worker": ["Worker"],
         },

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar
 
+from pyqueue.async_selections import AsyncSelectable
 from pyqueue.backends.browsing import BrowseOptions
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.pushing import PushOptions
@@ -30,14 +31,13 @@ from pyqueue.messages import (
     Reservation,
     State,
 )
-from pyqueue.queue_base import OnDuplicate, QueueBase
+from pyqueue.queue_base import OnDuplicate
 from pyqueue.reserved import OnLost, check_on_lost, holding_async
-from pyqueue.runtime.plan_runner import AsyncPlanRunner
 
 T = TypeVar("T")
 
 
-class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
+class AsyncQueue(AsyncSelectable[T]):
     """A queue, for async code. ``AsyncClient.queue`` makes it, without I/O.
 
     Durations are seconds or timedeltas, and instants are aware datetimes. Every operation may raise

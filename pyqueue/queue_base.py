@@ -57,24 +57,33 @@ class QueueBase(Generic[T, Runs]):
         return telling.push(hooks, self._backend, payloads, how)
 
     def _move(self, given: Iterable[tuple[Any, Any]], to: Any, edits: MoveOptions) -> Plan[None]:
-        if isinstance(to, QueueBase):
-            other, own = to._runner, self._runner
-            if (other.namespace, other.store) != (own.namespace, own.store):
-                raise ConfigurationError(
-                    f"to: queue {to.name!r} is in another database or namespace; "
-                    f"a message can only move within its own namespace ({own.namespace!r})"
-                )
-            to = to._backend
-        elif not isinstance(to, str):
-            raise ConfigurationError(
-                f"to: expected a Queue or the name of a queue, found {type(to).__name__}"
-            )
+        target = self._target(to)
         pairs = list(given) if isinstance(given, Iterable) else [given]
         if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
             raise ConfigurationError("pairs: expected pairs of a reservation and its payload")
-        plan = self._backend.move(pairs, to=to, **edits)
-        held, name = [each for each, _ in pairs], to if isinstance(to, str) else to.queue
+        plan = self._backend.move(pairs, to=target, **edits)
+        held, name = [each for each, _ in pairs], to if isinstance(to, str) else to.name
         return self._settles("move", held, edits["session"], plan, name)
+
+    def _target(self, to: Any) -> QueuePlans | str:
+        """Return the plans, or the name, of the queue that messages move to.
+
+        Raises:
+            ConfigurationError: It is neither a queue of the same namespace nor a name.
+        """
+        if isinstance(to, str):
+            return to
+        if not isinstance(to, QueueBase):
+            raise ConfigurationError(
+                f"to: expected a Queue or the name of a queue, found {type(to).__name__}"
+            )
+        other, own = to._runner, self._runner
+        if (other.namespace, other.store) != (own.namespace, own.store):
+            raise ConfigurationError(
+                f"to: queue {to.name!r} is in another database or namespace; "
+                f"a message can only move within its own namespace ({own.namespace!r})"
+            )
+        return to._backend
 
     def _reprioritize(self, id: Id, priority: int) -> Plan[bool]:
         def reprioritize(found: QueuePlans) -> Plan[bool]:
@@ -151,3 +160,8 @@ def receiving(
 def committing(queue: QueueBase[Any, Any], held: Reservation[Any], plan: Plan[None]) -> Plan[None]:
     """Return a plan that finishes a message of a queue, for the other modules of pyqueue."""
     return queue._settles("commit", [held], None, plan)
+
+
+def target_of(queue: QueueBase[Any, Any], to: object) -> QueuePlans | str:
+    """Return the plans, or the name, of a queue to which messages of this queue move."""
+    return queue._target(to)

@@ -29,14 +29,14 @@ from pyqueue.messages import (
     Reservation,
     State,
 )
-from pyqueue.queue_base import OnDuplicate, QueueBase
+from pyqueue.queue_base import OnDuplicate
 from pyqueue.reserved import OnLost, check_on_lost, holding
-from pyqueue.runtime.plan_runner import PlanRunner
+from pyqueue.selections import Selectable
 
 T = TypeVar("T")
 
 
-class Queue(QueueBase[T, PlanRunner]):
+class Queue(Selectable[T]):
     """A queue, for blocking code. ``Client.queue`` makes it, without I/O.
 
     Durations are seconds or timedeltas, and instants are aware datetimes. Every operation may raise

@@ -12,6 +12,7 @@ import contextvars
 import inspect
 import math
 import threading
+import time
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 
 import pymongo
 
-from pyqueue.concurrently import AT_ONCE, Concurrently
+from pyqueue.concurrently import AT_ONCE, Concurrently, Sleep
 from pyqueue.errors import ConfigurationError, MissingIndex, Unavailable
 from pyqueue.requests import (
     AtOneInstant,
@@ -112,6 +113,8 @@ class Driver(BaseDriver[Listener]):
             return self._concurrently(request.plans)
         if isinstance(request, Listen):
             return self._listen(request.waiters)
+        if isinstance(request, Sleep):
+            return _sleep(self, request.seconds)
         assert isinstance(request, Wait)
         return self._wait(request)
 
@@ -276,6 +279,8 @@ class AsyncDriver(BaseDriver[ListensAsync]):
             return self._concurrently(request.plans)
         if isinstance(request, Listen):
             return self._listen(request.waiters)
+        if isinstance(request, Sleep):
+            return _sleep_async(self, request.seconds)
         assert isinstance(request, Wait)
         return self._wait(request)
 
@@ -396,3 +401,20 @@ class AsyncDriver(BaseDriver[ListensAsync]):
                     seconds = steps.send(await listener.wait(seconds))
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]  # whether to scan
+
+
+# ---- pauses of a plan
+
+
+def _sleep(driver: Driver, seconds: float) -> None:
+    time.sleep(seconds)
+    if driver.clock.stale:  # no other call may ask for the time
+        with suppress(Unavailable):
+            driver.prepare()
+
+
+async def _sleep_async(driver: AsyncDriver, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    if driver.clock.stale:
+        with suppress(Unavailable):
+            await driver.prepare()
