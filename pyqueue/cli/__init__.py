@@ -20,6 +20,7 @@ from pyqueue.cli import (
     cron,
     doctor,
     managing,
+    moving,
     queues,
     stages,
     streams,
@@ -60,7 +61,7 @@ def pyqueue(
     """Queues on MongoDB."""
 
 
-for _part in (queues, browsing, managing, trace, work, doctor, checkout):
+for _part in (queues, browsing, moving, managing, trace, work, doctor, checkout):
     app.add_typer(_part.app)
 app.add_typer(streams.app, name="stream")
 app.add_typer(stages.app, name="stage")
