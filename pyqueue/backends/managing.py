@@ -163,7 +163,7 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
     for each in spellings:
-        fields = {"key": 1, "dead": 1, "group": 1, "lock": 1}
+        fields = dict.fromkeys(("key", "dead", "group", "lock", "limited"), 1)
         found = yield from Find({"_id": each, "q": queue}, fields, limit=1)
         if found:
             break
