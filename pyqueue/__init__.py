@@ -26,6 +26,7 @@ from pyqueue.limits import Limit
 from pyqueue.messages import (
     UNCHANGED,
     Backoff,
+    BulkResult,
     ConsumerCounts,
     ConsumerInfo,
     Counts,
@@ -43,12 +44,14 @@ from pyqueue.messages import (
 if TYPE_CHECKING:
     from pyqueue.async_client import AsyncClient
     from pyqueue.async_queues import AsyncQueue
+    from pyqueue.async_selections import AsyncSelection
     from pyqueue.async_streams import AsyncConsumer, AsyncStream
     from pyqueue.client import Client
     from pyqueue.delivery import BatchFailed, Delivery, Drop, Many, Reject, RetryLater, To
     from pyqueue.hooks import Hooks
     from pyqueue.pipeline import Pipeline, Report
     from pyqueue.queues import Queue
+    from pyqueue.selections import Selection
     from pyqueue.specs import QueueSpec
     from pyqueue.streams import Consumer, Stream
     from pyqueue.telemetry.values import Latency, QueueStats
@@ -59,10 +62,12 @@ __all__ = [
     "AsyncClient",
     "AsyncConsumer",
     "AsyncQueue",
+    "AsyncSelection",
     "AsyncStream",
     "Attempt",
     "Backoff",
     "BatchFailed",
+    "BulkResult",
     "Burial",
     "Client",
     "ConfigurationError",
@@ -101,6 +106,7 @@ __all__ = [
     "Reservation",
     "RetryLater",
     "ScheduleInfo",
+    "Selection",
     "Stream",
     "StreamMessage",
     "StreamReservation",
@@ -119,6 +125,7 @@ if not TYPE_CHECKING:
         {
             "async_client": ["AsyncClient"],
             "async_queues": ["AsyncQueue"],
+            "async_selections": ["AsyncSelection"],
             "async_streams": ["AsyncConsumer", "AsyncStream"],
             "client": ["Client"],
             "delivery": [
@@ -128,6 +135,7 @@ if not TYPE_CHECKING:
             "pipeline": ["Pipeline", "Report"],
             "queues": ["Queue"],
             "specs": ["QueueSpec"],
+            "selections": ["Selection"],
             "streams": ["Consumer", "Stream"],
             "telemetry.values": ["Latency", "QueueStats"],
             "worker": ["Worker"],

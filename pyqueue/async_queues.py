@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar, Unpack, overload
 
+from pyqueue.async_selections import AsyncSelectable
 from pyqueue.backends.browsing import BrowseOptions
 from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
@@ -32,16 +33,15 @@ from pyqueue.messages import (
     Reservation,
     State,
 )
-from pyqueue.queue_base import OnDuplicate, PushTerms, QueueBase
+from pyqueue.queue_base import OnDuplicate, PushTerms
 from pyqueue.reserved import OnLost, check_on_lost, holding_async, renewing_async
-from pyqueue.runtime.plan_runner import AsyncPlanRunner
 from pyqueue.telemetry.reading import stats
 from pyqueue.telemetry.values import QueueStats
 
 T = TypeVar("T")
 
 
-class AsyncQueue(QueueBase[T, AsyncPlanRunner]):
+class AsyncQueue(AsyncSelectable[T]):
     """A queue, for async code. ``AsyncClient.queue`` makes it, without I/O.
 
     Durations are seconds or timedeltas, and instants are aware datetimes. Every operation may raise

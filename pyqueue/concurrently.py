@@ -1,4 +1,4 @@
-"""Several plans at once: a request for long work on many documents.
+"""Requests for long work on many documents: several plans at once, and pauses.
 
 The server runs each command on one processor, and each command waits for the journal separately.
 """
@@ -26,6 +26,13 @@ class Concurrently(Request[list[T]], Generic[T]):
     """
 
     plans: Sequence[Plan[T]]
+
+
+@dataclass(slots=True)
+class Sleep(Request[None]):
+    """Pause for this time, in seconds."""
+
+    seconds: float
 
 
 def concurrently(plans: Sequence[Plan[T]]) -> Plan[list[T]]:

@@ -20,7 +20,7 @@ from typing import Any
 import bson
 from bson.binary import UuidRepresentation
 from bson.raw_bson import RawBSONDocument
-from pymongo import UpdateMany
+from pymongo import DeleteOne, UpdateMany
 from pymongo.errors import BulkWriteError, DuplicateKeyError, WriteError
 from pymongo.results import BulkWriteResult
 
@@ -140,9 +140,12 @@ class MemoryCollection:
             seen.append(values)
 
     def bulk_write(self, operations: Any, *, ordered: bool, session: Any = None) -> Any:
-        """Run updates one by one. mongomock refuses the operations of a current pymongo."""
-        matched, errors = 0, []
+        """Run writes one by one. mongomock refuses the operations of a current pymongo."""
+        matched, removed, errors = 0, 0, []
         for place, operation in enumerate(operations):
+            if isinstance(operation, DeleteOne):
+                removed += self.delete_one(operation._filter, session=session).deleted_count
+                continue
             many = isinstance(operation, UpdateMany)
             update = self.update_many if many else self.update_one
             try:
@@ -158,9 +161,10 @@ class MemoryCollection:
                         **(error.details or {}),
                     }
                 )
+        counts = {"nMatched": matched, "nRemoved": removed}
         if errors:
-            raise BulkWriteError({"writeErrors": errors, "nMatched": matched})
-        return BulkWriteResult({"nMatched": matched}, acknowledged=True)
+            raise BulkWriteError({"writeErrors": errors, **counts})
+        return BulkWriteResult(counts, acknowledged=True)
 
     def aggregate(self, pipeline: list[dict[str, Any]], **options: Any) -> list[Any]:
         """Run a pipeline that may end with $unionWith, which mongomock lacks."""

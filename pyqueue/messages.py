@@ -234,6 +234,17 @@ class Page(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
+class BulkResult:
+    """The result of a change of many messages, as the methods of ``Selection`` return it."""
+
+    #: How many messages were changed.
+    done: int
+    #: How many selected messages were left alone: a consumer held them, they changed after they
+    #: were read, or they do not allow the change.
+    passed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Counts:
     """The number of messages of a queue by state. ``total`` does not include ``history``."""
 

@@ -31,16 +31,16 @@ from pyqueue.messages import (
     Reservation,
     State,
 )
-from pyqueue.queue_base import OnDuplicate, PushTerms, QueueBase
+from pyqueue.queue_base import OnDuplicate, PushTerms
 from pyqueue.reserved import OnLost, check_on_lost, holding, renewing
-from pyqueue.runtime.plan_runner import PlanRunner
+from pyqueue.selections import Selectable
 from pyqueue.telemetry.reading import stats
 from pyqueue.telemetry.values import QueueStats
 
 T = TypeVar("T")
 
 
-class Queue(QueueBase[T, PlanRunner]):
+class Queue(Selectable[T]):
     """A queue, for blocking code. ``Client.queue`` makes it, without I/O.
 
     Durations are seconds or timedeltas, and instants are aware datetimes. Every operation may raise

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
 
-from pymongo import UpdateMany, UpdateOne
+from pymongo import DeleteOne, UpdateMany, UpdateOne
 
 from pyqueue.errors import QueueError
 
@@ -258,18 +258,18 @@ class Update(Command[Change]):
 class UpdateEach(Command[tuple[int, list[WriteFailure]]]):
     """Apply pairs of a filter and an update. The answer: the number of matches, and failures."""
 
-    pairs: Sequence[tuple[Filter, UpdateDocument]]
+    pairs: Sequence[tuple[Filter, UpdateDocument]]  # an empty update deletes its first match
     many: bool = False  # each update changes all of its matches
 
     def send(self, collection: Any) -> Any:
         """Send a bulk write."""
         update: Any = UpdateMany if self.many else UpdateOne
-        updates = [update(*pair) for pair in self.pairs]
+        updates = [update(*pair) if pair[1] else DeleteOne(pair[0]) for pair in self.pairs]
         return collection.bulk_write(updates, ordered=False, session=self.session)
 
     def read(self, raw: Any) -> tuple[int, list[WriteFailure]]:
         """Return how many matched."""
-        return raw.matched_count, []
+        return raw.matched_count + raw.deleted_count, []
 
 
 @dataclass(slots=True)

@@ -55,7 +55,7 @@ LAYERS: dict[str, set[str]] = {
     "runtime": {"transactions"},
     "queues": {
         *("claim", "queue_base", "queues", "reserved", "stream_base", "streams", "telling"),
-        *("async_queues", "async_streams"),
+        *("async_queues", "async_selections", "async_streams", "selection_base", "selections"),
     },
     "client": {
         *("async_client", "client", "client_base", "client_receiving", "client_settling"),
@@ -269,7 +269,7 @@ def test_plans_do_no_io_and_read_no_clock(path: Path, module: str) -> None:
 @pytest.mark.parametrize(
     ("module", "taken"),
     [
-        ("requests", "from pymongo import UpdateMany, UpdateOne"),
+        ("requests", "from pymongo import DeleteOne, UpdateMany, UpdateOne"),
         ("aside", "from pymongo import UpdateOne"),
         ("spark/outputs", "from pymongo.errors import PyMongoError"),
     ],
@@ -399,6 +399,7 @@ PROMISED = {
     *("Push", "JobFailed"),
     *("QueueSpec", "Report"),
     *("Latency", "QueueStats"),
+    *("AsyncSelection", "BulkResult", "Selection"),
 }
 SIGNATURES = {
     "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "
@@ -427,6 +428,7 @@ SIGNATURES = {
     "remove": "id",
     "requeue": "id",
     "reprioritize": "id, priority",
+    "select": "where=None, state=None, older=None, error=None",
     "get": "id",
     "peek": "limit=10",
     "browse": "state=None, where=None, after=None, limit=100, newest=False, budget=5000",

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import NoneType
-from typing import Any, Final, NamedTuple, TypedDict, Unpack, get_args
+from typing import Any, Final, Literal, NamedTuple, TypedDict, Unpack, get_args
 
 import bson
 from bson import ObjectId
@@ -92,7 +92,8 @@ class BrowseOptions(TypedDict):
 class Wanted(NamedTuple):
     """The checked arguments of ``Queue.browse``."""
 
-    state: State | None
+    #: "live": any state but "finished".
+    state: State | Literal["live"] | None
     where: Where
     after: Position | None
     limit: int
@@ -100,8 +101,16 @@ class Wanted(NamedTuple):
     budget: int
 
 
-#: The messages of a document, each with its number in it.
-Parts = Sequence[tuple[int, Document]]
+class Found(NamedTuple):
+    """A message that a walk has found."""
+
+    message: Message[Any]
+    #: The stored document, and the message as a document. It is the same one, unless messages share
+    #: the stored document.
+    document: Document
+    part: Document
+    #: Its number in the stored document.
+    number: int
 
 
 def checked(**options: Unpack[BrowseOptions]) -> Wanted:
@@ -125,39 +134,39 @@ def checked(**options: Unpack[BrowseOptions]) -> Wanted:
     )
 
 
+def all_live(state: State | None, where: Where) -> Wanted:
+    """Return the arguments of a walk over all messages that are not finished, oldest first."""
+    limit, budget = _MAX_ROUND, 5 * _MAX_ROUND
+    return Wanted(state or "live", where, None, limit, _OLDEST_FIRST, budget=budget)
+
+
 def browse(terms: QueueTerms, wanted: Wanted) -> Plan[Page[Any]]:
     """Return the next page of the messages of a queue.
 
     Raises:
         ConfigurationError: the name belongs to a stream, or this release does not know the kind.
     """
-    contents = yield from _contents(terms)
-    now = yield from ServerTime()
-    walk = _Walk(terms.queue, terms.codec, wanted, now, wanted.after)
-    # A shared document may have a thousand messages, so the first rounds are small.
-    size, most = (1, _MAX_SHARED_ROUND) if contents.shared else (wanted.limit, _MAX_ROUND)
-    while True:
-        size = min(size, most, wanted.budget - walk.looked)
-        places, last = yield from _next_places(walk, size)
-        documents = yield from _read(walk, contents, places)
-        examined = all(walk.examine(each, parts) for each, parts in documents)
-        if examined and last:
-            return Page(walk.found, None, walk.looked)
-        if walk.is_full():
-            return Page(walk.found, _cursor(walk.place), walk.looked)
-        size *= 2
-
-
-def _contents(terms: QueueTerms) -> Plan[Contents]:
-    """Return the contents of the documents of a queue, by its record."""
     queue = terms.queue
+    remedy = f"use client.stream({queue!r}).read(), or `pyqueue stream read`"
+    stored = yield from kind_of_queue(queue, "browse", remedy)
+    kind = terms.kind if stored is None else kinds.lookup(stored)
+    now = yield from ServerTime()
+    walk = Walk(queue, contents_of(kind), terms.codec, wanted, now, place=wanted.after)
+    complete = yield from walk_on(walk)
+    messages = [each.message for each in walk.found]
+    return Page(messages, None if complete else _cursor(walk.place), walk.looked)
+
+
+def kind_of_queue(queue: str, argument: str, remedy: str) -> Plan[str | None]:
+    """Return the kind of a queue, or None if it has no record.
+
+    Raises:
+        ConfigurationError: the name belongs to a stream, or this release does not know the kind.
+    """
     stored = yield from namespace.kind_of(queue)
     if stored == namespace.STREAM:
-        raise ConfigurationError(
-            f"browse: {queue!r} is a stream; use client.stream({queue!r}).read(), or "
-            "`pyqueue stream read`"
-        )
-    return contents_of(terms.kind if stored is None else kinds.lookup(stored))
+        raise ConfigurationError(f"{argument}: {queue!r} is a stream; {remedy}")
+    return stored
 
 
 def shown(codec: Codec[Any], document: Document, now: datetime) -> Message[Any]:
@@ -166,47 +175,61 @@ def shown(codec: Codec[Any], document: Document, now: datetime) -> Message[Any]:
 
 
 @dataclass(slots=True)
-class _Walk:
+class Walk:
     """How far a call has come, and the messages that it has found."""
 
     queue: str
+    contents: Contents
     codec: Codec[Any]
     wanted: Wanted
     now: datetime
     #: The place up to which messages were examined; None: the beginning.
-    place: Position | None
-    found: list[Message[Any]] = field(default_factory=list)
+    place: Position | None = None
+    #: Whether the messages of a document are examined together, even beyond the limit.
+    whole: bool = False
+    #: Messages that came into the queue later are left out; None: none are.
+    until: datetime | None = None
+    found: list[Found] = field(default_factory=list)
     looked: int = 0
 
     def is_full(self) -> bool:
         """Whether it has found, or examined, as many messages as it may."""
         return len(self.found) >= self.wanted.limit or self.looked >= self.wanted.budget
 
-    def examine(self, place: Document, parts: Parts | None) -> bool:
+    def examine(self, place: Document, stored: Document | None) -> bool:
         """Examine the messages of a document. Return whether this came to its end.
 
         Args:
             place: the place of the document.
-            parts: its messages; None: the server found that it does not match.
+            stored: the document; None: the server found that it does not match.
         """
         if self.is_full():
             return False
         when, id = place["when"], place["_id"]
-        if parts is None:
+        if stored is None:
             self.looked += 1
-        for number, part in self._rest(id, parts or ()):
-            if self.is_full():
-                return False
-            self.looked += 1
-            self.place = Position(when, id, number)
-            if self.wanted.where.matches(part):
-                message = shown(self.codec, part, self.now)
-                if self.wanted.state in (None, message.state):
-                    self.found.append(message)
+        else:
+            for number, part in self._rest(id, self.contents.numbered(stored)):
+                if self.is_full() and not self.whole:
+                    return False
+                self.looked += 1
+                self.place = Position(when, id, number)
+                self._add(stored, number, part)
         self.place = Position(when, id, None)
         return True
 
-    def _rest(self, id: Id, parts: Parts) -> Parts:
+    def _add(self, document: Document, number: int, part: Document) -> None:
+        """Note a message if it is wanted."""
+        late = self.until is not None and (came := _came(part)) is not None and came > self.until
+        if not late and self.wanted.where.matches(part):
+            message = shown(self.codec, part, self.now)
+            live = self.wanted.state == "live" and message.state != "finished"
+            if live or self.wanted.state in (None, message.state):
+                self.found.append(Found(message, document, part, number))
+
+    def _rest(
+        self, id: Id, parts: Sequence[tuple[int, Document]]
+    ) -> Sequence[tuple[int, Document]]:
         """Return the messages of a document that were not examined yet, in order."""
         way = self.wanted.way
         ordered = parts if way.direction > 0 else parts[::-1]
@@ -215,10 +238,35 @@ class _Walk:
         return [each for each in ordered if way.precedes(done, each[0])]
 
 
+def _came(document: Document) -> datetime | None:
+    """Return when a message came into its queue: when it left the last one, or was pushed."""
+    trail = document.get("trail")
+    last = trail[-1] if isinstance(trail, list) and trail else None
+    came = last.get("at") if isinstance(last, dict) else document.get("pushed")
+    return came if isinstance(came, datetime) else None
+
+
+def walk_on(walk: Walk) -> Plan[bool]:
+    """Find more messages. Return whether the walk came to the end of the queue."""
+    # A shared document may have a thousand messages, so the first rounds are small.
+    shared = walk.contents.shared
+    size, most = (1, _MAX_SHARED_ROUND) if shared else (walk.wanted.limit, _MAX_ROUND)
+    while True:
+        size = min(size, most, walk.wanted.budget - walk.looked)
+        places, last = yield from _next_places(walk, size)
+        documents = yield from _read(walk, places)
+        examined = all(walk.examine(place, stored) for place, stored in documents)
+        if examined and last:
+            return True
+        if walk.is_full():
+            return False
+        size *= 2
+
+
 # ---- rounds
 
 
-def _next_places(walk: _Walk, size: int) -> Plan[tuple[list[Document], bool]]:
+def _next_places(walk: Walk, size: int) -> Plan[tuple[list[Document], bool]]:
     """Read the places of the next documents.
 
     Documents whose place cannot be in a cursor are left out: another program wrote them. If all
@@ -238,19 +286,17 @@ def _next_places(walk: _Walk, size: int) -> Plan[tuple[list[Document], bool]]:
     return [{"_id": None, "when": each} for each in instants[:1]], not instants
 
 
-def _read(
-    walk: _Walk, contents: Contents, places: Sequence[Document]
-) -> Plan[list[tuple[Document, Parts | None]]]:
-    """Return the places, each with the messages of its document, or None if it does not match."""
+def _read(walk: Walk, places: Sequence[Document]) -> Plan[list[tuple[Document, Document | None]]]:
+    """Return the places, each with its document, or None if no message of it can match."""
     ids = [each["_id"] for each in places if each["_id"] is not None]
     stored: list[Document] = []
     if ids:
         match: Filter = {"_id": {"$in": ids}, "q": walk.queue}
-        if filters := contents.conditions(_filters(walk.wanted)):
+        if filters := walk.contents.conditions(_filters(walk.wanted)):
             match = {**match, "$and": filters}
         stored = yield from Find(match, hint="_id_")
-    parts = {each["_id"]: contents.numbered(each) for each in stored}
-    return [(each, parts.get(each["_id"])) for each in places]
+    documents = {each["_id"]: each for each in stored}
+    return [(each, documents.get(each["_id"])) for each in places]
 
 
 def _has_place(document: Document) -> bool:
@@ -267,18 +313,18 @@ def _filters(wanted: Wanted) -> list[Filter]:
     return [*([] if telling is None else [telling]), *wanted.where.filter()]
 
 
-def _range(state: State | None, now: datetime) -> dict[str, datetime]:
+def _range(state: State | Literal["live"] | None, now: datetime) -> dict[str, datetime]:
     """Return the range of ``when`` that has all messages in a state."""
     if state == "ready":
         return {"$lte": now}
     if state in ("scheduled", "reserved"):
         return {"$gt": now, "$lt": BAND}
-    if state == "dead":
+    if state in ("dead", "live"):
         return {"$lt": BAND}
     return {"$gte": BAND, "$lte": NEVER} if state == "finished" else {"$lte": NEVER}
 
 
-def _ahead(walk: _Walk) -> Filter:
+def _ahead(walk: Walk) -> Filter:
     """Return the filter that matches the documents that are not yet examined to their ends."""
     queue, way, start = walk.queue, walk.wanted.way, walk.place
     span = _range(walk.wanted.state, walk.now)

@@ -153,6 +153,44 @@ class Contents:
         yield from ()
         return 0
 
+    # ---- messages of any program
+
+    def is_message(self, document: Document) -> bool:
+        """Return whether a document is a message, or was meant to be one."""
+        return True
+
+    def end_rests(self, terms: QueueTerms) -> Plan[None]:
+        """Give shared documents back that processes keep although they hold no message of them."""
+        yield from ()
+
+    def hold(
+        self, terms: QueueTerms, document: Document, numbers: Sequence[int]
+    ) -> Plan[Sequence[Reservation[Any]]]:
+        """Hold messages of a shared document for a moment, as a consumer does.
+
+        Args:
+            terms: the queue.
+            document: the document, as it was read.
+            numbers: the numbers of the messages in it.
+
+        Returns:
+            Their reservations, without payloads, and without messages that have left. It is empty
+            if the document changed since it was read, or if a consumer holds it. When all are
+            settled, the rest goes back.
+        """
+        yield from ()
+        return []
+
+    def requeue(
+        self, terms: QueueTerms, held: Sequence[Reservation[Any]], at: datetime | None
+    ) -> Plan[None]:
+        """Give messages of one shared document another instant. ``at``: None is now.
+
+        Raises:
+            LeaseLost: some messages were no longer held; the rest are requeued.
+        """
+        yield from ()
+
     # ---- writes
 
     def share(

@@ -140,7 +140,7 @@ class Kind(Protocol):
 
         Args:
             queue: the name of the queue.
-            ended: for each message, its known fields among ``group``, ``lock`` and ``slot``.
+            ended: for each message, its fields among ``group``, ``lock``, ``slot``, ``limited``.
             session: the session of the caller's transaction, or None.
         """
 

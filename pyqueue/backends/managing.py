@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from bson import ObjectId
 
 from pyqueue import arguments
 from pyqueue.backends import namespace, results, transitions
 from pyqueue.backends.applying import MAX_BATCH, update_with_key
-from pyqueue.backends.kind import Kind, ScanStart, require
+from pyqueue.backends.kind import Kind, ScanStart, UpdateFields, require
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import Options
 from pyqueue.backends.scan import SCAN_ORDER, page_end
@@ -78,29 +78,85 @@ def redrive(queue: str, kind: Kind, limit: int | None) -> Plan[int]:
         ) from error
 
 
-def redrive_one(queue: str, kind: Kind, document: Document, now: datetime) -> Plan[bool]:
-    """Send one dead message back. Return False if it stays."""
+class WayHome(NamedTuple):
+    """How a dead message goes back to the queue that it came from."""
+
+    #: That queue.
+    home: str
+    update: UpdateFields
+    #: The key that the message gets back if it is free there.
+    key: str | None
+
+
+def way_home(
+    queue: str, kind: Kind, document: Document, now: datetime, at: datetime | None = None
+) -> Plan[WayHome | None]:
+    """Return how a dead message goes back; None if it does not say where it came from.
+
+    Args:
+        queue: the queue that it is in.
+        kind: the kind of that queue.
+        document: the message.
+        now: the current instant.
+        at: when it becomes ready again; None: now.
+
+    Raises:
+        TargetRefused: it came from a stream.
+    """
     if invalid_fields(document):
-        return False  # a foreign document does not say where it came from
+        return None  # a foreign document does not say where it came from
     try:
         name = arguments.queue_name(document["dead"]["from"])
     except InvalidName:
-        return False
+        return None
     priority = priority_of(document)
     home = yield from namespace.target(name, [priority])
-    put = home.kind.entering(home.queue, now, priority, group_of(document))
+    put = home.kind.entering(home.queue, at or now, priority, group_of(document))
     update = transitions.redriving(kind, queue, put, now)
+    return WayHome(home.queue, update, document.get("key") or document.get("last_key"))
+
+
+def redrive_one(queue: str, kind: Kind, document: Document, now: datetime) -> Plan[bool]:
+    """Send one dead message back. Return False if it stays."""
+    way = yield from way_home(queue, kind, document, now)
+    if way is None:
+        return False
     match = {
         "_id": document["_id"],
         "q": queue,
         "token": {"$eq": document.get("token")},
         "dead": {"$exists": True},
     }
-    key = document.get("key") or document.get("last_key")
-    done = yield from update_with_key(match, update, key)
-    yield from Signal(home.queue, now)
+    done = yield from update_with_key(match, way.update, way.key)
+    yield from Signal(way.home, now)
     yield from kind.ended(queue, [document])
     return done
+
+
+def as_read(queue: str, document: Document, now: datetime) -> dict[str, object]:
+    """Return the filter that matches a message as it was read, unless a consumer holds it now.
+
+    It does not compare ``when``: consumers of queues with groups or limits change it all the time.
+    """
+    # A lapsed lease may have been extended. A finished message keeps its token.
+    free = {"$lte": now} if "token" in document else {"$lt": BAND}
+    same = {name: {"$eq": document.get(name)} for name in ("due", "token")}
+    return {"_id": document["_id"], "q": queue, "when": free, **same}
+
+
+def removing(
+    kind: Kind, document: Document, now: datetime, history_s: float | None
+) -> UpdateFields | None:
+    """Return the update that removes a message that is not held; None: it is deleted instead."""
+    # A dead letter keeps the key of its former queue as ``last_key``.
+    keyed = "key" in document or "dead" in document
+    keep = Keep.of(document.get("keep"))
+    update = kind.finishing(now, "removed", kept_s(history_s, keep), keyed=keyed)
+    if update is not None and "group" in document:
+        # It is not held, so its group has not become its lock.
+        update["$rename"] = {**update.get("$rename", {}), "group": "last_group"}
+        update["$rename"].pop("lock", None)
+    return update
 
 
 def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool]:
@@ -109,27 +165,23 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
     for each in spellings:
-        fields = {"key": 1, "dead": 1, "group": 1, "lock": 1, "keep": 1}
+        names = ("key", "dead", "group", "lock", "limited", "keep")
+        fields = dict.fromkeys(names, 1)
         found = yield from Find({"_id": each, "q": queue}, fields, limit=1)
         if found:
             break
     else:
         return False
     match = transitions.not_held_filter(queue, now) | {"_id": each}
-    # A dead letter keeps the key of its former queue as ``last_key``.
-    keyed = "key" in found[0] or "dead" in found[0]
-    keep = Keep.of(found[0].get("keep"))
-    update = kind.finishing(now, "removed", kept_s(history_s, keep), keyed=keyed)
+    update = removing(kind, found[0], now, history_s)
     if update is None:
         removed = bool((yield from Delete(match)))
     else:
-        if "group" in found[0]:  # it is not held, so its group has not become its lock
-            update["$rename"] = {**update.get("$rename", {}), "group": "last_group"}
-            update["$rename"].pop("lock", None)
+        if "group" in found[0]:
             match = match | {"group": {"$exists": True}}  # unless a claim has renamed it since
         removed = bool((yield from Update(match, update)).matched)
     yield from kind.ended(queue, found)
-    yield from results.announce([keep])
+    yield from results.announce([Keep.of(found[0].get("keep"))])
     return removed
 
 

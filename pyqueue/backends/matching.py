@@ -35,10 +35,11 @@ _OPEN: Final = ("payload", "headers", "checkpoint")
 #: The other paths.
 _KNOWN: Final = (
     *("key", "when", "pushed", "tries", "priority", "group", "owner", "outcome", "processed"),
-    *("error", "error.type", "error.message", "error.at"),
+    *("error", "error.type", "error.message", "error.at", "error.where", "error.fp"),
     *("progress", "progress.fraction", "progress.note", "progress.at"),
     *("dead", "dead.from", "dead.at", "dead.reason", "dead.tries", "dead.group", "dead.position"),
     *("dead.error", "dead.error.type", "dead.error.message", "dead.error.at"),
+    *("dead.error.where", "dead.error.fp"),
 )
 #: How to read the fields that a message does not show as they are stored.
 _SHOWN: Final[Mapping[str, Callable[[Mapping[str, Any]], object]]] = MappingProxyType(

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final, TypedDict, Unpack
 
 from pyqueue import arguments
 from pyqueue.backends import forms, namespace, transitions
-from pyqueue.backends.applying import (
-    Settlement,
-    SettlementUpdate,
-    apply,
-    settle,
-)
+from pyqueue.backends.applying import Settlement, apply, settle
 from pyqueue.backends.forms import Form, Held, Move, Outcomes
-from pyqueue.backends.kind import require, require_target
+from pyqueue.backends.kind import UpdateFields, require, require_target
 from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, DuplicateKey
-from pyqueue.messages import UNCHANGED, Reservation
+from pyqueue.messages import UNCHANGED, Message, Reservation
 from pyqueue.payloads import Codec, encode
 from pyqueue.requests import Find, Plan, ServerTime
 
@@ -83,7 +79,7 @@ def move(
     _check_place(to, priority, group)
 
     def moved() -> Plan[None]:
-        target = yield from _ready_target(to, held, priority, group)
+        target = yield from ready_target(to, held, priority, group)
         how = Move(target, labels, key, delay, at, priority=priority, group=group, edits=edits)
 
         def settled(form: Form[Any], some: Held) -> Plan[None]:
@@ -111,10 +107,12 @@ def move_documents(
         raise key_taken(move.target, str(move.key)) from clash
 
 
-def stay_of(held: Reservation[Any]) -> dict[str, Any]:
+def stay_of(message: Message[Any]) -> dict[str, Any]:
     """Return what a trail tells of a stay: its tries, and the wait for the last of them."""
-    waited_s = max(0.0, (held.reserved - held.when).total_seconds())
-    return {"tries": held.tries, "waited": waited_s}
+    if not isinstance(message, Reservation):
+        return {"tries": message.tries}  # it is not known when it was last claimed
+    waited_s = max(0.0, (message.reserved - message.when).total_seconds())
+    return {"tries": message.tries, "waited": waited_s}
 
 
 def _stayed_alike(held: Sequence[Reservation[Any]]) -> bool:
@@ -165,9 +163,9 @@ def _check_place(to: Target | str, priority: int | None, group: str | None) -> N
         require_target(to.kind, to.queue, priority, group)
 
 
-def _ready_target(
+def ready_target(
     to: Target | str,
-    held: Sequence[Reservation[Any]],
+    messages: Sequence[Message[Any]],
     priority: int | None,
     group: str | None,
 ) -> Plan[Target]:
@@ -175,7 +173,7 @@ def _ready_target(
     if isinstance(to, str) and (priority is not None or group is not None):
         name = (yield from namespace.kind_of(to)) or "standard"
         require_target(namespace.target_kind(to, name), to, priority, group)
-    levels = {each.priority if priority is None else priority for each in held}
+    levels = {each.priority if priority is None else priority for each in messages}
     if isinstance(to, str):
         return (yield from namespace.target(to, levels))
     yield from namespace.ensure(to.queue, to.kind, to.options, levels)
@@ -185,46 +183,58 @@ def _ready_target(
 def move_settlement(
     terms: QueueTerms, held: Reservation[Any], value: Any, move: Move
 ) -> Settlement:
-    """Return the settlement that moves one message.
+    """Return the settlement that moves one message; see ``move_update``.
 
     It has a group if the message is of an ordered group: each such message needs its own update.
+    """
+    group = held.group if move.group is None else move.group
+    batch = None if group is None else ("group", group)
+    return Settlement(held, partial(move_update, terms, held, value, move), batch, terms.kind)
+
+
+def move_update(
+    terms: QueueTerms, message: Message[Any], value: Any, move: Move, now: datetime
+) -> UpdateFields:
+    """Return the update that moves one message.
 
     Args:
         terms: the queue that it leaves.
-        held: its reservation.
+        message: the message.
         value: the stored value of its new payload, or UNCHANGED.
         move: how it moves.
+        now: the current instant.
     """
-    kind, target = terms.kind, move.target
-    priority = held.priority if move.priority is None else move.priority
-    ordered_group = held.group if move.group is None else move.group
+    kind = terms.kind
     # The message keeps its place among the messages of its group that move the same way.
     stays = move.group is None and move.delay is None and move.at is None
-    stay = stay_of(held)
+    put = _entering(message, value, move, now)
+    keep = kind.place_fields if stays and "group" in put else ()
+    for each in keep:
+        del put[each]
+    update = transitions.leaving(kind, terms.queue, put, now, keep=keep)
+    update = transitions.noting(update, None, stay_of(message))
+    for operator, fields in (move.edits or {}).items():
+        update[operator] = {**update.get(operator, {}), **fields}
+    return update
 
-    def build(now: datetime) -> SettlementUpdate:
-        when = arguments.starting(now, move.delay, move.at)
-        put = target.kind.entering(target.queue, when, priority, ordered_group)
-        put.update({f"headers.{name}": label for name, label in move.labels.items()})
-        if target.codec.name is not None:
-            put["type"] = target.codec.name
-        if value is not UNCHANGED:
-            put["payload"] = value
-        if move.key is not None:
-            put["key"] = move.key
-            if held.key is not None:
-                put["last_key"] = held.key
-        keep = kind.place_fields if stays and "group" in put else ()
-        for each in keep:
-            del put[each]
-        update = transitions.leaving(kind, terms.queue, put, now, keep=keep)
-        update = transitions.noting(update, None, stay)
-        for operator, fields in (move.edits or {}).items():
-            update[operator] = {**update.get(operator, {}), **fields}
-        return update
 
-    batch = None if ordered_group is None else ("group", ordered_group)
-    return Settlement(held, build, batch, kind)
+def _entering(message: Message[Any], value: Any, move: Move, now: datetime) -> dict[str, Any]:
+    """Return the fields with which a message enters the target. The arguments are as above."""
+    target = move.target
+    priority = message.priority if move.priority is None else move.priority
+    group = message.group if move.group is None else move.group
+    when = arguments.starting(now, move.delay, move.at)
+    put = target.kind.entering(target.queue, when, priority, group)
+    put.update({f"headers.{name}": label for name, label in move.labels.items()})
+    if target.codec.name is not None:
+        put["type"] = target.codec.name
+    if value is not UNCHANGED:
+        put["payload"] = value
+    if move.key is not None:
+        put["key"] = move.key
+        if message.key is not None:
+            put["last_key"] = message.key
+    return put
 
 
 def moves(

@@ -8,9 +8,9 @@ from typing import Any
 
 from pyqueue import arguments
 from pyqueue.backends import namespace, transitions
-from pyqueue.backends.managing import REDRIVE_FIELDS, redrive_one
+from pyqueue.backends.kind import UpdateFields
+from pyqueue.backends.managing import REDRIVE_FIELDS, as_read, redrive_one
 from pyqueue.backends.options import QueueTerms
-from pyqueue.clock import BAND
 from pyqueue.documents import invalid_fields
 from pyqueue.messages import Id
 from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, Signal, Update
@@ -63,19 +63,17 @@ def _find(queue: str, spellings: Sequence[Id]) -> Plan[Document | None]:
 
 def _bring_forward(queue: str, document: Document, now: datetime) -> Plan[bool]:
     """Make a scheduled message ready. Return False if it changed in the meantime."""
-    # Consumers of queues with groups or limits change ``when`` all the time.
-    due = document.get("due")
-    match = {
-        "_id": document["_id"],
-        "q": queue,
-        "when": {"$lt": BAND},
-        "due": {"$eq": due},
-        "token": {"$exists": False},
-    }
-    put: dict[str, Any] = {"when": now}
-    if not isinstance(due, datetime) or due > now:  # a deferred message keeps its ``due``
-        put["due"] = now
-    if not (yield from Update(match, {"$set": put})).matched:
+    match = as_read(queue, document, now)
+    if not (yield from Update(match, brought_forward(document, now))).matched:
         return False
     yield from Signal(queue, now)
     return True
+
+
+def brought_forward(document: Document, now: datetime) -> UpdateFields:
+    """Return the update that makes a scheduled message ready."""
+    put: dict[str, Any] = {"when": now}
+    due = document.get("due")
+    if not isinstance(due, datetime) or due > now:  # a deferred message keeps its ``due``
+        put["due"] = now
+    return {"$set": put}

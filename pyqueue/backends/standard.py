@@ -11,7 +11,7 @@ from pyqueue.backends import transitions
 from pyqueue.backends.claim_terms import ClaimTerms, Scan
 from pyqueue.backends.claiming import Take, claim
 from pyqueue.backends.kind import IndexTerms, ScanStart, UpdateFields, register
-from pyqueue.backends.limits import slots
+from pyqueue.backends.limits import slots, waiting
 from pyqueue.backends.limits.indexes import needed
 from pyqueue.backends.limits.taking import follow, take_of
 from pyqueue.backends.namespace import HOT
@@ -92,9 +92,11 @@ class Standard:
     def ended(
         self, queue: str, ended: Sequence[Mapping[str, Any]], session: object = None
     ) -> Plan[None]:
-        """Release the messages that waited for the slots of ended claims."""
+        """Release the messages that waited for ended claims, or behind messages that have left."""
         if held := [each["slot"] for each in ended if "slot" in each]:
             yield from slots.free(queue, held, session)
+        if any("limited" in each for each in ended):
+            yield from waiting.bring_next(queue, ended, session)
 
     def place_again(self, queue: str) -> Plan[Callable[[datetime], dict[str, Any]] | None]:
         """Let messages keep their places."""

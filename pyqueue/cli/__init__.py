@@ -22,6 +22,7 @@ from pyqueue.cli import (
     ended,
     managing,
     metrics,
+    moving,
     queues,
     stages,
     streams,
@@ -62,7 +63,7 @@ def pyqueue(
     """Queues on MongoDB."""
 
 
-for _part in (queues, browsing, ended, managing, trace, work, doctor, metrics, checkout):
+for _part in (queues, browsing, moving, ended, managing, trace, work, doctor, metrics, checkout):
     app.add_typer(_part.app)
 app.add_typer(streams.app, name="stream")
 app.add_typer(stages.app, name="stage")

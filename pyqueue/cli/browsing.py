@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from pyqueue import ConfigurationError, Message
+from pyqueue import Message
 from pyqueue.cli.common import (
     DEFERRED,
     Commands,
@@ -19,12 +19,12 @@ from pyqueue.cli.common import (
     as_json_text,
     connect,
     emit,
-    parse_json,
     queue_with_stored_options,
     refuse_unknown,
     table,
 )
 from pyqueue.cli.queues import to_json
+from pyqueue.cli.selecting import Where, conditions
 
 app = typer.Typer(cls=Commands)
 
@@ -36,14 +36,7 @@ def browse(
         Literal["scheduled", "ready", "reserved", "finished", "dead"] | None,
         typer.Option(help="Only messages in this state."),
     ] = None,
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATH=VALUE",
-            help="Only messages with this value, which is JSON or else text: payload.n=3, "
-            "error.type=Timeout. Can be repeated.",
-        ),
-    ] = None,
+    where: Where = None,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many messages at most.")] = 10,
     newest: Annotated[
         bool, typer.Option("--newest", help="Begin at the end of the queue.")
@@ -53,7 +46,7 @@ def browse(
     as_json: Json = False,
 ) -> None:
     """Show the messages of a queue in any state, and leave them in the queue."""
-    wanted = _conditions(where or [])
+    wanted = conditions(where or [])
     found: list[Message[Any]] = []
     with connect(url, namespace) as client:
         refuse_unknown(client, name)
@@ -84,22 +77,3 @@ def _why(message: Message[Any]) -> str | None:
     if message.deferred is not None:
         return f"waits for {DEFERRED[message.deferred]}"
     return None if message.error is None else str(message.error.get("message"))
-
-
-def _conditions(given: list[str]) -> dict[str, object]:
-    """Return the values by path that the options --where give."""
-    found: dict[str, object] = {}
-    for each in given:
-        path, equals, text = each.partition("=")
-        if not equals or not path:
-            raise ConfigurationError(
-                f"--where: {each!r} is not allowed; use PATH=VALUE, such as payload.n=3 or "
-                "error.type=Timeout"
-            )
-        if path in found:
-            raise ConfigurationError(f"--where: {path} is set twice; set it once")
-        try:
-            found[path] = parse_json(text, "--where")
-        except ConfigurationError:
-            found[path] = text
-    return found

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from pyqueue import Client
+from pyqueue import Client, ConfigurationError, Selection
 from pyqueue.cli.common import (
     Commands,
     Json,
@@ -21,6 +21,7 @@ from pyqueue.cli.common import (
     report_pause,
 )
 from pyqueue.cli.limits import limit_of, limit_text
+from pyqueue.cli.selecting import Chosen, DryRun, ErrorType, Older, Rate, WaitingState, Where
 
 app = typer.Typer(cls=Commands)
 
@@ -129,6 +130,15 @@ def rm(
     force: Annotated[
         bool, typer.Option("--force", help="Also delete its messages, reserved messages included.")
     ] = False,
+    where: Where = None,
+    state: WaitingState = None,
+    older: Older = None,
+    error: ErrorType = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="How many messages that match.")
+    ] = None,
+    rate: Rate = None,
+    dry_run: DryRun = False,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
@@ -136,9 +146,24 @@ def rm(
 ) -> None:
     """Delete a queue with its history. Print how many messages were deleted.
 
-    A queue with messages needs --force. Programs that still use the queue create it again.
+    A queue with messages needs --force. Programs that still use the queue create it again. With a
+    condition, such as --where, only the messages that match are removed, and the queue stays.
     """
+    chosen = Chosen(where, state, older, error, limit=limit, rate=rate, dry_run=dry_run)
+    selects = chosen.needs_filter()
+    if selects and force:
+        raise ConfigurationError(
+            "--force: messages that a consumer holds cannot be selected; leave it out"
+        )
+    if limit is not None and not selects:
+        raise ConfigurationError(
+            "--limit: select messages with --where, --state, --older or --error"
+        )
     with connect(url, namespace, signals) as client:
         refuse_unknown(client, name)
+        if selects:
+            queue = queue_with_stored_options(client, name)
+            chosen.change(queue, "removed", Selection.remove, as_json)
+            return
         deleted = client.delete_queue(name, force)
     emit({"deleted": deleted}) if as_json else print(deleted)

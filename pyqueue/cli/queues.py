@@ -1,4 +1,4 @@
-"""The commands on messages: ls, push, pop, peek, move, redrive and purge."""
+"""The commands on messages: ls, push, pop, peek and purge."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, cast
 
 import typer
 
-from pyqueue import ConfigurationError, LeaseLost, Message, Queue, QueueError, QueueInfo
+from pyqueue import ConfigurationError, Message, Queue, QueueError, QueueInfo
 from pyqueue.cli.common import (
     Commands,
     Json,
@@ -33,7 +33,6 @@ from pyqueue.cli.common import (
     table,
 )
 from pyqueue.cli.limits import limit_text
-from pyqueue.queue_base import backend_of
 
 #: How many messages one call pops or moves.
 BATCH_SIZE = 100
@@ -345,7 +344,7 @@ def pop(
                 emit(to_json(each) if as_json else each.payload)
             sys.stdout.flush()
         if not popped:
-            _note_if_paused(source)
+            note_if_paused(source)
             raise typer.Exit(1)
 
 
@@ -374,79 +373,13 @@ def peek(
     table(("id", "when", "tries", "key", "payload", "why"), rows, right=("tries",))
 
 
-def _note_if_paused(source: Queue[Any]) -> None:
+def note_if_paused(source: Queue[Any]) -> None:
+    """Print a remark if a queue is paused."""
     if source.paused():
         note(f"queue {source.name!r} is paused: `pyqueue resume {source.name}`")
 
 
-# ---- move, redrive, purge
-
-
-@app.command()
-def move(
-    source: Annotated[
-        str, typer.Argument(metavar="FROM", help="The queue that contains the messages.")
-    ],
-    to: Annotated[str, typer.Argument(metavar="TO", help="The queue to which they move.")],
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="How many messages. Default: all that are ready."),
-    ] = None,
-    url: Url = None,
-    namespace: Namespace = "pyqueue",
-    signals: Signals = None,
-    as_json: Json = False,
-) -> None:
-    """Move messages to another queue, each in one atomic update. Print how many."""
-    if source == to:
-        raise ConfigurationError(f"TO: the messages are already in {to!r}; name another queue")
-    with connect(url, namespace, signals) as client:
-        refuse_unknown(client, source, "FROM")
-        from_queue = queue_with_stored_options(client, source)
-        to_queue = queue_with_stored_options(client, to)
-        # Move no more messages than are ready now. So this ends even if producers keep pushing.
-        ready = from_queue.counts().ready
-        wanted = ready if limit is None else min(limit, ready)
-        moved = 0
-        while moved < wanted:
-            batch = from_queue.reserve_many(min(BATCH_SIZE, wanted - moved), timeout=0)
-            if not batch:
-                break
-            try:
-                from_queue.move(*batch, to=to_queue)
-                moved += len(batch)
-            except LeaseLost as error:
-                moved += len(batch) - len(error.lost) - len(error.unknown)
-            except BaseException:
-                from_queue.release(*batch)
-                raise
-        if not moved:
-            _note_if_paused(from_queue)
-    emit({"moved": moved}) if as_json else print(moved)
-
-
-@app.command()
-def redrive(
-    name: Annotated[
-        str, typer.Argument(metavar="QUEUE", help="The dead-letter queue, such as orders.dead.")
-    ],
-    limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="How many messages. Default: all.")
-    ] = None,
-    url: Url = None,
-    namespace: Namespace = "pyqueue",
-    signals: Signals = None,
-    as_json: Json = False,
-) -> None:
-    """Send dead messages back to the queues that they came from. Print how many."""
-    with connect(url, namespace, signals) as client:
-        refuse_unknown(client, name)
-        source = queue_with_stored_options(client, name)
-        moved = source.redrive(limit)
-        dead_letter = backend_of(source).options.dead_letter
-        if not moved and client.queue(dead_letter).counts().total:
-            note(f"{name!r} has no dead messages; its dead-letter queue is {dead_letter!r}")
-    emit({"moved": moved}) if as_json else print(moved)
+# ---- purge
 
 
 @app.command()

@@ -12,6 +12,7 @@ import contextvars
 import inspect
 import math
 import threading
+import time
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 
 import pymongo
 
-from pyqueue.concurrently import AT_ONCE, Concurrently
+from pyqueue.concurrently import AT_ONCE, Concurrently, Sleep
 from pyqueue.errors import ConfigurationError, MissingIndex, Unavailable
 from pyqueue.requests import (
     AtOneInstant,
@@ -116,6 +117,8 @@ class Driver(BaseDriver[Listener]):
             return self._listen(request.waiters)
         if isinstance(request, WaitForAny):
             return wait_for_any(request.waits, self.clock, self._led, self.prepare)
+        if isinstance(request, Sleep):
+            return _sleep(self, request.seconds)
         assert isinstance(request, Wait)
         return self._wait(request)
 
@@ -286,6 +289,8 @@ class AsyncDriver(BaseDriver[ListensAsync]):
             return self._listen(request.waiters)
         if isinstance(request, WaitForAny):
             return wait_for_any_async(request.waits, self.clock, self._lead)
+        if isinstance(request, Sleep):
+            return _sleep_async(self, request.seconds)
         assert isinstance(request, Wait)
         return self._wait(request)
 
@@ -430,3 +435,18 @@ async def run_aside_async(driver: AsyncDriver, plan: Plan[T], limit_s: float) ->
     driver.check_usable()
     with pymongo.timeout(limit_s):
         return await driver._drive(plan)
+# ---- pauses of a plan
+
+
+def _sleep(driver: Driver, seconds: float) -> None:
+    time.sleep(seconds)
+    if driver.clock.stale:  # no other call may ask for the time
+        with suppress(Unavailable):
+            driver.prepare()
+
+
+async def _sleep_async(driver: AsyncDriver, seconds: float) -> None:
+    await asyncio.sleep(seconds)
+    if driver.clock.stale:
+        with suppress(Unavailable):
+            await driver.prepare()

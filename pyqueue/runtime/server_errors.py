@@ -131,7 +131,7 @@ def write_failures(error: Exception) -> list[WriteFailure] | None:
 def matched_count(error: Exception) -> int:
     """Return how many operations of a failed batch matched a document."""
     details = getattr(error, "details", None) or {}
-    return int(details.get("nMatched", 0))
+    return int(details.get("nMatched", 0)) + int(details.get("nRemoved", 0))
 
 
 def _failure(place: int, code: int | None, details: Mapping[str, Any]) -> WriteFailure:

@@ -65,12 +65,19 @@ class PortalQueue(_Wrapped):
     def renew(self, *args: Any, **options: Any) -> Any:
         """Wrap ``Queue.renew``."""
         return self._portal.wrap_async_context_manager(self._target.renew(*args, **options))
+    def select(self, *args: Any, **options: Any) -> Any:
+        """Wrap ``Queue.select``."""
+        return PortalSelection(self._portal, self._target.select(*args, **options))
 
     @contextmanager
     def claim(self, *args: Any, **options: Any) -> Iterator[Any]:
         """Wrap ``Queue.claim``."""
         with self._portal.wrap_async_context_manager(self._target.claim(*args, **options)) as claim:
             yield PortalClaim(self._portal, claim)
+
+
+class PortalSelection(_Wrapped):
+    """An AsyncSelection with the methods of a Selection."""
 
 
 class PortalStream(_Wrapped):

@@ -11,7 +11,7 @@ from typing import Any
 
 import bson
 from bson.raw_bson import RawBSONDocument
-from pymongo import UpdateMany, UpdateOne
+from pymongo import DeleteOne, UpdateMany, UpdateOne
 from pymongo.command_cursor import CommandCursor
 from pymongo.cursor import Cursor
 from pymongo.database import Database
@@ -35,6 +35,8 @@ def _renamed(old: str, new: str, value: Any) -> Any:
         return [again(each) for each in value]
     if isinstance(value, tuple):  # part of a sort, or of the keys of an index
         return tuple(new if each == old else again(each) for each in value)
+    if isinstance(value, DeleteOne):
+        return DeleteOne(again(value._filter))
     if isinstance(value, (UpdateOne, UpdateMany)):
         return type(value)(again(value._filter), again(value._doc))
     return f"${new}" if value == f"${old}" else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -13,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from pyqueue import Client
-from pyqueue.requests import Hello
+from pyqueue import AsyncClient, Client
+from pyqueue.clock import Clock
+from pyqueue.concurrently import Sleep
+from pyqueue.requests import Hello, Plan
 from pyqueue.runtime.connecting import runner_of
 from tests.integration.conftest import Connect
 from tests.support.eventually import LONG, eventually, waiters
@@ -55,7 +58,9 @@ def test_idle_consumer_receives_after_the_server_clock_is_set(
 
 _IDLE = """
 import sys
-from pyqueue import Client
+from pyqueue import AsyncClient, Client
+from pyqueue.clock import Clock
+from pyqueue.concurrently import Sleep
 with Client(sys.argv[1]) as client:
     queue = client.queue("jobs", poll=1)
     for _ in range(2):
@@ -86,3 +91,24 @@ def test_idle_process_receives_after_it_was_stopped(url: str, client: Client) ->
                 assert time.monotonic() - began < 20  # ten times the poll and a second
         finally:
             process.kill()
+
+
+def pausing(clock: Clock) -> Plan[bool]:
+    """Return a plan that pauses while the estimate is old, and then tells whether it still is."""
+    clock.expire()
+    yield from Sleep(0.01)
+    return clock.stale
+
+
+def test_long_call_follows_the_clock_when_it_pauses(url: str) -> None:
+    with Client(url) as client:
+        runner = runner_of(client)
+        assert not runner.run(pausing(runner.open().clock))
+
+    async def pause() -> bool:
+        async with AsyncClient(url) as client:
+            runner = runner_of(client)
+            await client.queues()
+            return await runner.run(pausing(runner.open().clock))
+
+    assert not asyncio.run(pause())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -67,6 +68,7 @@ class Recorder(monitoring.CommandListener):
 
 
 BUCKET: Final = MappingProxyType({"kind": "bucket"})
+LATER: Final = datetime(7000, 1, 1, tzinfo=UTC)
 
 
 class Case(NamedTuple):
@@ -151,6 +153,9 @@ CASES: Final = [
         (SAFE,),
         options={"kind": "priority"},
     ),
+    Case("select", lambda queue, held: queue.select({"payload": 1}).remove(), (SAFE,)),
+    Case("select", lambda queue, held: queue.select().requeue(LATER), (SAFE,)),
+    Case("select", lambda queue, held: queue.select().count()),
     Case("purge", lambda queue, held: queue.purge(), (SAFE,)),
     Case("replay", lambda queue, held: queue.replay("popped"), (SAFE,), options=HISTORY),
     Case("pause", lambda queue, held: queue.pause(), (SAFE,)),
@@ -164,6 +169,7 @@ CASES: Final = [
     packed("commit", lambda queue, held: queue.commit(*held[:2]), SAFE, held=5),
     packed("rollback", lambda queue, held: queue.rollback(*held), SAFE, held=5),
     packed("extend", lambda queue, held: queue.extend(*held), SAFE, held=5),
+    packed("select", lambda queue, held: queue.select({"payload": 1}).remove(), SAFE),
     # A message that leaves its pack alone is handed over. The last command can be repeated.
     packed("rollback", lambda queue, held: queue.rollback(held[0]), SAFE, FAST, held=5, fixed=True),
     packed(
@@ -189,7 +195,7 @@ SILENT: Final = {"notify", "renew"}
 
 
 def test_every_operation_of_a_queue_has_a_case() -> None:
-    public = {name for name in vars(Queue) if not name.startswith("_") and name != "name"}
+    public = {name for name in dir(Queue) if not name.startswith("_")}
     assert {case.method for case in CASES} == public
 
 

@@ -20,7 +20,7 @@ from pyqueue.backends.limits.rates import GiveBack, TakePermits
 from pyqueue.backends.options import QueueShape
 from pyqueue.backends.transitions import record_id
 from pyqueue.clock import Clock
-from pyqueue.concurrently import Concurrently
+from pyqueue.concurrently import Concurrently, Sleep
 from pyqueue.errors import LeaseLost, MissingIndex, QueueError, Unavailable
 from pyqueue.hooks import Tell
 from pyqueue.memory import memory_database
@@ -263,6 +263,9 @@ class Steps:
                 return (yield from self._drive(batch, fault, commands))[0]
             case Concurrently():
                 return (yield from self._one_by_one(request.plans, fault, commands))
+            case Sleep():
+                self.seconds += request.seconds
+                return None
             case Listen():
                 return False
             case Wait():

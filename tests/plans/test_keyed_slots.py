@@ -240,14 +240,21 @@ def test_several_free_slots_are_used_by_one_scan() -> None:
 
 
 def test_rescan_brings_forward_messages_of_dead_processes() -> None:
-    """The first that waits was removed, and nothing of its key is held any more."""
+    """The first that waits is gone, and nothing of its key is held any more."""
     scene = Scene("xxxxx")
     held = scene.receive(10)
-    scene.runner.run(scene.plans.remove("x2"))
+    del scene.store.documents["x2"]
     for each in held:
         del scene.store.documents[each.id]
     assert scene.whens() == {"x3": NOW + DEFERRED_FOR, "x4": NOW + DEFERRED_FOR}
     assert [each.id for each in scene.receive(10, Waiters("a"))] == ["x3", "x4"]
+
+
+def test_removed_message_brings_the_next_of_its_key_forward() -> None:
+    scene = Scene("xxxxx")
+    scene.receive(10)
+    assert scene.runner.run(scene.plans.remove("x2"))
+    assert scene.whens() == {"x3": NOW, "x4": NOW + DEFERRED_FOR}
 
 
 @pytest.mark.parametrize(

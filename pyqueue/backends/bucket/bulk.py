@@ -20,9 +20,9 @@ from bson.raw_bson import RawBSONDocument
 
 from pyqueue import arguments
 from pyqueue.backends import namespace
-from pyqueue.backends.bucket import leaving, packs, pushing
+from pyqueue.backends.bucket import holding, leaving, packs, pushing
 from pyqueue.backends.bucket.kind import PACKS, Bucket
-from pyqueue.backends.bucket.managing import CountPacked, publish_handed
+from pyqueue.backends.bucket.managing import CountPacked, end_rests, publish_handed
 from pyqueue.backends.bucket.receiving import is_valid_pack
 from pyqueue.backends.bucket.settling import emptied
 from pyqueue.backends.bucket.stock import Drawn, HeldPack, maker
@@ -173,6 +173,29 @@ class PackContents(Contents):
             found = [each for each in found if each["_id"] not in left]
         return sum(map(self.size, found))
 
+    # ---- messages of any program
+
+    def is_message(self, document: Document) -> bool:
+        """Return whether a document is not a pack, nor one that another release writes."""
+        return not packs.is_pack(document)
+
+    def end_rests(self, terms: QueueTerms) -> Plan[None]:
+        """Give resting packs back."""
+        yield from end_rests(terms.queue, (yield from ServerTime()))
+
+    def hold(
+        self, terms: QueueTerms, document: Document, numbers: Sequence[int]
+    ) -> Plan[Sequence[Reservation[Any]]]:
+        """Hold messages of a pack for a moment, as a consumer does."""
+        return holding.hold(terms, document, numbers)
+
+    def requeue(
+        self, terms: QueueTerms, held: Sequence[Reservation[Any]], at: datetime | None
+    ) -> Plan[None]:
+        """Let messages of one pack leave it together, and become ready."""
+        packed = [each for each in held if isinstance(each, PackedReservation)]
+        return holding.requeue(terms, packed, at)
+
     # ---- writes
 
     def share(
@@ -264,7 +287,7 @@ def _inside(document: Document) -> bytes:
 
 def _reservations(pack: Document, now: datetime) -> list[PackedReservation[Any]]:
     """Return the messages left in a claimed pack as reservations."""
-    hold = HeldPack(pack, counted=True, whole=True)
+    hold = HeldPack(pack, counted=True, only=packs.full(len(pack["b"])))
     drawn = hold.draw(hold.size)  # all of them
     if drawn is None:
         return []

@@ -191,7 +191,7 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
     purged = 0
     try:
         yield from publish_all_handed(queue)
-        yield from _end_rests(queue, now)
+        yield from end_rests(queue, now)
         while True:
             # Without an update, it deletes the pack. Its answer says how many messages that were.
             gone = yield from FindAndModify(free_packs, None, sort=(("when", 1),), hint=PACKS)
@@ -205,7 +205,7 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
     return purged + (yield from managing.purge(queue, kind, singles=True))
 
 
-def _end_rests(queue: str, now: datetime) -> Plan[None]:
+def end_rests(queue: str, now: datetime) -> Plan[None]:
     """Give back resting packs: processes keep them for a second and hold none of their messages."""
     soon = {"$gt": now, "$lte": now + 2 * REST}  # a process may estimate the time differently
     match = {"q": queue, "when": soon, "n": {"$exists": True}}

@@ -285,19 +285,23 @@ def _ending(
     return update
 
 
-def end_rest(queue: str, document: Mapping[str, Any]) -> Plan[None]:
-    """Give a resting pack back. Some process keeps it but holds none of its messages.
+def end_rest(queue: str, document: Mapping[str, Any]) -> Plan[bool]:
+    """Give a resting pack back. Return whether that was done.
+
+    Some process keeps it but holds none of its messages.
 
     Args:
         queue: its queue.
         document: the pack; it needs only ``REST_FIELDS``.
     """
     if "token" not in document or document.get("orderly") != document.get("c"):
-        return  # it does not rest
+        return False  # it does not rest
     resting = {name: document[name] for name in ("_id", "token", "c", "orderly")}
     put = {"$set": {"when": document["due"]}, "$unset": transitions.unset(*transitions.HELD_FIELDS)}
-    if (yield from Update(resting, put)).matched:
-        yield from Signal(queue, document["due"])
+    if not (yield from Update(resting, put)).matched:
+        return False
+    yield from Signal(queue, document["due"])
+    return True
 
 
 def give_back(group: Group) -> Plan[bool]:

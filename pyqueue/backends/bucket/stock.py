@@ -44,7 +44,7 @@ class HeldPack:
     Args:
         document: the pack, as the claim returned it.
         counted: whether ``tries`` of the document includes this claim.
-        whole: whether it hands out all messages. If false, it hands out a window of them, which is
+        only: the bits of the messages that it hands out; None: it hands out a window, which is
             smaller after each claim that lapsed.
     """
 
@@ -69,7 +69,7 @@ class HeldPack:
         "until",
     )
 
-    def __init__(self, document: Document, counted: bool, *, whole: bool = False) -> None:
+    def __init__(self, document: Document, counted: bool, *, only: int | None = None) -> None:
         self.id: Id = document["_id"]
         #: Makes the id of a message from its place.
         self.message_id: Callable[[int], str] = packs.naming(document)
@@ -89,7 +89,9 @@ class HeldPack:
         self.first = packs.first_place(self.alive) if self.alive else 0
         self.state: State = "held"
         #: The bits of messages to hand out, and of messages handed out but not settled.
-        window = self.alive if whole else packs.window(self.size, self.alive, self.level)
+        window = packs.window(self.size, self.alive, self.level)
+        if only is not None:
+            window = self.alive & only
         self._free = window or 0
         self._out = 0
         #: How many settlements are in flight.

@@ -22,6 +22,7 @@ from pyqueue.backends.turns import (
     DEFERRED_FOR,
     MAX_PAGE,
     FirstOfEach,
+    bring_forward,
     place_firsts,
     set_aside,
     write_due,
@@ -143,6 +144,16 @@ def _bring_more(queue: str, key: str, number: int, now: datetime) -> Plan[int]:
         return 0
     deferred = {"when": {"$gt": now}, "due": {"$lte": now}}
     return (yield from write_when(queue, LIMITED, later, deferred, now))
+
+
+def bring_next(queue: str, left: Sequence[Mapping[str, object]], session: object) -> Plan[None]:
+    """Bring the next message of each key forward, after messages left without a claim.
+
+    Otherwise the next messages would wait for a claim that never comes. ``left``: the messages.
+    """
+    waited = [each.get("limited") for each in left if "token" not in each]
+    keys = {each for each in waited if isinstance(each, str)}
+    yield from bring_forward(queue, LIMITED, keys, session)
 
 
 def walk(queue: str, followed: FollowedLimit, after: str) -> Plan[str]:

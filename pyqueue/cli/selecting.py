@@ -1,0 +1,121 @@
+"""The options that select messages, and how a command changes the messages that match."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NamedTuple
+
+import typer
+
+from pyqueue import BulkResult, ConfigurationError, Queue
+from pyqueue.cli.common import emit, note, parse_json
+
+Where = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PATH=VALUE",
+        help="Only messages with this value, which is JSON or else text: payload.n=3, "
+        "error.type=Timeout. Can be repeated.",
+    ),
+]
+WaitingState = Annotated[
+    Literal["scheduled", "ready", "dead"] | None,
+    typer.Option("--state", help="Only messages in this state."),
+]
+Older = Annotated[
+    float | None,
+    typer.Option(metavar="SECONDS", help="Only messages that were pushed longer ago than this."),
+]
+ErrorType = Annotated[
+    str | None,
+    typer.Option("--error", metavar="TYPE", help="Only messages whose last error has this type."),
+]
+Rate = Annotated[
+    float | None, typer.Option(metavar="N", help="How many messages per second at most.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Change nothing; print how many messages match.")
+]
+
+
+class Chosen(NamedTuple):
+    """The messages that a command changes, and how."""
+
+    where: list[str] | None
+    state: Literal["scheduled", "ready", "dead"] | None
+    older: float | None
+    error: str | None
+    limit: int | None
+    rate: float | None
+    dry_run: bool
+
+    @property
+    def filters(self) -> bool:
+        """Whether it has a condition."""
+        return any(each is not None for each in (self.state, self.older, self.error)) or bool(
+            self.where
+        )
+
+    def needs_filter(self) -> bool:
+        """Return whether it has a condition.
+
+        Raises:
+            ConfigurationError: It has none, and an option that needs one.
+        """
+        if not self.filters and (self.dry_run or self.rate is not None):
+            option = "--dry-run" if self.dry_run else "--rate"
+            raise ConfigurationError(
+                f"{option}: select messages with --where, --state, --older or --error"
+            )
+        return self.filters
+
+    def change(
+        self,
+        queue: Queue[Any],
+        verb: str,
+        change: Callable[..., BulkResult],
+        as_json: bool,
+    ) -> None:
+        """Change the messages that match, or count them, and print how many.
+
+        Args:
+            queue: The queue.
+            verb: The name of the number in JSON.
+            change: A method of ``Selection``.
+            as_json: Whether to print JSON.
+        """
+        wanted = conditions(self.where or [])
+        selection = queue.select(wanted, self.state, self.older, self.error)
+        if self.dry_run:
+            number = selection.count(self.limit)
+            emit({"matched": number}) if as_json else print(number)
+            return
+        result = change(selection, limit=self.limit, rate=self.rate)
+        if as_json:
+            emit({verb: result.done, "passed": result.passed})
+            return
+        print(result.done)
+        if result.passed:
+            note(
+                f"{result.passed} matching messages stay: consumers hold them, they changed just "
+                "then, or they cannot change like this"
+            )
+
+
+def conditions(given: list[str]) -> dict[str, object]:
+    """Return the values by path that the options --where give."""
+    found: dict[str, object] = {}
+    for each in given:
+        path, equals, text = each.partition("=")
+        if not equals or not path:
+            raise ConfigurationError(
+                f"--where: {each!r} is not allowed; use PATH=VALUE, such as payload.n=3 or "
+                "error.type=Timeout"
+            )
+        if path in found:
+            raise ConfigurationError(f"--where: {path} is set twice; set it once")
+        try:
+            found[path] = parse_json(text, "--where")
+        except ConfigurationError:
+            found[path] = text
+    return found

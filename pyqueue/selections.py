@@ -1,0 +1,136 @@
+"""``Selection``: count or change many messages of a queue. ``Queue.select`` makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+from pyqueue.backends.selecting import OnProgress, paced, selected
+from pyqueue.messages import BulkResult, Duration, State
+from pyqueue.queue_base import QueueBase
+from pyqueue.runtime.plan_runner import PlanRunner
+from pyqueue.selection_base import SelectionBase
+
+T = TypeVar("T")
+
+
+class Selection(SelectionBase[PlanRunner]):
+    """The messages of a queue that match at the time of a call, for blocking code.
+
+    Each method works in portions of up to 1000 messages, oldest first. It never changes a message
+    that a consumer holds, that changed after it was read, or that came into the queue after the
+    call began. Messages whose time a consumer changes during the call may be missed.
+
+    The methods that change messages take ``limit``, the maximum number of messages to change;
+    ``rate``, the maximum number of messages per second; and ``progress``, a function that is called
+    after each portion with the numbers so far. If that function raises an exception, the call ends.
+    They raise ``ConfigurationError`` if the queue does not support the change, and ``Unavailable``
+    with the number of messages that were changed before.
+    """
+
+    def count(self, limit: int | None = None) -> int:
+        """Return how many messages match, including messages that a consumer holds.
+
+        Args:
+            limit: Stop counting at this number.
+        """
+        return self._runner.run(self._count(limit))
+
+    def remove(
+        self,
+        *,
+        limit: int | None = None,
+        rate: float | None = None,
+        progress: OnProgress | None = None,
+    ) -> BulkResult:
+        """Remove messages. A queue with a history keeps them there."""
+        return self._runner.run(self._remove(paced(limit, rate, progress)))
+
+    def redrive(
+        self,
+        *,
+        limit: int | None = None,
+        rate: float | None = None,
+        progress: OnProgress | None = None,
+    ) -> BulkResult:
+        """Send dead messages back to their queues, as ``Queue.redrive`` does."""
+        return self._runner.run(self._redrive(paced(limit, rate, progress)))
+
+    def move(
+        self,
+        to: QueueBase[Any, Any] | str,
+        *,
+        limit: int | None = None,
+        rate: float | None = None,
+        progress: OnProgress | None = None,
+    ) -> BulkResult:
+        """Move messages to another queue, where they are ready at once. Their tries start again.
+
+        A message leaves its key behind. A dead message is an ordinary message there.
+
+        Args:
+            to: A Queue of the same namespace, or the name of a queue.
+        """
+        return self._runner.run(self._move(to, paced(limit, rate, progress)))
+
+    def requeue(
+        self,
+        at: datetime | None = None,
+        *,
+        limit: int | None = None,
+        rate: float | None = None,
+        progress: OnProgress | None = None,
+    ) -> BulkResult:
+        """Make scheduled and dead messages ready now, or at another time.
+
+        Messages keep their tries. Dead messages go back to the queues that they came from, where
+        their tries start again. Messages that have the wanted time already are not counted.
+
+        Args:
+            at: The time; None or a past time: now. With a future time, ready messages wait for it,
+                too, and messages of an ordered queue become the last of their groups.
+        """
+        return self._runner.run(self._requeue(at, paced(limit, rate, progress)))
+
+    def reprioritize(
+        self,
+        priority: int,
+        *,
+        limit: int | None = None,
+        rate: float | None = None,
+        progress: OnProgress | None = None,
+    ) -> BulkResult:
+        """Change the priority of messages. Messages that have it already are not counted.
+
+        Args:
+            priority: As in ``Queue.push``.
+        """
+        return self._runner.run(self._reprioritize(priority, paced(limit, rate, progress)))
+
+
+class Selectable(QueueBase[T, PlanRunner]):
+    """The part of a queue that selects messages, for blocking code."""
+
+    def select(
+        self,
+        where: Mapping[str, object] | None = None,
+        state: State | None = None,
+        older: Duration | None = None,
+        error: str | type[BaseException] | None = None,
+    ) -> Selection:
+        """Return the unfinished messages that match, to count, remove, redrive, move or requeue.
+
+        This does no I/O. All conditions must hold.
+
+        Args:
+            where: As in ``browse``: paths, each with a value or a condition.
+            state: "scheduled", "ready", "reserved" or "dead"; None: any of these.
+            older: Only messages that were first pushed longer ago than this.
+            error: Only messages whose last error has this type: an exception class, or its name.
+
+        Raises:
+            ConfigurationError: An argument is not allowed. The methods of the result raise it if
+                the name belongs to a stream.
+        """
+        return Selection(self, self._runner, selected(where, state, older, error))
