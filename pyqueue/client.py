@@ -8,13 +8,14 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from pyqueue import arguments
-from pyqueue.backends import all_queues, finding, freeing, reshaping
+from pyqueue.backends import all_queues, cancelling, finding, freeing, reshaping
 from pyqueue.backends.schedules import managing as schedules
 from pyqueue.backends.schedules.definitions import definition
 from pyqueue.client_base import make_backend, make_stream_backend, shape_of
 from pyqueue.limits import Limit
 from pyqueue.messages import (
     Backoff,
+    Cancelled,
     Duration,
     Id,
     Message,
@@ -235,6 +236,22 @@ class Client(Connected[Connection]):
             None if it was never stored, or if it is finished and no history keeps it.
         """
         return self._connection.run(finding.find(id))
+
+    def cancel(self, id: Id, force: bool = False) -> Cancelled | None:
+        """Cancel a message in any queue, as ``Queue.cancel`` does.
+
+        Args:
+            id: As in ``find``.
+            force: End a held message at once. Its holder gets ``LeaseLost``.
+
+        Returns:
+            "cancelled" if the message has ended, "requested" if its holder was asked to end it.
+            None if no queue has the message, or it is finished.
+
+        Raises:
+            ConfigurationError: The message is in a pack of a bucket and held, or in a stream.
+        """
+        return self._connection.run(cancelling.cancel(id, force))
 
     def force_release(self, id: Id) -> bool:
         """Take a message from its holder: it becomes ready again, and its try stays counted.

@@ -157,7 +157,7 @@ class Delivery(Generic[T]):
     once the handler no longer holds the message.
     """
 
-    __slots__ = ("_loop", "_notes", "lost", "message")
+    __slots__ = ("_loop", "_notes", "cancelled", "lost", "message")
 
     def __init__(
         self,
@@ -171,6 +171,11 @@ class Delivery(Generic[T]):
         #: limit was reached or the worker was stopped. An async handler is then cancelled. A
         #: handler in a thread should check this from time to time, and return if it is true.
         self.lost = False
+        #: Whether the message was cancelled; see ``Queue.cancel``. An async handler is then
+        #: cancelled, unless its batch has other messages. A handler in a thread should check this
+        #: from time to time, and raise an exception if it is true. After any exception, the message
+        #: ends. If the handler returns, its answer counts.
+        self.cancelled = False
         self._notes = notes
         self._loop = loop  # None for an async handler, which runs in the loop itself
 

@@ -100,8 +100,9 @@ class Hooks:
 
         Args:
             queue: The queue or the consumer group.
-            verb: "commit", "rollback", "release", "move" or "bury"; or "lost" if a renewal found
-                that a lease was lost, so that nothing was settled.
+            verb: "commit", "rollback", "release", "move" or "bury"; "cancel" if a worker or a claim
+                ended a cancelled message; or "lost" if a renewal found that a lease was lost, so
+                that nothing was settled.
             reservations: The messages.
             error: The error that the caller gets. ``LeaseLost`` names the messages that were not
                 settled; the rest was settled. The rollback of a ``Queue.claim`` raises no

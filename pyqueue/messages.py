@@ -42,6 +42,9 @@ OnFailure = Literal["block", "skip"]
 
 State = Literal["scheduled", "ready", "reserved", "finished", "dead"]
 
+#: The result of a cancel: the message has ended, or its holder was asked to end it.
+Cancelled = Literal["cancelled", "requested"]
+
 #: What a message waits for although its time has come: another message of its group, or a limit.
 Deferral = Literal["group", "limit"]
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, Unpack
 
 from pyqueue import arguments, telling
-from pyqueue.backends import browsing, managing, requeueing
+from pyqueue.backends import browsing, cancelling, choosing, managing, requeueing
 from pyqueue.backends.browsing import BrowseOptions
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.queue_plans import QueuePlans, in_recorded_kind
 from pyqueue.backends.receiving import ReceiveOptions
 from pyqueue.errors import ConfigurationError, LeaseLost
-from pyqueue.messages import Id, Page, Reservation
+from pyqueue.messages import Cancelled, Duration, Id, Page, Reservation
 from pyqueue.requests import Plan
 from pyqueue.runtime.plan_runner import RunnerBase
 
@@ -85,6 +85,20 @@ class QueueBase(Generic[T, Runs]):
     def _browse(self, options: BrowseOptions) -> Plan[Page[T]]:
         return browsing.browse(self._backend.terms, browsing.checked(**options))
 
+    def _reserve_id(self, id: Id, lease: Duration | None) -> Plan[list[Any]]:
+        waiting = self._runner.waiters(self.name)
+
+        def reserve(found: QueuePlans) -> Plan[list[Any]]:
+            return choosing.reserve_id(found.terms, waiting, id, lease)
+
+        plan = in_recorded_kind(self._backend, reserve)
+        return plan if self._runner.hooks is None else telling.receiving(self.name, plan)
+
+    def _cancel(self, id: Id, force: bool) -> Plan[Cancelled | None]:
+        return in_recorded_kind(
+            self._backend, lambda found: cancelling.cancel(id, force, found.terms)
+        )
+
     def _requeue(self, id: Id) -> Plan[bool]:
         return in_recorded_kind(self._backend, lambda found: requeueing.requeue(found.terms, id))
 
@@ -148,6 +162,8 @@ def receiving(
     return queue._receive(limit, **how)
 
 
-def committing(queue: QueueBase[Any, Any], held: Reservation[Any], plan: Plan[None]) -> Plan[None]:
-    """Return a plan that finishes a message of a queue, for the other modules of pyqueue."""
-    return queue._settles("commit", [held], None, plan)
+def settling(
+    queue: QueueBase[Any, Any], held: Sequence[Reservation[Any]], plan: Plan[None], verb: str
+) -> Plan[None]:
+    """Return a plan that settles messages of a queue, for the other modules of pyqueue."""
+    return queue._settles(verb, held, None, plan)

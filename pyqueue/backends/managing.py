@@ -11,6 +11,7 @@ from bson import ObjectId
 from pyqueue import arguments
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import MAX_BATCH, update_with_key
+from pyqueue.backends.ending import Ending, end_free
 from pyqueue.backends.kind import Kind, ScanStart, require
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import Options
@@ -28,7 +29,6 @@ from pyqueue.requests import (
     Plan,
     ServerTime,
     Signal,
-    Update,
 )
 
 REDRIVE_FIELDS: Final = {
@@ -114,20 +114,7 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
             break
     else:
         return False
-    match = transitions.not_held_filter(queue, now) | {"_id": each}
-    # A dead letter keeps the key of its former queue as ``last_key``.
-    keyed = "key" in found[0] or "dead" in found[0]
-    update = kind.finishing(now, "removed", history_s, keyed=keyed)
-    if update is None:
-        removed = bool((yield from Delete(match)))
-    else:
-        if "group" in found[0]:  # it is not held, so its group has not become its lock
-            update["$rename"] = {**update.get("$rename", {}), "group": "last_group"}
-            update["$rename"].pop("lock", None)
-            match = match | {"group": {"$exists": True}}  # unless a claim has renamed it since
-        removed = bool((yield from Update(match, update)).matched)
-    yield from kind.ended(queue, found)
-    return removed
+    return (yield from end_free(queue, kind, found[0], Ending("removed", history_s), now))
 
 
 def reprioritize(queue: str, kind: Kind, id: Id, priority: int) -> Plan[bool]:

@@ -68,7 +68,7 @@ def _pop_for_callers(
         return shares
     now = yield from ServerTime()
     taken = [document for share in shares for document, _ in share]
-    lost = yield from finish_popped(how.terms, how.history_s, taken, now)
+    lost = yield from finish_popped(how.terms, taken, now)
     return [
         [each for each in share if (hashable_id(each[0]["_id"]), each[0]["token"]) not in lost]
         for share in shares
@@ -95,7 +95,7 @@ def _put_back(how: Reception, scan: Scan, document: Document) -> Plan[list[Claim
 
 
 def finish_popped(
-    terms: ClaimTerms, history_s: float | None, claimed: list[Document], now: datetime
+    terms: ClaimTerms, claimed: list[Document], now: datetime
 ) -> Plan[set[tuple[Hashable, str]]]:
     """Finish popped messages before a caller gets any of them.
 
@@ -109,7 +109,7 @@ def finish_popped(
     lost: set[tuple[Hashable, str]] = set()
     for (token, keyed), documents in groups.items():
         ids = [document["_id"] for document in documents]
-        update = terms.kind.finishing(now, "popped", history_s, keyed=keyed)
+        update = terms.kind.finishing(now, "popped", terms.history_s, keyed=keyed)
         if update is None:
             until = documents[0]["when"] - timedelta(seconds=terms.lease_s / 2)
             missing = yield from _delete_alike(ids, token, until)
@@ -259,7 +259,7 @@ def undo_pop(
 
 def undo(how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
     """Give back the messages of a cancelled pop."""
-    return undo_pop(how.terms.queue, how.terms.kind, how.history_s, claimed)
+    return undo_pop(how.terms.queue, how.terms.kind, how.terms.history_s, claimed)
 
 
 POPS: Final = Claims(_pop_for_callers, undo)

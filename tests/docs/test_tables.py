@@ -143,7 +143,6 @@ DENIED = [
     (MIGRATE, "| `group`, `chord` | `Many` fans out; there is no join |", {"chord", "join"}),
     (MIGRATE, "| result backend | none", {"result", "get_result", "result_backend"}),
     (RECIPES, "| Waiting for the result of a job |", {"result", "wait", "request"}),
-    (RECIPES, "| Cancelling a job that runs |", {"cancel", "cancelled"}),
     (RECIPES, "| A retry that does not count as a try |", {"counted"}),
     (RECIPES, "| A job that expires: Celery `expires` |", {"expires", "best_before"}),
     (RECIPES, "| Middleware of handlers |", {"use", "middleware"}),
