@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from pyqueue import arguments, client_receiving, client_settling
-from pyqueue.backends import all_queues, awaiting, finding, freeing, reshaping
+from pyqueue.backends import all_queues, awaiting, cancelling, finding, freeing, reshaping
 from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.schedules import managing as schedules
@@ -19,6 +19,7 @@ from pyqueue.limits import Limit
 from pyqueue.messages import (
     UNCHANGED,
     Backoff,
+    Cancelled,
     Duration,
     Finished,
     Headers,
@@ -442,7 +443,7 @@ class Client(Connected[Connection]):
         Args:
             queue: The queue, or its name.
             payload: As in ``Queue.push``.
-            timeout: Seconds to wait. Then the message is removed, unless a consumer holds it.
+            timeout: Seconds to wait. Then the message is cancelled.
             headers: As in ``Queue.push``.
             priority: As in ``Queue.push``.
             group: As in ``Queue.push``.
@@ -457,6 +458,22 @@ class Client(Connected[Connection]):
         target = self.queue(queue) if isinstance(queue, str) else queue
         own = {"headers": headers, "priority": priority, "group": group}
         return self._connection.run(requesting(target, payload, timeout, own))
+
+    def cancel(self, id: Id, force: bool = False) -> Cancelled | None:
+        """Cancel a message in any queue, as ``Queue.cancel`` does.
+
+        Args:
+            id: As in ``find``.
+            force: End a held message at once. Its holder gets ``LeaseLost``.
+
+        Returns:
+            "cancelled" if the message has ended, "requested" if its holder was asked to end it.
+            None if no queue has the message, or it is finished.
+
+        Raises:
+            ConfigurationError: The message is in a pack of a bucket and held, or in a stream.
+        """
+        return self._connection.run(cancelling.cancel(id, force))
 
     def force_release(self, id: Id) -> bool:
         """Take a message from its holder: it becomes ready again, and its try stays counted.

@@ -190,7 +190,7 @@ class Delivery(Generic[T, S]):
     out.
     """
 
-    __slots__ = ("_loop", "_notes", "lost", "message", "state")
+    __slots__ = ("_loop", "_notes", "cancelled", "lost", "message", "state")
 
     if not TYPE_CHECKING:  # the second parameter has a default
         __class_getitem__ = classmethod(GenericAlias)
@@ -210,6 +210,11 @@ class Delivery(Generic[T, S]):
         self.lost = False
         #: The value of the lifespan of the worker; None without one.
         self.state: S = state  # type: ignore[assignment]  # S is None without a lifespan
+        #: Whether the message was cancelled; see ``Queue.cancel``. An async handler is then
+        #: cancelled, unless its batch has other messages. A handler in a thread should check this
+        #: from time to time, and raise an exception if it is true. After any exception, the message
+        #: ends. If the handler returns, its answer counts.
+        self.cancelled = False
         self._notes = notes
         self._loop = loop  # None for an async handler, which runs in the loop itself
 

@@ -176,6 +176,12 @@ def deferral_of(document: Mapping[str, Any], now: datetime) -> Deferral | None:
     return "group" if "group" in document else None
 
 
+def ends_at_claim(document: Mapping[str, Any]) -> str | None:
+    """Return the outcome with which a claim ends a message; None: it delivers the message."""
+    cancelled = isinstance(document.get("cancel"), datetime) and "processed" not in document
+    return "cancelled" if cancelled else None
+
+
 def mark_dead(message: Message[Any]) -> Message[Any]:
     """Give a message that waits in a dead-letter queue the state "dead".
 

@@ -67,7 +67,7 @@ class LeaseLost(QueueError):
 class JobFailed(QueueError):
     """A message for which a client waited has ended without success.
 
-    ``reason``: "dead" (it was buried), "removed", or "gone": no queue has it, and no end of it was
+    ``reason``: "dead" (it was buried), "removed", "cancelled", or "gone": no queue has it, and no end of it was
     kept. ``job`` is the message as it was found, or None if it is gone.
     """
 

@@ -45,6 +45,9 @@ KindName = Literal["standard", "priority", "ordered", "bucket"]
 
 State = Literal["scheduled", "ready", "reserved", "finished", "dead"]
 
+#: The result of a cancel: the message has ended, or its holder was asked to end it.
+Cancelled = Literal["cancelled", "requested"]
+
 #: What a message waits for although its time has come: another message of its group, or a limit.
 Deferral = Literal["group", "limit"]
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from pyqueue import arguments, telling
-from pyqueue.backends import awaiting, browsing, managing, requeueing
+from pyqueue.backends import awaiting, browsing, cancelling, choosing, managing, requeueing
 from pyqueue.backends.browsing import BrowseOptions
 from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
@@ -16,7 +16,7 @@ from pyqueue.backends.queue_plans import QueuePlans, in_recorded_kind
 from pyqueue.backends.receiving import ReceiveOptions
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.facts import Keep
-from pyqueue.messages import Duration, Headers, Id, Page, Reservation
+from pyqueue.messages import Cancelled, Duration, Headers, Id, Page, Reservation
 from pyqueue.requests import Plan
 from pyqueue.runtime.plan_runner import RunnerBase
 from pyqueue.runtime.renewal import LeaseRenewer
@@ -109,6 +109,20 @@ class QueueBase(Generic[T, Runs]):
 
     def _browse(self, options: BrowseOptions) -> Plan[Page[T]]:
         return browsing.browse(self._backend.terms, browsing.checked(**options))
+
+    def _reserve_id(self, id: Id, lease: Duration | None) -> Plan[list[Any]]:
+        waiting = self._runner.waiters(self.name)
+
+        def reserve(found: QueuePlans) -> Plan[list[Any]]:
+            return choosing.reserve_id(found.terms, waiting, id, lease)
+
+        plan = in_recorded_kind(self._backend, reserve)
+        return plan if self._runner.hooks is None else telling.receiving(self.name, plan)
+
+    def _cancel(self, id: Id, force: bool) -> Plan[Cancelled | None]:
+        return in_recorded_kind(
+            self._backend, lambda found: cancelling.cancel(id, force, found.terms)
+        )
 
     def _requeue(self, id: Id) -> Plan[bool]:
         return in_recorded_kind(self._backend, lambda found: requeueing.requeue(found.terms, id))
@@ -213,11 +227,13 @@ def requesting(
     try:
         finished = yield from awaiting.wait(runner.waiters(runner.results), id, timeout_s)
     except TimeoutError:
-        yield from queue._backend.remove(id)
+        yield from cancelling.cancel(id, False)
         raise
     return finished.result
 
 
-def committing(queue: QueueBase[Any, Any], held: Reservation[Any], plan: Plan[None]) -> Plan[None]:
-    """Return a plan that finishes a message of a queue, for the other modules of pyqueue."""
-    return queue._settles("commit", [held], None, plan)
+def settling(
+    queue: QueueBase[Any, Any], held: Sequence[Reservation[Any]], plan: Plan[None], verb: str
+) -> Plan[None]:
+    """Return a plan that settles messages of a queue, for the other modules of pyqueue."""
+    return queue._settles(verb, held, None, plan)

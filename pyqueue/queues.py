@@ -20,6 +20,7 @@ from pyqueue.messages import (
     MAX_BATCH_BYTES,
     MAX_RECEIVED_BYTES,
     UNCHANGED,
+    Cancelled,
     Counts,
     Duration,
     Finished,
@@ -134,22 +135,9 @@ class Queue(Selectable[T]):
         Returns:
             The ids, as in ``push``. It raises the same errors as ``push``.
         """
-        return self._runner.run(
-            self._push_many(
-                payloads,
-                PushOptions(
-                    delay=delay,
-                    at=at,
-                    headers=headers,
-                    keys=keys,
-                    on_duplicate=on_duplicate,
-                    ids=ids,
-                    priorities=priorities,
-                    groups=groups,
-                    session=session,
-                ),
-            )
-        )
+        how = PushOptions(delay=delay, at=at, headers=headers, keys=keys, on_duplicate=on_duplicate)
+        how |= PushOptions(ids=ids, priorities=priorities, groups=groups, session=session)
+        return self._runner.run(self._push_many(payloads, how))
 
     def pop(self, timeout: Duration | None = None) -> Message[T] | None:
         """Receive a message and finish it at once.
@@ -233,6 +221,21 @@ class Queue(Selectable[T]):
         return self._runner.run(
             self._receive(limit, timeout=timeout, max_bytes=max_bytes, lease=lease)
         )
+
+    def reserve_id(self, id: Id, *, lease: Duration | None = None) -> Reservation[T] | None:
+        """Reserve a chosen message, ready or scheduled, without waiting.
+
+        Args:
+            id: As in ``remove``.
+            lease: As in ``reserve``.
+
+        Returns:
+            The reservation. None if the id is unknown in this queue, the message is finished or
+            held, the queue is paused, or a limit or an earlier message of its group is in the way.
+            A message in a pack of a bucket raises ConfigurationError.
+        """
+        received = self._runner.run(self._reserve_id(id, lease))
+        return received[0] if received else None
 
     @contextmanager
     def reserved(
@@ -548,6 +551,26 @@ class Queue(Selectable[T]):
             False if the id is unknown, or the message is finished or held under a live lease.
         """
         return self._runner.run(self._backend.remove(id))
+
+    def cancel(self, id: Id, force: bool = False) -> Cancelled | None:
+        """Cancel a message. If it is not held, it ends, with the outcome "cancelled".
+
+        Otherwise its holder is asked to end it: a worker cancels its handler, or sets
+        ``Delivery.cancelled``. If the holder commits the message, it is committed. If the holder
+        moves it or gives it back, the next claim ends it.
+
+        Args:
+            id: As in ``remove``.
+            force: End a held message at once. Its holder gets ``LeaseLost``.
+
+        Returns:
+            "cancelled": it has ended. "requested": its holder was asked to end it. None: the id is
+            unknown in this queue, or the message is finished.
+
+        Raises:
+            ConfigurationError: The message is in a pack of a bucket and held.
+        """
+        return self._runner.run(self._cancel(id, force))
 
     def requeue(self, id: Id) -> bool:
         """Make a scheduled or dead message ready now.

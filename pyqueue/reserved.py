@@ -73,17 +73,24 @@ def check_on_lost(on_lost: object) -> None:
         )
 
 
-def renewal(runner: PlanRunner | AsyncPlanRunner) -> Callable[[Sequence[Reservation[Any]]], Any]:
-    """Return the function that extends leases, for the renewer of a client."""
-    return lambda reservations: runner.run(_renew(reservations))
+def renewal(
+    runner: PlanRunner | AsyncPlanRunner, told: Callable[[Reservation[Any]], object] | None = None
+) -> Callable[[Sequence[Reservation[Any]]], Any]:
+    """Return the function that extends leases, for the renewer of a client.
+
+    ``told``: called for each cancelled message that it meets; None: it does not look for them.
+    """
+    return lambda reservations: runner.run(_renew(reservations, told))
 
 
-def _renew(held: Sequence[Reservation[Any]]) -> Plan[list[QueueError | None]]:
+def _renew(
+    held: Sequence[Reservation[Any]], told: Callable[[Reservation[Any]], object] | None
+) -> Plan[list[QueueError | None]]:
     first, *_ = held
     if isinstance(first, StreamReservation):
         group = [each for each in held if isinstance(each, StreamReservation)]
         return settling.renew(GroupState(first.queue, first.group), group)
-    return extending.renew(held)
+    return extending.renew(held, told)
 
 
 @contextmanager

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple, Protocol
 
-from pyqueue.backends import forms, namespace, transitions
+from pyqueue.backends import forms, namespace, results, transitions
 from pyqueue.backends.applying import update_with_key
 from pyqueue.backends.browsing import Found
 from pyqueue.backends.contents import Contents
+from pyqueue.backends.ending import Ending, ending_free
 from pyqueue.backends.forms import Move
 from pyqueue.backends.kind import UpdateFields, require
-from pyqueue.backends.managing import REDRIVE_FIELDS, WayHome, as_read, removing, way_home
+from pyqueue.backends.managing import REDRIVE_FIELDS, WayHome, as_read, way_home
 from pyqueue.backends.moving import move_update, ready_target
 from pyqueue.backends.naming_kind import GUESSED_KIND
 from pyqueue.backends.options import QueueTerms, Target
@@ -26,6 +27,7 @@ from pyqueue.backends.queue_plans import QueuePlans, found_target
 from pyqueue.backends.requeueing import brought_forward
 from pyqueue.documents import eligible_since, group_of, invalid_fields, priority_of
 from pyqueue.errors import ConfigurationError, DuplicateKey, InvalidMessage, TargetRefused
+from pyqueue.facts import Keep
 from pyqueue.messages import UNCHANGED, Message, Reservation
 from pyqueue.requests import Document, Filter, Plan, Signal, UpdateEach
 
@@ -108,16 +110,17 @@ class Remove:
 
     def write(self, step: Step, found: Sequence[Found]) -> Plan[None]:
         """Remove messages that are documents."""
-        kind, history_s = step.terms.kind, step.terms.options.history
+        kind, ending = step.terms.kind, Ending("removed", step.terms.options.history)
         documents = [each.document for each in found]
         yield from step.write(
-            [(each, removing(kind, each, step.now, history_s) or {}) for each in documents]
+            [(each, ending_free(kind, each, ending, step.now) or {}) for each in documents]
         )
         yield from kind.ended(step.terms.queue, documents)
+        yield from results.announce(Keep.of(each.get("keep")) for each in documents)
 
     def settle(self, step: Step, held: Sequence[Reservation[Any]]) -> Plan[None]:
         """Remove messages of one shared document."""
-        return forms.form_of(held[0]).commit(step.terms, held, UNCHANGED, None)
+        return forms.form_of(held[0]).commit(step.terms, held, {}, None)
 
 
 class Redrive:

@@ -38,6 +38,8 @@ class ClaimingKind(Kind, Protocol):
     def claim(self, scan: Scan) -> Plan[tuple[list[Document], bool]]:
         """Claim the next messages; see ``claiming.claim``. It may take several scans.
 
+        Claimed messages that are not delivered end here; see ``ending.end_at_claim``.
+
         Returns:
             The claimed documents, and whether the queue had no more.
         """
@@ -57,6 +59,8 @@ class ClaimTerms(NamedTuple):
     command_timeout_s: float
     #: The longest time between rescans of an idle queue, in seconds.
     poll_s: float
+    #: How long finished messages are kept, in seconds; None: not at all.
+    history_s: float | None
 
     @classmethod
     def of(cls, terms: QueueTerms, lease_s: float, *, counts_try: bool = True) -> ClaimTerms:
@@ -70,6 +74,7 @@ class ClaimTerms(NamedTuple):
             counts_try=counts_try,
             command_timeout_s=terms.command_timeout_s,
             poll_s=terms.options.poll,
+            history_s=terms.options.history,
         )
 
     @property

@@ -20,6 +20,7 @@ from pyqueue.backends.options import NewMessage, QueueTerms, Target
 from pyqueue.backends.receiving import Reception
 from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.documents import invalid_fields, message_of, without_fields
+from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Count, Document, Filter, Find, Plan, ServerTime
 
@@ -246,6 +247,25 @@ def register(kind: str, contents: Contents) -> None:
 def contents_of(kind: Kind) -> Contents:
     """Return the contents of the documents of a kind."""
     return _contents.get(kind.name, _SEPARATE)
+
+
+def refuse_packs(kind: Kind, queue: str, argument: str, remedy: str) -> None:
+    """Refuse an operation that is impossible for messages that share documents.
+
+    Args:
+        kind: the kind of the queue.
+        queue: the name of the queue.
+        argument: the operation or argument that the caller gave.
+        remedy: the alternative.
+
+    Raises:
+        ConfigurationError: messages of the queue may share documents.
+    """
+    if "packs" in kind.capabilities:
+        raise ConfigurationError(
+            f"{argument}: queue {queue!r} is of kind {kind.name!r}, whose messages share "
+            f"documents; {remedy}"
+        )
 
 
 def count(kind: Kind, match: Filter, hint: str, cap: int | None = None) -> Plan[int]:

@@ -8,15 +8,16 @@ locked message then costs no other message its lease.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from pyqueue import arguments
 from pyqueue.backends import forms, transitions
+from pyqueue.backends.ending import CANCELLED
 from pyqueue.backends.forms import Extension, Failures, Held
 from pyqueue.backends.options import QueueTerms
-from pyqueue.documents import hashable_id
+from pyqueue.documents import ends_at_claim, hashable_id
 from pyqueue.errors import LeaseLost, QueueError, Unavailable, first_ten
 from pyqueue.messages import Reservation, seconds_left
 from pyqueue.requests import Find, Plan, ServerTime, Update
@@ -71,17 +72,24 @@ def age_s(held: Reservation[Any]) -> Plan[float]:
     return held.lease - seconds_left(held, (yield from ServerTime()))
 
 
-def renew(held: Held) -> Plan[list[QueueError | None]]:
+def renew(
+    held: Held, told: Callable[[Reservation[Any]], object] | None = None
+) -> Plan[list[QueueError | None]]:
     """Extend each lease by its own length.
 
     This waits for the primary only. A fail-over that undoes the renewal leaves the former end of
     the lease, which is later than the next renewal.
 
+    Args:
+        held: the reservations.
+        told: called for each message that was cancelled. Without such messages, asking for them
+            takes no command.
+
     Returns:
         One entry per lease: None, or the error of its extension.
     """
     budget_s = min(each.lease for each in held) / 2
-    failures = yield from _extend(held, Extension(None, budget_s, w1=True))
+    failures = yield from _extend(held, Extension(None, budget_s, w1=True, told=told))
     errors = {id(each): error for each, error in failures}
     return [errors.get(id(each)) for each in held]
 
@@ -108,7 +116,7 @@ def extend_documents(held: Held, how: Extension) -> Plan[Failures]:
         limits = _NO_LIMITS if how.patient else _limits(group, how.budget_s, w1=how.w1)
         until = now + timedelta(seconds=length_s)
         try:
-            lost = yield from _extend_group(group, until, how.w1, limits)
+            lost = yield from _extend_group(group, until, how, limits)
         except Unavailable as error:
             trouble = error
             if len(group) == 1:
@@ -156,27 +164,58 @@ def _divided(group: Held, parts: int) -> Iterable[Held]:
     return (group[start : start + size] for start in range(0, len(group), size))
 
 
-def _extend_group(group: Held, until: datetime, w1: bool, limits: _Limits) -> Plan[Held]:
-    """Extend a group with one command. Return the reservations that are no longer held."""
+def _extend_group(group: Held, until: datetime, how: Extension, limits: _Limits) -> Plan[Held]:
+    """Extend a group with one command. Return the reservations that are no longer held.
+
+    If the caller asks for cancelled messages, the command does not match these. They are extended
+    by a command of their own, so that the caller pays for asking only if there are some.
+    """
     match = transitions.holds_filter(group)
+    if how.told is not None:
+        match = {**match, "cancel": {"$not": CANCELLED["cancel"]}}
     change = {"$set": {"when": until}}
     many = len(group) > 1
     found = yield from Update(
         match,
         change,
         many=many,
-        w1=w1,
+        w1=how.w1,
         max_time_s=limits.max_time_s,
         server_limit_s=limits.server_limit_s,
     )
     if found.matched == len(group):
         return []
-    if not many:
+    if not many and how.told is None:
         return group
+    lost, others = yield from _not_extended(group, how.told)
+    if others:
+        lost += yield from _extend_group(others, until, how._replace(told=None), limits)
+    return lost
+
+
+def _not_extended(
+    group: Held, told: Callable[[Reservation[Any]], object] | None
+) -> Plan[tuple[list[Reservation[Any]], list[Reservation[Any]]]]:
+    """Find out which leases a command did not extend, and tell of cancelled messages.
+
+    Returns:
+        The reservations that are no longer held, and those that the command did not match although
+        they are held.
+    """
     live = {"_id": {"$in": [each.id for each in group]}, "processed": {"$exists": False}}
-    documents = yield from Find(live, {"token": 1})
-    tokens = {hashable_id(each["_id"]): each.get("token") for each in documents}
-    return [each for each in group if tokens.get(hashable_id(each.id)) != each.token]
+    documents = yield from Find(live, {"token": 1} if told is None else {"token": 1, "cancel": 1})
+    stored = {(hashable_id(each["_id"]), str(each.get("token"))): each for each in documents}
+    lost: list[Reservation[Any]] = []
+    others: list[Reservation[Any]] = []
+    for each in group:
+        document = stored.get((hashable_id(each.id), each.token))
+        if document is None:
+            lost.append(each)
+        elif told is not None and "cancel" in document:
+            others.append(each)
+            if ends_at_claim(document):
+                told(each)
+    return lost, others
 
 
 def lost_lease(held: Reservation[Any]) -> LeaseLost:

@@ -81,6 +81,8 @@ class Extension(NamedTuple):
     patient: bool = False
     #: Whether only the primary acknowledges the command.
     w1: bool = False
+    #: Called for each message that was cancelled; None: the caller does not ask.
+    told: Callable[[Reservation[Any]], object] | None = None
 
 
 class Form(Protocol[R]):

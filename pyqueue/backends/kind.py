@@ -268,22 +268,3 @@ def require_limit(kind: Kind, queue: str, limit: Limit) -> None:
     for name in ("concurrency", "rate", "per"):
         if getattr(limit, name) is not None:
             require(kind, queue, name, f"limit.{name}")
-
-
-def refuse_packs(kind: Kind, queue: str, argument: str, remedy: str) -> None:
-    """Refuse an operation that is impossible for messages that share documents.
-
-    Args:
-        kind: the kind of the queue.
-        queue: the name of the queue.
-        argument: the operation or argument that the caller gave.
-        remedy: the alternative.
-
-    Raises:
-        ConfigurationError: messages of the queue may share documents.
-    """
-    if "packs" in kind.capabilities:
-        raise ConfigurationError(
-            f"{argument}: queue {queue!r} is of kind {kind.name!r}, whose messages share "
-            f"documents; {remedy}"
-        )

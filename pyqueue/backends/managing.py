@@ -9,16 +9,16 @@ from typing import Final, NamedTuple
 from bson import ObjectId
 
 from pyqueue import arguments
-from pyqueue.backends import namespace, results, transitions
+from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import MAX_BATCH, update_with_key
-from pyqueue.backends.kind import Kind, ScanStart, UpdateFields, require
+from pyqueue.backends.ending import Ending, end_free
+from pyqueue.backends.kind import Kind, ScanStart, require
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import Options
 from pyqueue.backends.scan import SCAN_ORDER, page_end
 from pyqueue.clock import BAND
 from pyqueue.documents import group_of, hashable_id, invalid_fields, priority_of
 from pyqueue.errors import InvalidName, Unavailable
-from pyqueue.facts import Keep, kept_s
 from pyqueue.messages import Id
 from pyqueue.requests import (
     Delete,
@@ -29,7 +29,6 @@ from pyqueue.requests import (
     Plan,
     ServerTime,
     Signal,
-    Update,
 )
 
 REDRIVE_FIELDS: Final = {
@@ -144,21 +143,6 @@ def as_read(queue: str, document: Document, now: datetime) -> dict[str, object]:
     return {"_id": document["_id"], "q": queue, "when": free, **same}
 
 
-def removing(
-    kind: Kind, document: Document, now: datetime, history_s: float | None
-) -> UpdateFields | None:
-    """Return the update that removes a message that is not held; None: it is deleted instead."""
-    # A dead letter keeps the key of its former queue as ``last_key``.
-    keyed = "key" in document or "dead" in document
-    keep = Keep.of(document.get("keep"))
-    update = kind.finishing(now, "removed", kept_s(history_s, keep), keyed=keyed)
-    if update is not None and "group" in document:
-        # It is not held, so its group has not become its lock.
-        update["$rename"] = {**update.get("$rename", {}), "group": "last_group"}
-        update["$rename"].pop("lock", None)
-    return update
-
-
 def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool]:
     """Remove a message that is not held. Return whether a message was removed."""
     spellings = arguments.spellings(id)
@@ -172,17 +156,7 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
             break
     else:
         return False
-    match = transitions.not_held_filter(queue, now) | {"_id": each}
-    update = removing(kind, found[0], now, history_s)
-    if update is None:
-        removed = bool((yield from Delete(match)))
-    else:
-        if "group" in found[0]:
-            match = match | {"group": {"$exists": True}}  # unless a claim has renamed it since
-        removed = bool((yield from Update(match, update)).matched)
-    yield from kind.ended(queue, found)
-    yield from results.announce([Keep.of(found[0].get("keep"))])
-    return removed
+    return (yield from end_free(queue, kind, found[0], Ending("removed", history_s), now))
 
 
 def reprioritize(queue: str, kind: Kind, id: Id, priority: int) -> Plan[bool]:

@@ -69,7 +69,7 @@ def _pop_for_callers(
         return shares
     now = yield from ServerTime()
     taken = [document for share in shares for document, _ in share]
-    lost = yield from finish_popped(how.terms, how.history_s, taken, now)
+    lost = yield from finish_popped(how.terms, taken, now)
     return [
         [each for each in share if (hashable_id(each[0]["_id"]), each[0]["token"]) not in lost]
         for share in shares
@@ -97,7 +97,7 @@ def _put_back(how: Reception, scan: Scan, document: Document) -> Plan[list[Claim
 
 
 def finish_popped(
-    terms: ClaimTerms, history_s: float | None, claimed: list[Document], now: datetime
+    terms: ClaimTerms, claimed: list[Document], now: datetime
 ) -> Plan[set[tuple[Hashable, str]]]:
     """Finish popped messages before a caller gets any of them.
 
@@ -106,7 +106,7 @@ def finish_popped(
     groups: dict[tuple[str, bool, float | None], list[Document]] = {}
     for document in claimed:
         # A dead letter keeps the key of its former queue as ``last_key``.
-        keyed, stay_s = "key" in document or "dead" in document, _kept_s(document, history_s)
+        keyed, stay_s = "key" in document or "dead" in document, _kept_s(document, terms.history_s)
         groups.setdefault((document["token"], keyed, stay_s), []).append(document)
     lost: set[tuple[Hashable, str]] = set()
     for (token, keyed, stay_s), documents in groups.items():
@@ -267,7 +267,7 @@ def undo_pop(
 
 def undo(how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
     """Give back the messages of a cancelled pop."""
-    return undo_pop(how.terms.queue, how.terms.kind, how.history_s, claimed)
+    return undo_pop(how.terms.queue, how.terms.kind, how.terms.history_s, claimed)
 
 
 POPS: Final = Claims(_pop_for_callers, undo)

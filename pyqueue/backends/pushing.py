@@ -477,6 +477,7 @@ def _overwriting(kind: Kind, document: Document, match: Filter) -> UpdateDocumen
     stale = (
         *kind.held_fields,
         *kind.stay_fields,
+        *transitions.ENDS,
         "headers",
         "type",
         "key",

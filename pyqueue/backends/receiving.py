@@ -71,7 +71,6 @@ class Reception(NamedTuple):
     terms: ClaimTerms
     codec: Codec[Any]
     max_tries: int | None
-    history_s: float | None
     pop: bool
     misfits: invalid.Misfits
 
@@ -79,7 +78,7 @@ class Reception(NamedTuple):
     def bare(self) -> bool:
         """Whether a single message may be deleted without claiming it first."""
         bare_pop = self.pop and self.terms.kind.bare_pop
-        return bare_pop and self.codec.model is None and self.history_s is None
+        return bare_pop and self.codec.model is None and self.terms.history_s is None
 
     @property
     def lease_s(self) -> float | None:
@@ -119,7 +118,7 @@ def _prepare(waiting: Waiting, call: Call) -> Prepared:
     lease_s = queue_terms.command_timeout_s if pop else lease_s or options.lease
     terms = ClaimTerms.of(queue_terms, lease_s, counts_try=not pop)
     misfits = misfits or waiting.misfits
-    how = Reception(terms, codec, options.max_tries, options.history, pop, misfits=misfits)
+    how = Reception(terms, codec, options.max_tries, pop, misfits)
     ensuring = namespace.ensuring(terms.queue, terms.kind, options, receives=True)
     claiming = Coalesce(  # calls that receive in the same way share it
         how,

@@ -47,7 +47,9 @@ def requeue(terms: QueueTerms, id: Id) -> Plan[bool]:
         return False
     if "dead" in document:
         return (yield from redrive_one(queue, kind, document, now))
-    return bool(document["when"] <= now) or (yield from _bring_forward(queue, document, now))
+    if document["when"] <= now:
+        return "cancel" not in document or (yield from _lift(queue, document, now))
+    return (yield from _bring_forward(queue, document, now))
 
 
 def _find(queue: str, spellings: Sequence[Id]) -> Plan[Document | None]:
@@ -55,7 +57,7 @@ def _find(queue: str, spellings: Sequence[Id]) -> Plan[Document | None]:
     for each in spellings:
         # The id of a pack is not the id of a message.
         match: Filter = {"_id": each, "q": queue, "n": {"$exists": False}}
-        fields = {**REDRIVE_FIELDS, "due": 1, "processed": 1}
+        fields = {**REDRIVE_FIELDS, "due": 1, "processed": 1, "cancel": 1}
         for document in (yield from Find(match, fields, limit=1)):
             return document
     return None
@@ -76,4 +78,14 @@ def brought_forward(document: Document, now: datetime) -> UpdateFields:
     due = document.get("due")
     if not isinstance(due, datetime) or due > now:  # a deferred message keeps its ``due``
         put["due"] = now
-    return {"$set": put}
+    update: UpdateFields = {"$set": put}
+    if "cancel" in document:
+        update["$unset"] = transitions.unset(*transitions.ENDS)
+    return update
+
+
+def _lift(queue: str, document: Document, now: datetime) -> Plan[bool]:
+    """Let a ready message be delivered although it was cancelled. Return False if it is held."""
+    match = {"_id": document["_id"], "q": queue, "when": {"$lte": now}}
+    change = yield from Update(match, {"$unset": transitions.unset(*transitions.ENDS)})
+    return bool(change.matched)

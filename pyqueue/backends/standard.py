@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import Any
@@ -10,15 +11,16 @@ from typing import Any
 from pyqueue.backends import transitions
 from pyqueue.backends.claim_terms import ClaimTerms, Scan
 from pyqueue.backends.claiming import Take, claim
+from pyqueue.backends.ending import end_at_claim
 from pyqueue.backends.kind import IndexTerms, ScanStart, UpdateFields, register
 from pyqueue.backends.limits import slots, waiting
 from pyqueue.backends.limits.indexes import needed
-from pyqueue.backends.limits.taking import follow, take_of
+from pyqueue.backends.limits.taking import follow, give_back_permits, take_of
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import ScanState
-from pyqueue.documents import stored_group
+from pyqueue.documents import ends_at_claim, stored_group
 from pyqueue.messages import Id
-from pyqueue.requests import Document, Filter, Find, Plan, Sort
+from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, Sort
 
 
 @register
@@ -87,7 +89,20 @@ class Standard:
         take: Take | None = None
         if scan.state.limit.limit is not None:
             take = yield from take_of(scan)
-        return (yield from self._scan_and_claim(scan, take))
+        found = yield from self._scan_and_claim(scan, take)
+        if any(map(ends_at_claim, found[0])):
+            return (yield from self._end_or_claim(scan, found[0]))
+        return found
+
+    def _end_or_claim(
+        self, scan: Scan, documents: list[Document]
+    ) -> Plan[tuple[list[Document], bool]]:
+        """End the claimed messages that are not delivered. If none is left, claim again."""
+        over, left = yield from end_at_claim(scan, documents)
+        yield from give_back_permits(scan, over)
+        if left:
+            return left, False
+        return (yield from self.claim(replace(scan, now=(yield from ServerTime()))))
 
     def ended(
         self, queue: str, ended: Sequence[Mapping[str, Any]], session: object = None

@@ -43,6 +43,8 @@ STAY_FIELDS: Final = (
 )
 #: The fields that a message takes to the dead-letter queue and back.
 _KEPT_DEAD: Final = ("error", "attempts", "checkpoint", "type")
+#: The fields for which a claim ends a message; see ``ending``. Moves and burials keep them.
+ENDS: Final = ("cancel",)
 #: The fields that a claim counts in, unless it is a pop.
 COUNTS: Final = ("tries", "deliveries")
 #: The beginning of the ``q`` of documents that are in no queue yet, or no longer; see ``handover``.
@@ -221,7 +223,7 @@ def releasing(
 ) -> UpdateFields:
     """Return the update that puts a message back at ``due``, and lowers ``uncounted`` fields."""
     # In an ordered queue, ``seq`` is the place, and scans expect nothing far below now.
-    when = now if kind.lock_fields else due
+    when = max(due, now) if kind.lock_fields else due
     update: UpdateFields = {"$set": {"when": when}, "$unset": unset(*kind.held_fields)}
     if uncounted:
         update["$inc"] = dict.fromkeys(uncounted, -1)
@@ -267,7 +269,8 @@ def unfinishing(kind: Kind, due: datetime) -> UpdateFields:
 def replaying(kind: Kind, queue: str, put: dict[str, Any], now: datetime) -> UpdateFields:
     """Return the update that makes a finished message ready again, with the fields ``put``."""
     # A dead letter stays one, so that it can be redriven.
-    removed = (*kind.held_fields, *(name for name in kind.stay_fields if name != "dead"), "result")
+    left = (name for name in kind.stay_fields if name != "dead")
+    removed = (*kind.held_fields, *ENDS, *left, "result")
     return {
         "$set": put,
         "$unset": unset(*(name for name in removed if name not in put)),
@@ -331,4 +334,6 @@ def burying(
 
 def redriving(kind: Kind, queue: str, put: dict[str, Any], now: datetime) -> UpdateFields:
     """Return the update that takes a dead message back to the queue that it came from."""
-    return leaving(kind, queue, put, now, keep=_KEPT_DEAD)
+    update = leaving(kind, queue, put, now, keep=_KEPT_DEAD)
+    update["$unset"] |= unset(*ENDS)
+    return update

@@ -1,4 +1,4 @@
-"""The commands that change a queue as a whole: pause, resume, reshape and rm."""
+"""The commands that manage queues and messages: pause, resume, reshape, cancel and rm."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from pyqueue.cli.common import (
     Url,
     connect,
     emit,
+    note,
+    parse_id,
     queue_with_stored_options,
     refuse_unknown,
     report_pause,
@@ -119,6 +121,36 @@ def reshape(
         emit({"queue": name, **changed})
     else:
         print(f"{name}: {', '.join(f'{option}={value}' for option, value in changed.items())}")
+
+
+# ---- cancel
+
+
+@app.command()
+def cancel(
+    id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")],
+    force: Annotated[
+        bool, typer.Option("--force", help="End it at once, even if a consumer holds it.")
+    ] = False,
+    url: Url = None,
+    namespace: Namespace = "pyqueue",
+    signals: Signals = None,
+    as_json: Json = False,
+) -> None:
+    """Cancel a message in any queue.
+
+    Print "cancelled", or "requested" if a consumer holds the message and was asked to end it. The
+    exit status is 1 if there is no such message, or it is finished.
+    """
+    with connect(url, namespace, signals) as client:
+        result = client.cancel(id, force)
+    if as_json:
+        emit({"id": parse_id(id), "result": result})
+    elif result is not None:
+        print(result)
+    if result is None:
+        note(f"no message with id {id} in namespace {namespace!r}, or it is finished")
+        raise typer.Exit(1)
 
 
 # ---- rm

@@ -99,6 +99,7 @@ def to_json(document: Mapping[str, Any], now: datetime, max_tries: int | None) -
         "max_tries": max_tries,
         "deliveries": message.deliveries,
         "lease": lease,
+        "cancel": None if "processed" in document else document.get("cancel"),
         "progress": message.progress,
         "checkpoint": message.checkpoint,
         "error": message.error,
@@ -141,6 +142,8 @@ def show(facts: Mapping[str, Any]) -> None:
         _line("deliveries", facts["deliveries"])
     if lease := facts.get("lease"):
         _line("held by", _holder(lease))
+    if asked := facts.get("cancel"):
+        _line("cancelled", f"at {cell(asked)}: it ends unless its holder commits it")
     if progress := facts.get("progress"):
         fraction = progress.get("fraction")
         percent = f"{fraction:.0%}" if isinstance(fraction, (int, float)) else cell(fraction)

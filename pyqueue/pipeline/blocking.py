@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Protocol, Self, TypeVar, Unpack, cast
 
@@ -24,7 +24,8 @@ from pyqueue.queue_base import QueueBase, backend_of, runs_on
 from pyqueue.queues import Queue
 from pyqueue.requests import Plan
 from pyqueue.reserved import renewal
-from pyqueue.runtime.blocking_adapter import BlockingAdapter
+from pyqueue.runtime.base_driver import ListensAsync
+from pyqueue.runtime.blocking_adapter import BlockingAdapter, entered
 from pyqueue.runtime.connecting import AsyncConnection, Connected, Connection, runner_of
 from pyqueue.runtime.drivers import AsyncDriver
 from pyqueue.runtime.renewal import LeaseRenewer
@@ -137,10 +138,26 @@ class ClientRunner:
         """The counters of the client."""
         return self._driver.stats
 
-    @property
-    def renewal(self) -> Callable[[Sequence[Reservation[Any]]], Any]:
-        """The function that extends leases, for the renewer of the client."""
-        return renewal(self._connection)
+    def renewal(
+        self, told: Callable[[Reservation[Any]], object]
+    ) -> Callable[[Sequence[Reservation[Any]]], Any]:
+        """Return the function that extends leases, for the renewer of the client.
+
+        ``told``: called for each cancelled message that it meets; any thread may call it.
+        """
+        return renewal(self._connection, told)
+
+    @asynccontextmanager
+    async def hearing(self, name: str) -> AsyncIterator[ListensAsync]:
+        """Listen to a topic of the namespace in a block."""
+        listener: Any = self._driver.bus.listen(f"{self._driver.topic}/{name}")
+        try:
+            if isinstance(self._driver, BlockingAdapter):
+                yield await entered(listener, self._threads, self._driver.check_usable)
+            else:
+                yield await listener.__aenter__()
+        finally:
+            listener.close()
 
     async def run(self, plan: Plan[R]) -> R:
         """Run a plan and return its result."""

@@ -30,7 +30,7 @@ class Call:
         state: The value of the lifespan of the worker.
     """
 
-    __slots__ = ("_held", "arguments", "cancelled", "deliveries", "messages", "scope")
+    __slots__ = ("_awaited", "_left", "arguments", "cancelled", "deliveries", "messages", "scope")
 
     def __init__(
         self,
@@ -52,23 +52,35 @@ class Call:
         if not stage.delivery:
             self.arguments = self.arguments[:1]
         self.scope = anyio.CancelScope()
-        #: Why the handler was cancelled: "lost" (all its leases), "late" (its time limit) or
-        #: "stopped".
+        #: Why the handler was cancelled: "lost" (all its leases), "late" (its time limit),
+        #: "cancelled" (its message) or "stopped".
         self.cancelled: str | None = None
-        self._held = len(messages)
+        self._awaited = stage.awaited
+        self._left = len(messages)
 
     def cancel(self, reason: str) -> None:
         """Cancel the handler. A handler in a thread is abandoned: its thread keeps running."""
         self.cancelled = self.cancelled or reason
-        for each in self.deliveries:
-            each.lost = True
+        if reason != "cancelled":  # otherwise it holds its messages until they are settled
+            for each in self.deliveries:
+                each.lost = True
         self.scope.cancel()
 
-    def lose_one(self) -> None:
-        """Note that the lease of one more message was lost. Cancel when none is left."""
-        self._held -= 1
-        if not self._held:
-            self.cancel("lost")
+    def lose_one(self, delivery: Delivery[Any]) -> None:
+        """Note that the lease of a message was lost. Cancel the handler when no message is left."""
+        if not delivery.cancelled:
+            self._drop_one("lost")
+
+    def cancel_one(self, delivery: Delivery[Any]) -> None:
+        """Note that a message was cancelled. Cancel the handler when no message is left."""
+        if not delivery.cancelled and not delivery.lost:
+            delivery.cancelled = True
+            self._drop_one("cancelled")
+
+    def _drop_one(self, reason: str) -> None:
+        self._left -= 1
+        if not self._left and self._awaited:
+            self.cancel(reason)
 
 
 def grouped(

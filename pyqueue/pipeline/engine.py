@@ -16,7 +16,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from typing import Any, Final
@@ -34,12 +34,13 @@ from pyqueue.payloads import log_failure
 from pyqueue.pipeline.around import Around, current_deliveries, handled
 from pyqueue.pipeline.blocking import AnyClient, ClientRunner
 from pyqueue.pipeline.calls import Call, grouped
+from pyqueue.pipeline.cancelling import Cancellations
 from pyqueue.pipeline.graph import Graph, Stage
 from pyqueue.pipeline.running_stage import Report, RunningStage
 from pyqueue.pipeline.schedules import keep_ticking
 from pyqueue.pipeline.spark_stage import batches_of, run_batches
 from pyqueue.pipeline.stopping import watch_signals
-from pyqueue.pipeline.verdicts import UNAVAILABLE, Decision
+from pyqueue.pipeline.verdicts import UNAVAILABLE
 from pyqueue.queue_base import backend_of
 from pyqueue.runtime.renewal import State
 from pyqueue.runtime.retrying import RetryDelays
@@ -156,6 +157,7 @@ class Run:
             for name, spec in self._graph.specs.items()
         }
         queues |= {name: runner.adapt(stage.queue) for name, stage in stages.items()}
+        self._cancellations = Cancellations(runner, self._loop)
         for name, stage in stages.items():
             self._stages[name] = RunningStage(stage, queues, runner, self._concurrency, self._fail)
         try:
@@ -166,6 +168,8 @@ class Run:
                     pulse.receiving = lambda: self._serving and not self._stopping
                     watching.start_soon(pulse.turn)
                     watching.start_soon(pulse.reach, runner)
+                watching.start_soon(self._cancellations.watch)
+                await self._cancellations.listening.wait()
                 await self._live()
                 watching.cancel_scope.cancel()
         finally:
@@ -368,7 +372,7 @@ class Run:
 
     async def _handle(self, running: RunningStage, messages: Sequence[Reservation[Any]]) -> None:
         """Call the handler with messages, and settle them. The caller has taken the slots."""
-        stage, renewer = running.stage, self._runner.renewer
+        stage, renewer, watching = running.stage, self._runner.renewer, self._cancellations
         loop = None if stage.awaited else self._loop
         call = Call(messages, stage, running.notes, loop, self._state)
         current_deliveries.set(call.deliveries)
@@ -377,8 +381,11 @@ class Run:
         for message, delivery in zip(messages, call.deliveries, strict=True):
             on_lost = partial(self._on_lost_lease, stage, call, delivery)
             age_s = message.lease - self._runner.seconds_left(message)
-            renewer.add(message, self._runner.renewal, on_lost, stage.name, age_s)
+            renewer.add(message, watching.renewal, on_lost, (stage.name, self), age_s)
+            watching.add(message, partial(call.cancel_one, delivery), age_s)
         answer, failure = await self._call_handler(stage, call)
+        for each in messages:
+            watching.discard(each)
         states = [renewer.discard(each) for each in messages]
         try:
             with anyio.CancelScope(shield=True):
@@ -414,7 +421,7 @@ class Run:
         ]
         tell_lost(self._runner.hooks, running.stage.name, lapsed)
         if held:
-            decisions = _decisions(running, call, held, answer, failure)
+            decisions = running.decide(call, held, answer, failure)
             counted += await running.verdicts.settle(decisions, lambda: self._forced)
         elif None in states and failure is not None and not isinstance(failure, LeaseLost):
             log_failure(failure, "a handler failed after it had settled its message")
@@ -464,27 +471,7 @@ class Run:
         """Note that a lease was lost. The renewer of a blocking client calls this in a thread."""
         delivery.lost = True
         if stage.awaited:
-            self._loop.call_soon_threadsafe(call.lose_one)
-
-
-def _decisions(
-    running: RunningStage,
-    call: Call,
-    held: Mapping[int, Reservation[Any]],
-    answer: object,
-    failure: BaseException | None,
-) -> list[Decision]:
-    """Return how to settle the messages of a call that are still held, by their places in it."""
-    verdicts = running.verdicts
-    # A handler may end well although it was cancelled. Then its answer counts.
-    if call.cancelled is None or (failure is None and not call.scope.cancelled_caught):
-        return verdicts.of_call(held, len(call.messages), answer, failure)
-    delay = 0 if call.cancelled == "stopped" else None
-    reason = "the worker was stopped while the handler ran"
-    if call.cancelled == "late":
-        limit = running.stage.time_limit
-        reason = f"the handler took longer than its time limit of {limit:g} s"
-    return [(each, verdicts.retry(each, reason, delay)) for each in held.values()]
+            self._loop.call_soon_threadsafe(call.lose_one, delivery)
 
 
 def _settled_by_handler(message: Reservation[Any], failure: BaseException | None) -> str:

@@ -13,19 +13,21 @@ import anyio
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.backends.invalid import Misfits
 from pyqueue.backends.settling import check_progress
+from pyqueue.delivery import BatchFailed
 from pyqueue.errors import ConfigurationError, QueueError
 from pyqueue.messages import PackedReservation, Reservation, StreamReservation
 from pyqueue.pipeline.blocking import ClientRunner
+from pyqueue.pipeline.calls import Call
 from pyqueue.pipeline.graph import Stage
-from pyqueue.pipeline.verdicts import Verdicts
+from pyqueue.pipeline.verdicts import Decision, Verdicts
 from pyqueue.queue_base import receiving
 
 log = logging.getLogger("pyqueue")
 
-#: The counters of a stage. A message that came in went out, or was dropped, retried, dead (buried)
-#: or lost. A released message was given back before its handler started, or because the stage stops
-#: with an error.
-COUNTERS: Final = ("in", "out", "dropped", "retried", "dead", "lost", "released")
+#: The counters of a stage. A message that came in went out, or was dropped, retried, dead (buried),
+#: lost or cancelled. A released message was given back before its handler started, or because the
+#: stage stops with an error.
+COUNTERS: Final = ("in", "out", "dropped", "retried", "dead", "lost", "released", "cancelled")
 #: The longest time for which messages gather before a batch takes them, in seconds.
 _GATHER_S: Final = 0.05
 #: The longest time for which a batch waits for a message before it checks whether any is expected.
@@ -165,6 +167,52 @@ class RunningStage:
         """
         least = message.lease / (2 if self.stage.batch is None else 4)
         return self._runner.seconds_left(message) - least
+
+    def decide(
+        self,
+        call: Call,
+        held: Mapping[int, Reservation[Any]],
+        answer: object,
+        failure: BaseException | None,
+    ) -> list[Decision]:
+        """Return how to settle the messages of a call that are still held.
+
+        A cancelled message ends in place of another try, or of a burial.
+
+        Args:
+            call: The call, whose handler has ended.
+            held: The messages, by their places in the call.
+            answer: The return value of the handler.
+            failure: The exception that it raised or returned instead.
+        """
+        told = {place for place in held if call.deliveries[place].cancelled}
+        if not told:
+            return self._decided(call, held, answer, failure)
+        rest = held
+        if failure is not None and not isinstance(failure, BatchFailed):  # it is about all of them
+            rest = {place: each for place, each in held.items() if place not in told}
+        verdicts = dict(self._decided(call, rest, answer, failure) if rest else ())
+        end = self.verdicts.end()
+        for place in told:
+            verdict = verdicts.get(held[place], end)
+            verdicts[held[place]] = verdict if verdict.counter in ("out", "dropped") else end
+        return list(verdicts.items())
+
+    def _decided(
+        self,
+        call: Call,
+        held: Mapping[int, Reservation[Any]],
+        answer: object,
+        failure: BaseException | None,
+    ) -> list[Decision]:
+        # A handler may end well although it was cancelled. Then its answer counts.
+        if call.cancelled is None or (failure is None and not call.scope.cancelled_caught):
+            return self.verdicts.of_call(held, len(call.messages), answer, failure)
+        delay = 0 if call.cancelled == "stopped" else None
+        reason = "the worker was stopped while the handler ran"
+        if call.cancelled == "late":
+            reason = f"the handler took longer than its time limit of {self.stage.time_limit:g} s"
+        return [(each, self.verdicts.retry(each, reason, delay)) for each in held.values()]
 
     async def give_back(self, messages: Sequence[Reservation[Any]]) -> None:
         """Release messages whose handler has not started."""

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.backends import results
+from pyqueue.backends.ending import finish_cancelled
 from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.invalid import CHECKED_FIRST, Tally
 from pyqueue.backends.queue_plans import found, found_target
@@ -43,7 +44,7 @@ from pyqueue.payloads import Codec, error_text, log_failure
 from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.calls import answers_of, shown
 from pyqueue.pipeline.graph import Stage
-from pyqueue.queue_base import backend_of, committing
+from pyqueue.queue_base import backend_of, settling
 from pyqueue.requests import Plan
 from pyqueue.runtime.retrying import RetryDelays
 
@@ -286,6 +287,10 @@ class Verdicts:
         )
         return Verdict("dead", partial(self._bury, error), ("bury", _identity(error)))
 
+    def end(self) -> Verdict:
+        """Return the verdict that a cancelled message ends."""
+        return Verdict("cancelled", self._end, "end")
+
     def release(self) -> Verdict:
         """Return the verdict that a message returns to its place. The try is not counted."""
         return Verdict("released", self._release, "release")
@@ -440,6 +445,14 @@ class Verdicts:
     async def _release(self, group: Sequence[Decision]) -> None:
         await self._queue.release(*(each for each, _ in group))
 
+    async def _end(self, group: Sequence[Decision]) -> None:
+        held = [each for each, _ in group]
+        await self._runner.run(settling(self._queue, held, self._ended(held), "cancel"))
+
+    def _ended(self, held: Sequence[Reservation[Any]]) -> Plan[None]:
+        source = yield from found(backend_of(self._queue))
+        yield from finish_cancelled(source.terms, held)
+
     async def _bury(self, error: BaseException, group: Sequence[Decision]) -> None:
         await self._queue.bury(*(each for each, _ in group), error=error)
 
@@ -456,7 +469,7 @@ class Verdicts:
             *(to if isinstance(to, str) else to.name for _, to, *_ in outputs),
         ]
         plan = again_in_kind(queues, partial(self._fanned_out, outputs, message))
-        await self._runner.run(committing(self._queue, message, plan))
+        await self._runner.run(settling(self._queue, [message], plan, "commit"))
 
     def _fanned_out(self, outputs: Sequence[_Output], message: Reservation[Any]) -> Plan[None]:
         source = yield from found(backend_of(self._queue))

@@ -70,12 +70,12 @@ class BlockingAdapter(AsyncDriver):
             return True
 
     async def _register(self, waiters: Waiters) -> None:
-        listening: Any = self._driver.bus.listen(waiters.topic)
-        listener = await self._threads.run(listening.__enter__)
+        listening = self._driver.bus.listen(waiters.topic)
+        listener = await entered(listening, self._threads, self.check_usable)
         if self.closed or waiters in self._listeners:  # not covered: closed while it waited
             listener.close()
         else:
-            self._listeners[waiters] = AdaptedListener(listener, self._threads, self.check_usable)
+            self._listeners[waiters] = listener
 
 
 class AdaptedListener:
@@ -106,9 +106,24 @@ class AdaptedListener:
             if await self._threads.run(self._listener.wait, max(0.0, min(left, self.SLICE_S))):
                 return True
             self._check()
+            if end is None and self._listener.closed:
+                return False
             if end is not None and left <= self.SLICE_S:
                 return False
 
     def close(self) -> None:
         """Stop listening."""
         self._listener.close()
+
+
+async def entered(
+    listening: Any, threads: DaemonThreadPool, check: Callable[[], None]
+) -> AdaptedListener:
+    """Enter a blocking listener in a thread, and return its awaitable form.
+
+    Args:
+        listening: The listener.
+        threads: The threads for its calls.
+        check: Raises an error if the client was closed.
+    """
+    return AdaptedListener(await threads.run(listening.__enter__), threads, check)

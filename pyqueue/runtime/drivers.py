@@ -435,6 +435,8 @@ async def run_aside_async(driver: AsyncDriver, plan: Plan[T], limit_s: float) ->
     driver.check_usable()
     with pymongo.timeout(limit_s):
         return await driver._drive(plan)
+
+
 # ---- pauses of a plan
 
 

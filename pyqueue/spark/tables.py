@@ -11,8 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import DataType
 
 from pyqueue.backends.bulk.partitions import Choice, Slice, encoded_page, slices
-from pyqueue.backends.contents import contents_of
-from pyqueue.backends.kind import refuse_packs
+from pyqueue.backends.contents import contents_of, refuse_packs
 from pyqueue.spark.filters import condition, fields_of, ids_of
 from pyqueue.spark.options import CHUNK, Options
 from pyqueue.spark.rows import decoded, rows_of

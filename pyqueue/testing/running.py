@@ -176,8 +176,8 @@ class Performed:
     """What became of the message of ``perform``."""
 
     #: "committed", "moved" (to another queue), "dropped", "retried", "dead" (in the dead-letter
-    #: queue), or "lost" (the handler lost the lease).
-    outcome: Literal["committed", "moved", "dropped", "retried", "dead", "lost"]
+    #: queue), "lost" (the handler lost the lease), or "cancelled".
+    outcome: Literal["committed", "moved", "dropped", "retried", "dead", "lost", "cancelled"]
     #: Why it was retried or buried, as in ``Message.error``: ``{type, message, at}``.
     error: Mapping[str, Any] | None
     #: The last progress that the handler stored: ``{fraction, note}``.

@@ -65,6 +65,7 @@ class PortalQueue(_Wrapped):
     def renew(self, *args: Any, **options: Any) -> Any:
         """Wrap ``Queue.renew``."""
         return self._portal.wrap_async_context_manager(self._target.renew(*args, **options))
+
     def select(self, *args: Any, **options: Any) -> Any:
         """Wrap ``Queue.select``."""
         return PortalSelection(self._portal, self._target.select(*args, **options))

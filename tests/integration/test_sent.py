@@ -118,6 +118,7 @@ CASES: Final = [
     Case("pop_many", lambda queue, held: queue.pop_many(2, timeout=0), (FAST, SAFE)),
     Case("reserve", lambda queue, held: queue.reserve(0), (FAST,)),
     Case("reserve_many", lambda queue, held: queue.reserve_many(2, timeout=0), (FAST,)),
+    Case("reserve_id", lambda queue, held: queue.reserve_id("first"), (FAST,)),
     Case("reserved", lambda queue, held: within(queue.reserved(0)), (FAST, SAFE)),
     *(
         Case(
@@ -146,6 +147,8 @@ CASES: Final = [
     Case("claim", lambda queue, held: within(queue.claim("group", limit=2)), (SAFE,)),
     Case("redrive", lambda queue, held: queue.redrive(), (SAFE,), options={"name": "jobs.dead"}),
     Case("remove", lambda queue, held: queue.remove("first"), (SAFE,)),
+    Case("cancel", lambda queue, held: queue.cancel("first"), (SAFE,)),
+    Case("cancel", lambda queue, held: queue.cancel(held[0].id), (SAFE,), held=1),
     Case("requeue", lambda queue, held: queue.requeue(later(queue)), (SAFE,)),
     Case(
         "reprioritize",

@@ -217,7 +217,7 @@ def lost(delivery: Any) -> bool:
 def counted(report: Report, queue: str) -> dict[str, int]:
     """Return the counters of a stage that are not 0. They must add up."""
     for stage in report.stages.values():
-        ends = ("out", "dropped", "retried", "dead", "lost")
+        ends = ("out", "dropped", "retried", "dead", "lost", "cancelled")
         assert stage["in"] == sum(stage[name] for name in ends), report
     return {name: count for name, count in report.stages[queue].items() if count}
 

@@ -82,7 +82,7 @@ class Books(Hooks):
             return
         gone = set() if error is None else {each.id for each in (*error.lost, *error.unknown)}
         number = sum(each.id not in gone for each in reservations)
-        if verb in ("commit", "move", "bury"):
+        if verb in ("commit", "move", "bury", "cancel"):
             self.left[queue, verb] += number
         if to is not None:
             self.entered[to] += number

@@ -155,6 +155,16 @@ def test_perform_reports_a_lost_lease(client: TestClient) -> None:
     assert perform(worker, "ship", 1).outcome == "lost"
 
 
+def test_perform_reports_a_cancelled_message(client: TestClient) -> None:
+    def ship(payload: int, delivery: Delivery[int]) -> None:
+        assert client.cancel(delivery.message.id) == "requested"
+        eventually(lambda: delivery.cancelled, "a cancelled message")
+        raise ValueError("stopped")
+
+    assert perform(Worker(client).on("ship", ship), "ship", 1).outcome == "cancelled"
+    refute_enqueued(client, "ship")
+
+
 def test_perform_checks_the_model(client: TestClient) -> None:
     worker = Worker(client).on("ship", Log(), model=int)
     with pytest.raises(InvalidMessage):

@@ -26,7 +26,8 @@ from pyqueue.backends.bucket.settling import finish as finish_packed
 from pyqueue.backends.bucket.stock import Drawn, HeldPack, Stock, maker
 from pyqueue.backends.byte_limit import ByteLimit, Limits, size_of
 from pyqueue.backends.claim_terms import ClaimTerms, Scan
-from pyqueue.backends.claiming import Claimed, claim
+from pyqueue.backends.claiming import Claimed
+from pyqueue.backends.ending import claim_and_end
 from pyqueue.backends.handover import finish
 from pyqueue.backends.hidden import HANDED
 from pyqueue.backends.limits.permits import Permits
@@ -299,7 +300,7 @@ def _claim_documents(
     wanted = stock.wanted(need)
     room = ByteLimit(state, [Limits(wanted, MAX_RECEIVED_BYTES)])
     scan = Scan(terms, state, ByAge(state), room, now, wanted=wanted)
-    documents, ended = yield from claim(scan)
+    documents, ended = yield from claim_and_end(scan)
     if room.excess:
         yield from give_back_excess(terms, room.take_excess())
     found: list[Claimed] = []
@@ -492,7 +493,7 @@ def _finish_popped(how: Reception, claimed: Sequence[Claimed]) -> Plan[set[tuple
     if rest:
         now = yield from ServerTime()
         documents = [document for document, _ in rest]
-        lost |= yield from finish_popped(how.terms, how.history_s, documents, now)
+        lost |= yield from finish_popped(how.terms, documents, now)
     for hold, drawn in parts.items():
         not_held = yield from finish_packed(_group(how.terms, hold, drawn.bits))
         lost |= {(hold.message_id(place), hold.token) for place in packs.places(not_held)}

@@ -10,10 +10,12 @@ from bson import ObjectId
 
 from pyqueue.backends import invalid, receiving
 from pyqueue.backends.claim_terms import ClaimTerms
-from pyqueue.backends.contents import contents_of
-from pyqueue.backends.kind import Kind, refuse_packs
+from pyqueue.backends.contents import contents_of, refuse_packs
+from pyqueue.backends.ending import CANCELLED, Ending, end_claimed
+from pyqueue.backends.kind import Kind
 from pyqueue.backends.namespace import CLAIMS
 from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.documents import ends_at_claim
 from pyqueue.errors import InvalidMessage
 from pyqueue.limits import Limit, check_call
 from pyqueue.messages import Id
@@ -90,7 +92,12 @@ def bury_unclaimable(
 
 
 def admit(
-    backend: QueuePlans, claimed: Filter, lease_s: float, max_tries: int | None = None
+    backend: QueuePlans,
+    claimed: Filter,
+    lease_s: float,
+    max_tries: int | None = None,
+    *,
+    new: bool = False,
 ) -> Plan[None]:
     """Bury messages that are invalid or were claimed too often, as every claim does.
 
@@ -99,22 +106,23 @@ def admit(
         claimed: matches the claimed documents.
         lease_s: the length of the lease, in seconds.
         max_tries: bury messages that were claimed more often. None: no limit.
+        new: whether work on them has not begun. If so, end those that were cancelled.
     """
-    options, contents = backend.options, contents_of(backend.kind)
+    contents, terms = contents_of(backend.kind), ClaimTerms.of(backend.terms, lease_s)
     filters = list(_INVALID)
     if max_tries is not None:
         # A message that was buried before is delivered in any case.
         filters.append({"tries": {"$gt": max_tries}, "dead": {"$exists": False}})
-    how = receiving.Reception(
-        ClaimTerms.of(backend.terms, lease_s),
-        backend.codec,
-        max_tries,
-        options.history,
-        pop=False,
-        misfits=invalid.Misfits(),
-    )
+    if new:
+        filters.append(dict(CANCELLED))
+    how = receiving.Reception(terms, backend.codec, max_tries, pop=False, misfits=invalid.Misfits())
     now = yield from ServerTime()
     match = {**claimed, **contents.separate, "$or": filters}
     for document in (yield from Find(match, hint=CLAIMS)):
-        yield from receiving.accept(how, document, now)
+        outcome = ends_at_claim(document) if new else None
+        if outcome is None:
+            yield from receiving.accept(how, document, now)
+        else:
+            ending = Ending(outcome, terms.history_s)
+            yield from end_claimed(backend.queue, backend.kind, document, ending, now)
     yield from contents.admit(how, claimed)

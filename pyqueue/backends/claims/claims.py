@@ -161,7 +161,7 @@ class NamedClaims(ClaimGroup):
             stamped = yield from self._stamp(ids, n, token, lease_s, permits.until)
             yield from permits.give_back_unused({WHOLE_QUEUE: stamped})
             mine = self._mine(token, n - 1, n)
-            yield from admit(backend, mine, lease_s, backend.options.max_tries)
+            yield from admit(backend, mine, lease_s, backend.options.max_tries, new=True)
             if (yield from Find(mine, {"_id": 1}, limit=1, hint=CLAIMS)):
                 return n
             # Other processes claimed all of them, all were buried, or the permits were too old.

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from pyqueue.backends.claim_terms import ClaimTerms, Scan
 from pyqueue.backends.claiming import Take
+from pyqueue.backends.limits import rates, slots, waiting
 from pyqueue.backends.limits import scan as limit_scan
-from pyqueue.backends.limits import slots, waiting
 from pyqueue.backends.limits.pacing import paced
 from pyqueue.backends.scan import ScanState
 from pyqueue.errors import ConfigurationError
-from pyqueue.requests import Plan, ServerTime
+from pyqueue.limits import key_of
+from pyqueue.requests import Document, Plan, ServerTime
 
 
 def follow(
@@ -54,3 +56,17 @@ def take_of(scan: Scan) -> Plan[Take | None]:
         return limit_scan.take  # it also asks for the permits of each key
     within_slots = None if limit.concurrency is None else limit_scan.take
     return within_slots if limit.rate is None else paced(within_slots)
+
+
+def give_back_permits(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
+    """Give back the permits of messages that a scan claimed, and that are not delivered."""
+    followed, now = scan.state.limit, scan.now
+    limit = followed.limit
+    if limit is None or limit.rate is None or not documents:
+        return
+    queue, number = scan.terms.queue, Counter(key_of(limit, each) for each in documents)
+    for key, permits in number.items():
+        followed.forget(key)
+        yield from rates.give_back(queue, limit, key, rates.Granted(permits, now, now))
+    if limit.per is not None:  # messages of these keys may be deferred until later
+        yield from waiting.restore(queue, followed, list(number))

@@ -26,7 +26,7 @@ from pyqueue.backends.ordered.groups import (
 from pyqueue.backends.ordered.scan import claim_next
 from pyqueue.backends.standard import Standard
 from pyqueue.backends.turns import bring_forward
-from pyqueue.documents import stored_group
+from pyqueue.documents import ends_at_claim, stored_group
 from pyqueue.requests import Document, Plan
 
 _INDEXES: Final[Mapping[str, IndexTerms]] = {
@@ -72,7 +72,10 @@ class Ordered(Standard):
 
     def claim(self, scan: Scan) -> Plan[tuple[list[Document], bool]]:
         """Claim the first messages of free groups."""
-        return claim_next(scan)
+        found = yield from claim_next(scan)
+        if any(map(ends_at_claim, found[0])):
+            return (yield from self._end_or_claim(scan, found[0]))
+        return found
 
     def ended(
         self, queue: str, ended: Sequence[Mapping[str, Any]], session: object = None

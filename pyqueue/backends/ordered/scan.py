@@ -297,7 +297,7 @@ def _release(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
         [
             (
                 {"_id": each["_id"], "token": each["token"]},
-                transitions.releasing(terms.kind, now, now, uncounted=uncounted),
+                transitions.releasing(terms.kind, due_of(each), now, uncounted=uncounted),
             )
             for each in documents
         ]

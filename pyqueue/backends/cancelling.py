@@ -1,0 +1,135 @@
+"""Cancel a message by its id, in one queue or in any. ``ending`` has the end of a message."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final, Literal
+
+from pyqueue import arguments
+from pyqueue.backends import finding, namespace, reading, transitions
+from pyqueue.backends import kind as kinds
+from pyqueue.backends.bucket import packs
+from pyqueue.backends.bucket.managing import find_packed
+from pyqueue.backends.bucket.managing import remove as remove_packed
+from pyqueue.backends.ending import CANCELLATIONS, Ending, end_free, end_held
+from pyqueue.backends.kind import Kind
+from pyqueue.backends.naming_kind import GUESSED_KIND
+from pyqueue.backends.options import QueueTerms
+from pyqueue.clock import BAND
+from pyqueue.errors import ConfigurationError, Unavailable
+from pyqueue.messages import Cancelled, Id
+from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, Signal, Update
+
+#: How many times a message is read again because another process has changed it.
+_TRIES: Final = 20
+
+
+def cancel(id: Id, force: bool, terms: QueueTerms | None = None) -> Plan[Cancelled | None]:
+    """Cancel a message.
+
+    Args:
+        id: its id.
+        force: whether it ends at once even if it is held. Its holder then gets LeaseLost.
+        terms: the queue to look in; None: any queue.
+
+    Returns:
+        "cancelled": it has ended. "requested": it is held, and ends unless its holder commits it.
+        None: no queue has it, or it is finished.
+
+    Raises:
+        ConfigurationError: it is held and shares a document with other messages, or it is in a
+            stream.
+        Unavailable: other processes keep changing it.
+    """
+    if not isinstance(force, bool):
+        raise ConfigurationError(f"force: expected True or False, found {type(force).__name__}")
+    spellings = arguments.spellings(id)
+    scope: Filter = finding.IN_QUEUES
+    if terms is not None:
+        scope = {"q": terms.queue}
+        yield from namespace.check_kind(terms.queue, terms.kind)
+    for _ in range(_TRIES):
+        found = yield from Find({"_id": {"$in": spellings}, **scope})
+        document = finding.first_of(spellings, found)
+        if document is None:
+            return (yield from _cancel_shared(id, scope, terms))
+        now = yield from ServerTime()
+        if not _is_live(document):
+            return None
+        held = transitions.is_held(document, now)
+        if held and not force:
+            if (yield from _request(document, now)):
+                return "requested"
+        elif (yield from _end(document, terms, now, held=held)):
+            return "cancelled"
+    raise _changing(id)
+
+
+def _is_live(document: Document) -> bool:
+    when = document.get("when")
+    return isinstance(when, datetime) and when < BAND and "processed" not in document
+
+
+def _changing(id: Id) -> Unavailable:
+    return Unavailable(f"other processes keep changing message {id}; try again", ids=[id])
+
+
+def _how(queue: str, terms: QueueTerms | None) -> Plan[tuple[Kind, Ending]]:
+    """Return the kind of a queue, and how its messages end: by ``terms``, or by its record."""
+    if terms is not None:
+        return terms.kind, Ending("cancelled", terms.options.history)
+    kind = kinds.lookup((yield from namespace.kind_of(queue)) or GUESSED_KIND)
+    stored = (yield from reading.options_of(queue)).get("history")
+    history_s = float(stored) if isinstance(stored, (int, float)) and stored > 0 else None
+    return kind, Ending("cancelled", history_s)
+
+
+def _end(document: Document, terms: QueueTerms | None, now: datetime, *, held: bool) -> Plan[bool]:
+    """End a message. Return False if it changed in the meantime."""
+    kind, ending = yield from _how(document["q"], terms)
+    end = end_held if held else end_free
+    return (yield from end(document["q"], kind, document, ending, now))
+
+
+def _request(document: Document, now: datetime) -> Plan[bool]:
+    """Ask the holder of a message to end it. Return False if the message is no longer held."""
+    match: Filter = {
+        **{name: document[name] for name in ("_id", "q", "token")},
+        "processed": {"$exists": False},
+    }
+    if not (yield from Update(match, {"$set": {"cancel": now}})).matched:
+        return False
+    yield from Signal(CANCELLATIONS, None)
+    return True
+
+
+def _cancel_shared(
+    id: Id, scope: Filter, terms: QueueTerms | None
+) -> Plan[Literal["cancelled"] | None]:
+    """Cancel a message of a pack that is not held.
+
+    Raises:
+        ConfigurationError: the pack is held, or the message is in a stream.
+    """
+    if (place := packs.place_of(id)) is None:
+        if terms is None and (yield from finding.in_stream(id)) is not None:
+            raise ConfigurationError(
+                f"cancel: {id} is a message of a stream, which each consumer group receives; "
+                "delete messages with trim() of the stream, or skip them with seek() of a consumer"
+            )
+        return None
+    for tried in range(_TRIES):
+        found = yield from find_packed(scope, place)
+        if not found:
+            return None
+        # It may only look held at first: a process keeps a pack for a second without using it.
+        if tried and transitions.is_held(found[0], (yield from ServerTime())):
+            raise ConfigurationError(
+                f"cancel: message {id} shares a document with other messages, which its holder "
+                "also holds; wait for the end of the lease, and push messages that may be "
+                "cancelled with an id"
+            )
+        kind, _ = yield from _how(found[0]["q"], terms)
+        if (yield from remove_packed(found[0]["q"], kind, id)):
+            return "cancelled"
+    raise _changing(id)

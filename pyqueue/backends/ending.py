@@ -1,0 +1,183 @@
+"""End messages that no consumer is to work on: removed and cancelled messages.
+
+A message that is not held ends at once. A held message that is cancelled stays with its holder,
+and gets the field ``cancel``. The holder may still commit it or move it. A move or a rollback keeps
+the field, and the next claim ends the message instead of delivering it. So all claims pass through
+``end_at_claim``, and the end of a message needs no other process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from pyqueue.backends import results, transitions
+from pyqueue.backends.applying import Settlement, SettlementUpdate, settle
+from pyqueue.backends.claim_terms import Scan
+from pyqueue.backends.claiming import claim
+from pyqueue.backends.invalid import decode
+from pyqueue.backends.kind import Kind
+from pyqueue.backends.options import QueueTerms
+from pyqueue.documents import ends_at_claim, hashable_id
+from pyqueue.facts import Keep, kept_s
+from pyqueue.hooks import Tell
+from pyqueue.messages import Reservation
+from pyqueue.payloads import Codec
+from pyqueue.requests import Delete, Document, Filter, Find, Plan, ServerTime, Update
+
+#: The topic of a namespace on which workers hear that held messages were cancelled.
+CANCELLATIONS: Final = "~cancel"
+#: Matches held messages that were cancelled.
+CANCELLED: Final[Filter] = MappingProxyType({"cancel": {"$type": "date"}})
+
+
+class Ending(NamedTuple):
+    """How messages end."""
+
+    #: The outcome that the history shows.
+    outcome: str
+    #: How long the history keeps them, in seconds; None: not at all.
+    history_s: float | None
+
+
+def end_free(
+    queue: str, kind: Kind, document: Document, ending: Ending, now: datetime
+) -> Plan[bool]:
+    """End a message that is not held. Return False if it was claimed, or has left the queue.
+
+    ``document``: its fields ``key``, ``dead``, ``group``, ``lock`` and ``keep``, as read.
+    """
+    match = transitions.not_held_filter(queue, now) | {"_id": document["_id"]}
+    update = ending_free(kind, document, ending, now)
+    if update is not None and "group" in document:
+        match = match | {"group": {"$exists": True}}  # unless a claim has renamed it since
+    return (yield from _end(queue, kind, document, match, update))
+
+
+def ending_free(kind: Kind, document: Document, ending: Ending, now: datetime) -> SettlementUpdate:
+    """Return the update that ends a message that is not held; None: the message is deleted."""
+    update = _finishing(kind, document, ending, now)
+    if update is not None and "group" in document:
+        # It is not held, so its group has not become its lock.
+        update["$rename"] = {**update.get("$rename", {}), "group": "last_group"}
+        update["$rename"].pop("lock", None)
+    return update
+
+
+def end_held(
+    queue: str, kind: Kind, document: Document, ending: Ending, now: datetime
+) -> Plan[bool]:
+    """End a message that a claim holds. Return False if the claim no longer holds it."""
+    match = {"_id": document["_id"], "q": queue, "token": document["token"]}
+    update = _finishing(kind, document, ending, now)
+    return (yield from _end(queue, kind, document, match, update))
+
+
+def _finishing(kind: Kind, document: Document, ending: Ending, now: datetime) -> SettlementUpdate:
+    """Return the update that finishes a message; None: the message is deleted."""
+    # A dead letter keeps the key of its former queue as ``last_key``.
+    keyed = "key" in document or "dead" in document
+    stay_s = kept_s(ending.history_s, Keep.of(document.get("keep")))
+    update = kind.finishing(now, ending.outcome, stay_s, keyed=keyed)
+    if update is not None and "token" in document:  # a slow pop would match the old token
+        update["$set"]["token"] = transitions.new_token()
+    return update
+
+
+def _end(
+    queue: str, kind: Kind, document: Document, match: Filter, update: SettlementUpdate
+) -> Plan[bool]:
+    """Finish or delete a message, and let the messages start that waited for it."""
+    if update is None:
+        ended = bool((yield from Delete(match)))
+    else:
+        ended = bool((yield from Update(match, update)).matched)
+    yield from kind.ended(queue, [document])
+    yield from results.announce([Keep.of(document.get("keep"))])
+    return ended
+
+
+# ---- at the claim
+
+
+def claim_and_end(scan: Scan) -> Plan[tuple[list[Document], bool]]:
+    """Claim the first messages, and end those that are not delivered; see ``claiming.claim``."""
+    documents, ended = yield from claim(scan)
+    if any(map(ends_at_claim, documents)):
+        _, documents = yield from end_at_claim(scan, documents)
+    return documents, ended
+
+
+def end_at_claim(
+    scan: Scan, documents: Sequence[Document]
+) -> Plan[tuple[list[Document], list[Document]]]:
+    """End the claimed messages that are not delivered.
+
+    Returns:
+        The messages that ended, and the messages that are delivered.
+    """
+    terms, now = scan.terms, (yield from ServerTime())
+    over: list[Document] = []
+    left: list[Document] = []
+    for document in documents:
+        outcome = ends_at_claim(document)
+        if outcome is None:
+            left.append(document)
+            continue
+        over.append(document)
+        if scan.deletes:  # the claim has deleted it
+            yield from _tell_end(terms.queue, document, now)
+        else:
+            ending = Ending(outcome, terms.history_s)
+            yield from end_claimed(terms.queue, terms.kind, document, ending, now)
+    return over, left
+
+
+def end_claimed(
+    queue: str, kind: Kind, document: Document, ending: Ending, now: datetime
+) -> Plan[None]:
+    """End a message that was just claimed, in place of its delivery."""
+    if (yield from end_held(queue, kind, document, ending, now)):
+        yield from _tell_end(queue, document, now)
+
+
+def _tell_end(queue: str, document: Document, now: datetime) -> Tell:
+    """Return the report of the end of a message that no consumer has received."""
+    return Tell("settled", queue, [decode(Codec(), document, now)], verb="cancel")
+
+
+# ---- by the holder
+
+
+def finish_cancelled(terms: QueueTerms, held: Sequence[Reservation[Any]]) -> Plan[None]:
+    """End cancelled messages that their holder works on no longer.
+
+    Raises:
+        LeaseLost: some messages were no longer held; the rest have ended.
+    """
+    kind, settlements = terms.kind, []
+    for each in held:
+        ending = Ending("cancelled", kept_s(terms.options.history, each.keep))
+        keyed = each.key is not None
+        build = partial(_settling, kind, ending, keyed)
+        settlements.append(Settlement(each, build, ("cancel", ending, keyed), kind))
+    yield from results.announced(held, settle(terms.queue, settlements))
+
+
+def _settling(kind: Kind, ending: Ending, keyed: bool, now: datetime) -> SettlementUpdate:
+    """Return the update of a settlement. A new token tells it from any other settlement."""
+    update = kind.finishing(now, ending.outcome, ending.history_s, keyed=keyed)
+    if update is not None:
+        update["$set"]["token"] = transitions.new_token()
+    return update
+
+
+def find_cancelled(held: Sequence[Reservation[Any]]) -> Plan[list[Reservation[Any]]]:
+    """Return which held messages were cancelled. This takes one read."""
+    match = {"_id": {"$in": [each.id for each in held]}, **CANCELLED}
+    found = yield from Find(match, {"token": 1, "cancel": 1})
+    tokens = {hashable_id(each["_id"]): each.get("token") for each in found if ends_at_claim(each)}
+    return [each for each in held if tokens.get(hashable_id(each.id), "") == each.token]
