@@ -67,8 +67,8 @@ class LeaseLost(QueueError):
 class JobFailed(QueueError):
     """A message for which a client waited has ended without success.
 
-    ``reason``: "dead" (it was buried), "removed", "cancelled", or "gone": no queue has it, and no end of it was
-    kept. ``job`` is the message as it was found, or None if it is gone.
+    ``reason``: "dead" (it was buried), "removed", "cancelled", or "gone": no queue has it, and no
+    end of it was kept. ``job`` is the message as it was found, or None if it is gone.
     """
 
     def __init__(self, message: str, *, reason: str, job: Any = None) -> None:

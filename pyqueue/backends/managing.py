@@ -12,7 +12,7 @@ from pyqueue import arguments
 from pyqueue.backends import namespace, transitions
 from pyqueue.backends.applying import MAX_BATCH, update_with_key
 from pyqueue.backends.ending import Ending, end_free
-from pyqueue.backends.kind import Kind, ScanStart, require
+from pyqueue.backends.kind import Kind, ScanStart, UpdateFields, require
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import Options
 from pyqueue.backends.scan import SCAN_ORDER, page_end
