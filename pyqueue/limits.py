@@ -262,8 +262,8 @@ def check_call(queue: str, limit: Limit | None, call: str | None) -> None:
         )
     if limit is not None and limit.per is not None and call == "claim":
         raise ConfigurationError(
-            f"{call}: queue {queue!r} has a limit per key, which named claims do not obey; reserve "
-            "messages and commit them instead"
+            f"{call}: queue {queue!r} has a limit per key, which a named claim cannot enforce; "
+            "reserve messages and commit them instead"
         )
 
 

@@ -382,7 +382,7 @@ class Facade:
         return self._runner.name
 
     def __reduce__(self) -> NoReturn:
-        raise BusError(f"cannot pickle {self._runner.name}: open another bus where it is needed")
+        raise BusError(f"cannot pickle {self._runner.name}; open another bus where it is needed")
 
     @property
     def stats(self) -> Stats:

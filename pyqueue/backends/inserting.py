@@ -307,7 +307,7 @@ def raise_foreign_ids(
     """Raise DuplicateKey if there are ids of messages that were never in this queue."""
     if ids:
         raise DuplicateKey(
-            f"ids: messages that were never in queue {queue!r} have the ids {first_ten(ids)}",
+            f"ids: {first_ten(ids)} belong to messages that were never in queue {queue!r}",
             ids=ids,
             keys=keys,
             written=written,

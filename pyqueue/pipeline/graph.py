@@ -140,8 +140,8 @@ def make_stage(
     arguments.one_of("on_invalid", on_invalid, ("stop", "bury"))
     if batch is None and window is not None:
         raise ConfigurationError(
-            f"window: the handler of queue {name!r} takes one message, and only a batch waits for "
-            "more; set batch=, too"
+            f"window: the handler of queue {name!r} takes one message at a time, so it has no "
+            "effect; set batch=, too"
         )
     first, second = ("payload", "delivery") if batch is None else ("payloads", "deliveries")
     return Stage(
