@@ -110,7 +110,7 @@ class LocalRunner:
         yield from ()
 
     def leave(self, subscription: Subscription) -> None:
-        """Deliver nothing more to a listener."""
+        """Stop delivering events to a listener."""
         with self._lock:
             self._entered.discard(subscription)
             self.hub.remove(subscription)

@@ -179,11 +179,11 @@ class _Walk:
     looked: int = 0
 
     def is_full(self) -> bool:
-        """Whether it has found, or examined, as many messages as it may."""
+        """Whether it has found or examined the maximum number of messages."""
         return len(self.found) >= self.wanted.limit or self.looked >= self.wanted.budget
 
     def examine(self, place: Document, parts: Parts | None) -> bool:
-        """Examine the messages of a document. Return whether this came to its end.
+        """Examine the messages of a document. Return whether all of them were examined.
 
         Args:
             place: the place of the document.
@@ -262,7 +262,7 @@ def _instants(documents: Sequence[Document]) -> list[datetime]:
 
 
 def _filters(wanted: Wanted) -> list[Filter]:
-    """Return filters that match every message that is wanted, and perhaps more."""
+    """Return filters that match all wanted messages, and perhaps more."""
     telling = _TELLING.get(wanted.state)
     return [*([] if telling is None else [telling]), *wanted.where.filter()]
 
@@ -279,7 +279,7 @@ def _range(state: State | None, now: datetime) -> dict[str, datetime]:
 
 
 def _ahead(walk: _Walk) -> Filter:
-    """Return the filter that matches the documents that are not yet examined to their ends."""
+    """Return the filter that matches the documents that are not completely examined."""
     queue, way, start = walk.queue, walk.wanted.way, walk.place
     span = _range(walk.wanted.state, walk.now)
     begin = span.get(way.after) or span.get(way.since)

@@ -240,7 +240,7 @@ def _insert_each(items: Sequence[Pushed]) -> Plan[list[WriteFailure | None]]:
 def ids_of_this_queue(
     queue: str, ids: Sequence[Id], session: object = None
 ) -> Plan[dict[Id, bool]]:
-    """Return for each stored id whether its message is or was in this queue."""
+    """For each stored id, return whether its message is or was in this queue."""
     found = yield from find_usable({"_id": {"$in": list(ids)}}, {"q": 1, "trail": 1}, session)
     return {each["_id"]: was_in(queue, each) for each in found}
 

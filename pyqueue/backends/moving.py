@@ -105,7 +105,7 @@ def move_documents(
 
 
 def stay_of(held: Reservation[Any]) -> dict[str, Any]:
-    """Return what a trail tells of a stay: its tries, and the wait for the last of them."""
+    """Return the facts of a stay for a trail: its tries, and the wait for the last of them."""
     waited_s = max(0.0, (held.reserved - held.when).total_seconds())
     return {"tries": held.tries, "waited": waited_s}
 
@@ -113,7 +113,7 @@ def stay_of(held: Reservation[Any]) -> dict[str, Any]:
 def _stayed_alike(held: Sequence[Reservation[Any]]) -> bool:
     """Return whether the trails of all messages get equal entries.
 
-    If not, no two messages share an update, and one bulk write has them all. Small groups of equal
+    If not, each message gets its own update, all in one bulk write. Small groups of equal
     entries would each need a command.
     """
     return len({tuple(stay_of(each).values()) for each in held}) == 1

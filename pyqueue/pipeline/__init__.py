@@ -112,7 +112,7 @@ class Runner:
 
     def _add_schedule(self, given: Definition) -> None:
         if given.name in self._schedules:
-            raise ConfigurationError(f"name: there are two schedules {given.name!r}: rename one")
+            raise ConfigurationError(f"name: two schedules are named {given.name!r}; rename one")
         self._schedules[given.name] = given
 
     def _made(self, queue: QueueBase[Any, Any], to: Iterable[str], configured: bool) -> Queue[Any]:
@@ -238,7 +238,7 @@ class Runner:
 
         Args:
             format: "text", "mermaid" or "svg".
-            counts: The Counts of queues by name, which are drawn with them.
+            counts: The Counts of queues by name, to show in the drawing.
 
         Returns:
             The drawing.

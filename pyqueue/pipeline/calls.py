@@ -61,7 +61,7 @@ class Call:
         self.scope.cancel()
 
     def lose_one(self) -> None:
-        """Note that the lease of one more message was lost. Cancel when none is left."""
+        """Record that the lease of one more message was lost. Cancel when none is left."""
         self._held -= 1
         if not self._held:
             self.cancel("lost")

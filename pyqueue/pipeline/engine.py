@@ -77,7 +77,7 @@ class Run:
         until_empty: Whether to end when no stage has a message left.
         grace: The seconds that handlers get to finish when the run is stopped.
         handle_signals: Whether to stop at SIGTERM and SIGINT. Only a run in the main thread can.
-        schedules: The schedules to store. A run with ``until_empty`` has nothing to do with them.
+        schedules: The schedules to store. A run with ``until_empty`` ignores them.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Run:
         self._fetching.cancel()
 
     def _fail(self, error: QueueError) -> None:
-        """Stop the run, which then raises ``error``, or the first one of several."""
+        """Stop the run, which then raises ``error``, or the first of several errors."""
         self._error = self._error or error
         if not self._stopping:  # a second stop would not wait for the handlers
             self._stop()
@@ -304,7 +304,7 @@ class Run:
     async def _start_handlers(
         self, running: RunningStage, fetched: list[Reservation[Any]], handling: TaskGroup
     ) -> None:
-        """Start handlers as slots become free, and remove their messages from the list.
+        """Start handlers when slots become free, and remove their messages from the list.
 
         Messages that would start with too little of their lease left stay in the list.
         """
@@ -447,7 +447,7 @@ class Run:
         return nullcontext() if hooks is None else hooks.handling(call.deliveries)
 
     def _on_lost_lease(self, stage: Stage, call: Call, delivery: Delivery[Any]) -> None:
-        """Note that a lease was lost. The renewer of a blocking client calls this in a thread."""
+        """Record that a lease was lost. The renewer of a blocking client calls this in a thread."""
         delivery.lost = True
         if stage.awaited:
             self._loop.call_soon_threadsafe(call.lose_one)
@@ -474,7 +474,7 @@ def _decisions(
 
 
 def _settled_by_handler(message: Reservation[Any], failure: BaseException | None) -> str:
-    """Return the counter of a message that its handler settled."""
+    """Return the name of the counter for a message that the handler settled itself."""
     if not isinstance(failure, LeaseLost):
         return "out"
     gone = (*failure.lost, *failure.unknown)

@@ -68,7 +68,7 @@ def _ready(terms: QueueTerms, pack: Document) -> Make:
 
 
 def _give_back(queue: str, document: Document) -> Plan[None]:
-    """End the claim of a pack in order."""
+    """End the claim of a pack, so that it does not count as lapsed."""
     put = {"when": document["due"], "orderly": document["c"], "level": packs.level_of(document)}
     update = {"$set": put, "$unset": transitions.unset(*transitions.HELD_FIELDS)}
     yield from Update({"_id": document["_id"], "token": document["token"]}, update)
