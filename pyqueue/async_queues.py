@@ -1,8 +1,8 @@
 # Generated from queues.py by `make faces`. Edit queues.py, and run `make faces`.
-"""``AsyncQueue``: each operation is one line that runs the plan of the same name.
+"""The ``AsyncQueue`` class: each operation is one line that runs the plan of the same name.
 
-The plans in ``backends`` define each operation. The docstrings here describe its arguments and
-result. The module is long because users look up all operations of a queue in one class.
+The plans in ``backends`` define each operation. The docstrings here describe arguments and results.
+The module is long because users look up all operations of a queue in one class.
 """
 
 from __future__ import annotations
@@ -171,9 +171,8 @@ class AsyncQueue(AsyncSelectable[T]):
             limit: The maximum number of messages.
             timeout: Seconds to wait for the first message. None waits for ever; 0 does not wait.
             max_bytes: The maximum size of all messages together, in bytes as stored. The first
-                message is returned even if it is larger. If messages become larger from one call to
-                the next, a call may claim more than it returns; it gives the rest back before it
-                returns.
+                message is returned even if it is larger. If messages grow from one call to the
+                next, a call may claim too many; it gives these back before it returns.
 
         Returns:
             The messages in order, or an empty list after the timeout.
@@ -388,7 +387,7 @@ class AsyncQueue(AsyncSelectable[T]):
         group: str | None = None,
         session: Any = None,
     ) -> None:
-        """Move messages to another queue, each in one atomic update: never lost, never in both.
+        """Move messages to another queue. Each move is one atomic update.
 
         Args:
             reservations: Reservations of this queue.
@@ -504,7 +503,7 @@ class AsyncQueue(AsyncSelectable[T]):
         lease: Duration | None = None,
         max_bytes: int = MAX_BATCH_BYTES,
     ) -> AbstractAsyncContextManager[AsyncClaim]:
-        """Claim many messages for an ``async with`` block, for bulk work, for example in Spark.
+        """Claim many messages for an ``async with`` block, for bulk work such as a Spark job.
 
         All of them have one lease, which is renewed. If an earlier claim of the group is
         unfinished, for example because its process died, the block takes that claim over. If the
@@ -521,12 +520,12 @@ class AsyncQueue(AsyncSelectable[T]):
                 message is claimed, whatever its size.
 
         Returns:
-            An async context manager that gives the ``AsyncClaim``, which is empty if no message
-            is ready.
+            An async context manager that gives the ``AsyncClaim``, empty if no message is ready.
 
         Raises:
-            Fenced: When the claim is settled: another process has claimed for the group since then.
-            LeaseLost: On ``commit()``: some messages were no longer held. The rest were finished.
+            Fenced: Another process claimed for the group before this claim was settled.
+            LeaseLost: ``commit()`` found that some messages were no longer held. The rest were
+                finished.
         """
         return claimed_async(self._runner, self._backend, group, ClaimSize(limit, max_bytes), lease)
 
@@ -591,12 +590,12 @@ class AsyncQueue(AsyncSelectable[T]):
             messages of a pack are held together.
 
         Raises:
-            ConfigurationError: A dead message came from a stream: ``move`` it.
+            ConfigurationError: A dead message came from a stream; use ``move`` for it.
         """
         return await self._runner.run(self._requeue(id))
 
     async def reprioritize(self, id: Id, priority: int) -> bool:
-        """Change the priority of a message. For a held message, it counts from the next try on.
+        """Change the priority of a message. For a held message, it applies from the next try on.
 
         Args:
             id: As in ``remove``.
@@ -636,7 +635,7 @@ class AsyncQueue(AsyncSelectable[T]):
         newest: bool = False,
         budget: int = 5000,
     ) -> Page[T]:
-        """Return a page of messages in any state, in the order of the times when they are eligible.
+        """Return a page of messages in any state, sorted by the time when they become eligible.
 
         A held message is eligible at the end of its lease; finished messages come last. If nothing
         changes, the pages together have each message once.
@@ -645,7 +644,7 @@ class AsyncQueue(AsyncSelectable[T]):
             state: "scheduled", "ready", "reserved", "finished" or "dead"; None: any state.
             where: Maps paths, such as "payload.n", "headers.tenant" or "error.type", to values or
                 to conditions of ``pyqueue.where``.
-            after: The ``after`` of the page before. None: start at the beginning.
+            after: The ``after`` of the previous page. None: start at the beginning.
             limit: The maximum number of messages to return.
             newest: Start at the end of the order.
             budget: The maximum number of messages to examine. If it is reached, a page has fewer
@@ -721,7 +720,7 @@ class AsyncQueue(AsyncSelectable[T]):
         deleted last, when the transaction ends.
 
         Returns:
-            The number of deleted messages. If this raises ``Unavailable``, because the server did
+            The number of deleted messages. If it raises ``Unavailable``, because the server did
             not answer or a transaction is still open, the text says how many were deleted.
         """
         return await self._runner.run(self._backend.purge())

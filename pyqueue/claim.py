@@ -44,7 +44,7 @@ class ClaimSize(NamedTuple):
 
 
 class ClaimBase(Generic[Runs]):
-    """The part of a claim that is the same for blocking and for async code."""
+    """The base of ``Claim`` and ``AsyncClaim``."""
 
     def __init__(self, runner: Runs, claims: NamedClaims, lease: Duration | None) -> None:
         self._runner = runner
@@ -199,7 +199,7 @@ class Claim(ClaimBase[PlanRunner]):
         """Give the messages back for another try, as ``Queue.rollback`` does.
 
         Args:
-            error: The reason, which ``Message.error`` then shows.
+            error: The reason, shown in ``Message.error``.
 
         Raises:
             Fenced: Another runner of the group took over. Nothing is changed.

@@ -384,7 +384,7 @@ class Client(Connected[Connection]):
         Args:
             cap: Stop counting a state at this number. Then ``cap`` means "``cap`` or more".
             held: False counts reserved messages as scheduled. This is faster if many messages are
-                reserved or scheduled, because to tell them apart each message must be read.
+                reserved or scheduled, because telling them apart requires reading each message.
 
         Returns:
             One QueueInfo for each queue, sorted by name.
@@ -476,7 +476,7 @@ class Client(Connected[Connection]):
         return self._connection.run(cancelling.cancel(id, force))
 
     def force_release(self, id: Id) -> bool:
-        """Take a message from its holder: it becomes ready again, and its try stays counted.
+        """Take a message from its holder: it becomes ready again, and the try still counts.
 
         The holder gets ``LeaseLost`` when it settles the message or renews the lease. It may still
         be working while another consumer receives the message.
@@ -493,7 +493,7 @@ class Client(Connected[Connection]):
         return self._connection.run(freeing.force_release(id))
 
     def delete_queue(self, name: str, force: bool = False) -> int:
-        """Delete a queue: its record and its history and, with ``force``, all of its messages.
+        """Delete a queue with its record and its history. With ``force``, delete all its messages.
 
         Without ``force``, it never deletes a message that can still be received, even if the
         message is pushed at the same time. Processes that still use the queue create it again: a
@@ -554,24 +554,24 @@ class Client(Connected[Connection]):
         cron: str | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> bool:
-        """Push a message to a queue at certain times. Running workers and pipelines do it.
+        """Push a message to a queue at certain times, from any running worker or pipeline.
 
-        Each tick pushes one message, however many workers run. The schedule is stored, so it stays
-        when this program ends. A further call with the same name changes the schedule.
+        Each tick pushes one message, however many workers run. The schedule is stored, so it
+        outlives this program. Another call with the same name changes the schedule.
 
         Args:
             name: 1-110 of A-Z a-z 0-9 _ - . : >.
             queue: The name of the queue.
             cron: Five fields, such as "0 3 * * *": minute, hour, day of the month, month, weekday.
-            options: ``every``: in place of ``cron``, the seconds between two ticks, at least 1.
-                ``timezone`` of ``cron``; default "UTC". ``payload`` (default {}), ``headers``,
-                ``key``, ``priority`` and ``group`` of the messages, as for a push; if another
-                message has the key, the new one has none. ``missed``: after ticks at which no
-                worker ran, push one message for all of them ("once", the default), none ("skip"),
-                or one for each of the last 100 ("all", which needs ``overlap=True``). ``overlap``:
-                whether a tick pushes a message while the last one is still in a queue other than
-                a dead-letter queue; by default, the tick is skipped. ``grace``: how many seconds
-                late a tick may be before it counts as missed; default 60, at least 1.
+            options: ``every``: instead of ``cron``, the seconds between two ticks, at least 1.
+                ``timezone``: the time zone of ``cron``; default "UTC". ``payload`` (default {}),
+                ``headers``, ``key``, ``priority`` and ``group``: of the messages, as for a push. If
+                another message has the key, the new message has none. ``missed``: after ticks at
+                which no worker ran, push one message for all of them ("once", the default), none
+                ("skip"), or one for each of the last 100 ("all", which needs ``overlap=True``).
+                ``overlap``: whether a tick pushes a message while the last one is still in a queue
+                other than a dead-letter queue; by default, the tick is skipped. ``grace``: how many
+                seconds late a tick may be before it counts as missed; default 60, at least 1.
 
         Returns:
             Whether the schedule is new or has changed.
@@ -611,7 +611,7 @@ class Client(Connected[Connection]):
         return self._connection.run(schedules.pause(name, True))
 
     def resume_schedule(self, name: str) -> bool:
-        """Let a paused schedule continue with its next tick. Ticks during the pause do not count.
+        """Let a paused schedule continue at its next tick. Ticks in the pause are not missed ticks.
 
         Args:
             name: The name of the schedule.
@@ -622,7 +622,7 @@ class Client(Connected[Connection]):
         return self._connection.run(schedules.pause(name, False))
 
     def run_schedule(self, name: str) -> Id | None:
-        """Push the message of a schedule now, even if it is paused. Its ticks stay.
+        """Push the message of a schedule now, even if it is paused. Its next tick does not change.
 
         Args:
             name: The name of the schedule.

@@ -1,4 +1,4 @@
-"""The shared part of ``Client`` and ``AsyncClient``: the checks of the options of their queues."""
+"""The base of ``Client`` and ``AsyncClient``: it checks the options of their queues."""
 
 from __future__ import annotations
 

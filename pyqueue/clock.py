@@ -80,7 +80,7 @@ class Clock:
 
     @property
     def fresh_s(self) -> float:
-        """For how many more seconds the estimate may be used, unless the wall clock is set."""
+        """How many more seconds the estimate may be used, unless the wall clock is set."""
         return max(0.0, self._taken + self._interval - time.monotonic())
 
     def expire(self) -> None:
@@ -127,7 +127,7 @@ def next_number() -> int:
 
 
 def _forked() -> None:
-    """Count from the time again: an earlier child may have used the numbers that come next."""
+    """Start from the time again, because an earlier child may have used the next numbers."""
     global _numbers
     _numbers = _from_now()
 

@@ -36,7 +36,7 @@ class Sleep(Request[None]):
 
 
 def concurrently(plans: Sequence[Plan[T]]) -> Plan[list[T]]:
-    """Run plans at once, if there are several. Return the list of their results."""
+    """Run plans, at once if there are several. Return the list of their results."""
     if len(plans) == 1:
         return [(yield from plans[0])]
     return (yield from Concurrently(plans)) if plans else []

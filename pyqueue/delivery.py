@@ -145,8 +145,8 @@ class BatchFailed(Exception):
 
     Args:
         errors: The exceptions, by the index of the message in the batch.
-        results: The results of the batch, as the handler would have returned them. The handler of a
-            link or a choice must give them. The results of failed messages are ignored.
+        results: The results of the batch, as the handler would have returned them. In a link or a
+            choice, they are required. The results of failed messages are ignored.
 
     Raises:
         ConfigurationError: An index is not an int, or a value is not an exception.
@@ -169,7 +169,7 @@ class BatchFailed(Exception):
 
 
 class TakesNotes(Protocol):
-    """Stores the notes of a holder on its message: a queue, or a part of a stage."""
+    """Stores progress and checkpoints of messages: a queue, or a part of a stage."""
 
     def progress(self, reservation: Any, fraction: float, note: str | None = None) -> Any:
         """Store how far the work has come."""
@@ -222,8 +222,8 @@ class Delivery(Generic[T, S]):
         """Store how far the work has come. Any process can read it in ``Message.progress``.
 
         A message of a stream cannot store progress, nor can a message that shares a document with
-        other messages of a bucket: the call changes nothing, and the first such call of a run logs
-        a warning.
+        other messages of a bucket. For these messages, the call changes nothing, and the first such
+        call of a run logs a warning.
 
         Args:
             fraction: From 0 to 1.

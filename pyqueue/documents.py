@@ -162,7 +162,7 @@ def state_of(document: Mapping[str, Any], now: datetime) -> State:
 
 
 def deferral_of(document: Mapping[str, Any], now: datetime) -> Deferral | None:
-    """Return what a message waits for whose time has come; None: it does not wait.
+    """Return why a message waits although its time has come; None: it does not wait.
 
     A scan that met it moved its ``when`` into the future, and left ``due``; see ``turns``.
     """
@@ -185,7 +185,7 @@ def ends_at_claim(document: Mapping[str, Any]) -> str | None:
 def mark_dead(message: Message[Any]) -> Message[Any]:
     """Give a message that waits in a dead-letter queue the state "dead".
 
-    The message says so itself: it has ``dead`` from its burial until it leaves that queue.
+    Such a message has the field ``dead`` from its burial until it leaves that queue.
     """
     if message.dead is not None and message.state in ("ready", "scheduled"):
         message.state = "dead"

@@ -1,4 +1,4 @@
-"""What a message stores of an error and of a failed try. This module does no I/O.
+"""How messages store errors and failed tries. This module does no I/O.
 
 An error is known by its type and by the place in the code where the handler met it. Errors with
 equal fingerprints have the same cause, however their texts differ. Of a traceback, a message stores

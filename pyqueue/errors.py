@@ -123,7 +123,7 @@ class ConfigurationError(QueueError, ValueError):
 
 
 class InvalidName(QueueError, ValueError):
-    """The name of a queue or namespace is not allowed. The text says which characters are."""
+    """The name of a queue or namespace is not allowed. The text lists the allowed characters."""
 
 
 class InvalidMessage(QueueError, ValueError):

@@ -1,6 +1,6 @@
-"""Hooks: plain functions of a program that a client calls when something happens to its messages.
+"""Hooks: functions that a client calls when messages are pushed, received, handled or settled.
 
-``Hooks`` lists them, and says when each is called. Metrics, traces and adapters attach here only.
+``Hooks`` lists them, and says when each is called. Metrics, traces and adapters attach only here.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pyqueue.requests import Request
 
 
 class Uncommitted(Exception):
-    """Passed as the error of a call that worked in a transaction of the program.
+    """The ``error`` of a call that succeeded in a transaction of the program.
 
-    The program controls the transaction itself, so its end is unknown. After the transactions of
-    ``Client.transaction`` and ``Client.run_transaction``, hooks are called only if they were
-    committed.
+    The program controls this transaction, so the client does not know whether it will be committed.
+    In a transaction of ``Client.transaction`` or ``Client.run_transaction``, hooks are called only
+    after the commit.
     """
 
 
@@ -48,22 +48,22 @@ class Running(Protocol):
 
 
 class Hooks:
-    """The hooks of a client: override any of the methods. Any object with some of them will do.
+    """The base of the hooks of a client: override any of its methods.
 
-    They are plain functions, for ``AsyncClient``, too. Each is called once for each call of the
-    program, in the thread or the task of the caller. A call returns only after its hooks, so they
-    should return at once. Their exceptions are logged and otherwise ignored. Events that concurrent
-    calls share, such as the burial of an invalid message, may be reported in another thread or task
-    of the client.
+    An object without this base works, too, if it has some of the methods. All methods are plain
+    functions, even for an ``AsyncClient``. Each call of the program calls a method once, in its own
+    thread or task, and returns only afterwards, so hooks should return at once. Their exceptions
+    are logged and otherwise ignored. Events that concurrent calls share, such as the burial of an
+    invalid message, may be reported in another thread or task of the client.
 
-    ``queue`` is the name of a queue or of a stream; for a consumer group it is the stream, "~" and
-    the name of the group.
+    ``queue`` is the name of a queue or of a stream; for a consumer group it is the name of the
+    stream, "~" and the name of the group.
     """
 
     def pushing(self, queue: str, items: Sequence[Pushing]) -> None:
-        """Note that messages are about to be pushed, or appended. This may change their headers.
+        """Run before messages are pushed or appended. This method may change their headers.
 
-        The headers are checked after it.
+        The headers are checked afterwards.
 
         Args:
             queue: The queue or the stream.
@@ -71,21 +71,21 @@ class Hooks:
         """
 
     def pushed(self, queue: str, ids: Sequence[Id | None], error: BaseException | None) -> None:
-        """Note that a push or an append has ended.
+        """Run after a push or an append.
 
-        It is also called for the outputs of ``Many``, once they are published.
+        This method is also called for the outputs of ``Many``, once they are published.
 
         Args:
             queue: The queue or the stream.
             ids: The ids of the messages; None for each message that a taken key kept out. A push
                 that was repeated, or that replaced a message, has the id of the stored message.
                 After a ``DuplicateKey``: the ids that were written; after another error, none.
-            error: The error that the caller gets. None: there is none. ``Uncommitted``: the push is
-                in a transaction of the program.
+            error: The error that the caller gets, or None. ``Uncommitted``: the push is in a
+                transaction that the program controls.
         """
 
     def received(self, queue: str, messages: Sequence[Message[Any]], waited: float) -> None:
-        """Note that a call received messages. It is not called if there were none.
+        """Run after a call has received messages, but not if there were none.
 
         Args:
             queue: The queue or the consumer group.
@@ -102,10 +102,10 @@ class Hooks:
         error: BaseException | None,
         to: str | None,
     ) -> None:
-        """Note that reservations were settled, or that this failed.
+        """Run after reservations were settled, or after this failed.
 
-        A rollback of messages that have no try left has the verb "bury". So has the burial of
-        messages that no consumer received. These messages are not reservations.
+        If messages of a rollback have no try left, the verb is "bury" for them. It is also "bury"
+        if a consumer buries messages that it could not deliver; these are not reservations.
 
         Args:
             queue: The queue or the consumer group.
@@ -115,17 +115,17 @@ class Hooks:
             reservations: The messages. After a rollback or a "bury", their ``error`` is the error
                 that the holder gave.
             error: The error that the caller gets. ``LeaseLost`` names the messages that were not
-                settled; the rest was settled. The rollback of a ``Queue.claim`` raises no
-                ``LeaseLost``, but hooks get it. None: all were settled. ``Uncommitted``: they are
-                settled in a transaction of the program.
+                settled; the rest were settled. The rollback of a ``Queue.claim`` raises no
+                ``LeaseLost``, but hooks get it. None: all were settled. ``Uncommitted``: they were
+                settled in a transaction that the program controls.
             to: The queue to which a "move" or a "bury" sent them; else None.
         """
 
     def handling(self, deliveries: Sequence[Delivery[Any]]) -> AbstractContextManager[object]:
         """Return a context manager that is entered around the handler of a worker or a stage.
 
-        The handler sees the context variables that it sets. It gets the exception of the handler,
-        and cannot suppress it.
+        The handler sees the context variables that the context manager sets. If the handler raises
+        an exception, the context manager gets it, but cannot suppress it.
 
         Args:
             deliveries: The messages of the call: one, or all messages of a batch.
@@ -176,7 +176,7 @@ def tell_burial(queue: str, message: Any, to: str) -> Tell:
 
 
 class HookCalls:
-    """The hooks of a client, by the events for which they are called.
+    """The hooks of a client, grouped by event.
 
     Args:
         given: The hooks.
@@ -317,7 +317,7 @@ def _methods(hook: object) -> dict[str, Callable[..., Any]]:
     """Return the methods of one hook by their events."""
     name = type(hook).__name__
     if isinstance(hook, type):
-        raise ConfigurationError(f"hooks: {hook.__name__} is a class; pass an object of it")
+        raise ConfigurationError(f"hooks: {hook.__name__} is a class; pass an instance")
     found: dict[str, Callable[..., Any]] = {}
     for event in EVENTS:
         method = getattr(hook, event, None)

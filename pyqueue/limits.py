@@ -128,7 +128,7 @@ class Limit:
 
 
 class MayStart(NamedTuple):
-    """The messages of one key that a limit allows."""
+    """How many messages of one key a limit lets start."""
 
     #: How many may start now.
     number: int
@@ -262,8 +262,8 @@ def check_call(queue: str, limit: Limit | None, call: str | None) -> None:
         )
     if limit is not None and limit.per is not None and call == "claim":
         raise ConfigurationError(
-            f"{call}: queue {queue!r} has a limit per key, which named claims do not obey; reserve "
-            "messages and commit them instead"
+            f"{call}: queue {queue!r} has a limit per key, which a named claim cannot enforce; "
+            "reserve messages and commit them instead"
         )
 
 
@@ -356,11 +356,11 @@ class FollowedLimit:
         )
 
     def forget(self, key: str = WHOLE_QUEUE) -> None:
-        """Expect that messages of a key may start."""
+        """Assume from now on that messages of a key may start."""
         self._starts.pop(key, None)
 
     def expect(self, key: str, next_start: datetime | None, now: datetime) -> None:
-        """Remember when the next message of a key may start; None: it may start now."""
+        """Store when the next message of a key may start; None: it may start now."""
         self.forget(key)
         if next_start is None:
             return
@@ -370,5 +370,5 @@ class FollowedLimit:
         self._starts[key] = min(next_start, now + _RETRY)
 
     def first_start(self, now: datetime) -> datetime | None:
-        """Return when the first message may start, over all keys that are known to wait."""
+        """Return when the first message of any key that is known to wait may start."""
         return min((each for each in list(self._starts.values()) if each > now), default=None)

@@ -58,7 +58,7 @@ def memory_database(name: str) -> Any:
 
 
 def is_memory(database: object) -> bool:
-    """Return whether a database is of mongomock."""
+    """Return whether a database is a mongomock database."""
     return type(database).__module__.startswith("mongomock")
 
 
@@ -77,7 +77,7 @@ def checked_session(session: Any) -> Any:
     if hasattr(session, "collection_like"):
         return session
     raise ConfigurationError(
-        f"session: {type(session).__name__} is not a session of memory: start it with "
+        f'session: {type(session).__name__} is not a session of "memory:"; start it with '
         "client.transaction(), client.run_transaction() or client.database.client.start_session()"
     )
 

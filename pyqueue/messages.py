@@ -171,7 +171,7 @@ class Reservation(Message[T]):
 
 @dataclass(slots=True, eq=False)
 class PackedReservation(Reservation[T]):
-    """A message of a pack (a document with many messages) that is held under a lease."""
+    """A message of a pack, a document with many messages, that is held under a lease."""
 
     #: The pack, and the place of the message in it. With the token they identify the reservation.
     pack: Id
@@ -263,7 +263,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerCounts:
-    """The number of messages that a consumer group of a stream has not finished yet, by state."""
+    """The messages that a consumer group of a stream has not finished yet, counted by state."""
 
     ready: int = 0
     scheduled: int = 0
@@ -278,7 +278,7 @@ class ConsumerCounts:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerInfo:
-    """One consumer group of ``Stream.consumers()``."""
+    """A consumer group, as ``Stream.consumers`` returns it."""
 
     name: str
     #: The position of the first message that the group has not claimed yet.
@@ -289,7 +289,7 @@ class ConsumerInfo:
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo:
-    """One queue of ``Client.queues()``."""
+    """A queue, as ``Client.queues`` returns it."""
 
     name: str
     #: For a stream: the messages that can be read count as ready.
@@ -311,7 +311,7 @@ class QueueInfo:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleInfo:
-    """One schedule of ``Client.schedules()``."""
+    """A schedule, as ``Client.schedules`` returns it."""
 
     name: str
     #: The queue that gets its messages.

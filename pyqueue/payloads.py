@@ -63,7 +63,7 @@ _PLAIN: Final = (str, int, float, bytes, type(None), dt.datetime, UUID, re.Patte
 
 
 def encode(document: Mapping[str, Any]) -> RawBSONDocument:
-    """Return the document in BSON. Exactly the bytes that are checked here are sent.
+    """Return the document in BSON. The same bytes are checked here and sent.
 
     Raises:
         InvalidMessage: BSON cannot represent a value, or the document is larger than LIMIT.

@@ -1,4 +1,4 @@
-"""The shared part of ``Queue`` and ``AsyncQueue``: which plan an operation runs."""
+"""The base of ``Queue`` and ``AsyncQueue``: it chooses the plan of each operation."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class PushTerms(TypedDict, total=False):
 
 
 class QueueBase(Generic[T, Runs]):
-    """The part of a queue that is the same for blocking and for async code."""
+    """The base of ``Queue`` and ``AsyncQueue``."""
 
     def __init__(self, runner: Runs, backend: QueuePlans) -> None:
         self._runner = runner

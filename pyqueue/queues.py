@@ -1,7 +1,7 @@
-"""``Queue``: each operation is one line that runs the plan of the same name.
+"""The ``Queue`` class: each operation is one line that runs the plan of the same name.
 
-The plans in ``backends`` define each operation. The docstrings here describe its arguments and
-result. The module is long because users look up all operations of a queue in one class.
+The plans in ``backends`` define each operation. The docstrings here describe arguments and results.
+The module is long because users look up all operations of a queue in one class.
 """
 
 from __future__ import annotations
@@ -168,9 +168,8 @@ class Queue(Selectable[T]):
             limit: The maximum number of messages.
             timeout: Seconds to wait for the first message. None waits for ever; 0 does not wait.
             max_bytes: The maximum size of all messages together, in bytes as stored. The first
-                message is returned even if it is larger. If messages become larger from one call to
-                the next, a call may claim more than it returns; it gives the rest back before it
-                returns.
+                message is returned even if it is larger. If messages grow from one call to the
+                next, a call may claim too many; it gives these back before it returns.
 
         Returns:
             The messages in order, or an empty list after the timeout.
@@ -385,7 +384,7 @@ class Queue(Selectable[T]):
         group: str | None = None,
         session: Any = None,
     ) -> None:
-        """Move messages to another queue, each in one atomic update: never lost, never in both.
+        """Move messages to another queue. Each move is one atomic update.
 
         Args:
             reservations: Reservations of this queue.
@@ -499,7 +498,7 @@ class Queue(Selectable[T]):
         lease: Duration | None = None,
         max_bytes: int = MAX_BATCH_BYTES,
     ) -> AbstractContextManager[Claim]:
-        """Claim many messages for a ``with`` block, for bulk work, for example in Spark.
+        """Claim many messages for a ``with`` block, for bulk work such as a Spark job.
 
         All of them have one lease, which is renewed. If an earlier claim of the group is
         unfinished, for example because its process died, the block takes that claim over. If the
@@ -516,12 +515,12 @@ class Queue(Selectable[T]):
                 message is claimed, whatever its size.
 
         Returns:
-            A context manager that gives the ``Claim``, which is empty if no message
-            is ready.
+            A context manager that gives the ``Claim``, empty if no message is ready.
 
         Raises:
-            Fenced: When the claim is settled: another process has claimed for the group since then.
-            LeaseLost: On ``commit()``: some messages were no longer held. The rest were finished.
+            Fenced: Another process claimed for the group before this claim was settled.
+            LeaseLost: ``commit()`` found that some messages were no longer held. The rest were
+                finished.
         """
         return claimed(self._runner, self._backend, group, ClaimSize(limit, max_bytes), lease)
 
@@ -586,12 +585,12 @@ class Queue(Selectable[T]):
             messages of a pack are held together.
 
         Raises:
-            ConfigurationError: A dead message came from a stream: ``move`` it.
+            ConfigurationError: A dead message came from a stream; use ``move`` for it.
         """
         return self._runner.run(self._requeue(id))
 
     def reprioritize(self, id: Id, priority: int) -> bool:
-        """Change the priority of a message. For a held message, it counts from the next try on.
+        """Change the priority of a message. For a held message, it applies from the next try on.
 
         Args:
             id: As in ``remove``.
@@ -631,7 +630,7 @@ class Queue(Selectable[T]):
         newest: bool = False,
         budget: int = 5000,
     ) -> Page[T]:
-        """Return a page of messages in any state, in the order of the times when they are eligible.
+        """Return a page of messages in any state, sorted by the time when they become eligible.
 
         A held message is eligible at the end of its lease; finished messages come last. If nothing
         changes, the pages together have each message once.
@@ -640,7 +639,7 @@ class Queue(Selectable[T]):
             state: "scheduled", "ready", "reserved", "finished" or "dead"; None: any state.
             where: Maps paths, such as "payload.n", "headers.tenant" or "error.type", to values or
                 to conditions of ``pyqueue.where``.
-            after: The ``after`` of the page before. None: start at the beginning.
+            after: The ``after`` of the previous page. None: start at the beginning.
             limit: The maximum number of messages to return.
             newest: Start at the end of the order.
             budget: The maximum number of messages to examine. If it is reached, a page has fewer
@@ -716,7 +715,7 @@ class Queue(Selectable[T]):
         deleted last, when the transaction ends.
 
         Returns:
-            The number of deleted messages. If this raises ``Unavailable``, because the server did
+            The number of deleted messages. If it raises ``Unavailable``, because the server did
             not answer or a transaction is still open, the text says how many were deleted.
         """
         return self._runner.run(self._backend.purge())

@@ -1,4 +1,4 @@
-"""The part of streams and consumer groups that blocking and async code share."""
+"""The base of the classes for streams and consumer groups, blocking and async."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Start = str | datetime | int
 
 
 class StreamBase(Generic[T, Runs]):
-    """The part of a stream that is the same for blocking and for async code."""
+    """The base of ``Stream`` and ``AsyncStream``."""
 
     def __init__(self, runner: Runs, backend: StreamPlans) -> None:
         self._runner = runner
@@ -75,7 +75,7 @@ class StreamBase(Generic[T, Runs]):
 
 
 class ConsumerBase(QueueBase[T, Runs]):
-    """The part of a consumer group that is the same for blocking and for async code."""
+    """The base of ``Consumer`` and ``AsyncConsumer``."""
 
     def __init__(self, runner: Runs, plans: GroupPlans) -> None:
         # The plans have the same names as the plans of a queue. A group offers no other plans.

@@ -1,12 +1,12 @@
 """Conditions on the fields of messages, for ``where=`` of ``Queue.browse``.
 
-``where`` maps paths to values, which a message must have there, or to conditions of this module::
+``where`` maps paths to values, or to conditions of this module. A message must meet all of them::
 
     queue.browse(where={"payload.amount": gt(100), "headers.tenant": "a", "error": exists()})
 
-All of them must hold. Values are compared as they are stored. Numbers are compared by value,
-whatever their type; other values are equal only to values of the same type. A dict is a value, too:
-no operator of MongoDB is read from it.
+Values are compared as they are stored. Numbers are compared by value, whatever their type; other
+values are equal only to values of the same type. A dict is a value, too: MongoDB operators in it
+have no effect.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Condition:
-    """A condition on a value. The functions of this module make it."""
+    """A condition on a value. Use the functions of this module to create one."""
 
     name: Literal["equal", "gt", "ge", "lt", "le", "one_of", "exists", "contains"]
     #: The value to compare with; a tuple of values for "one_of".
@@ -64,5 +64,5 @@ def exists(value: bool = True) -> Condition:
 
 
 def contains(value: object) -> Condition:
-    """Match lists with an item that equals this value, and strs with this part."""
+    """Match lists with an item that equals this value, and strs that contain it."""
     return Condition("contains", value)

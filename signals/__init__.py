@@ -1,16 +1,16 @@
-"""Signal buses: wake the waiting consumers of any process when a message may be ready.
+"""Signal buses: wake the waiting consumers of any process when a message may be ready::
 
     import signals
     from datetime import UTC, datetime
 
-    bus = signals.open("memory:") # or "redis://host/0", or "capped:" with database= with
-    bus.listen("orders") as listener: # hears from here on: check, then wait
+    bus = signals.open("memory:")  # or "redis://host/0", or "capped:" with database=
+    with bus.listen("orders") as listener:  # hears from here on: check, then wait
         bus.emit("orders", datetime.now(UTC))
         assert listener.wait(timeout=5)
     bus.close()
 
-A signal tells a consumer to check its queue; it carries no message. A lost signal only delays a
-consumer until its next poll. So no bus may fail, slow down or block the code that emits. This
+A signal tells a consumer to check its queue; it carries no message. If a signal is lost, a consumer
+is only late: it also polls. So no bus may fail, slow down or block the code that emits. This
 package imports nothing from pyqueue.
 """
 
@@ -48,8 +48,8 @@ def open(url: str, database: object = None, *, prefix: str = "pyqueue") -> Bus:
     Args:
         url: "memory:", "redis://...", "rediss://...", "unix://...", "capped:" or "none:".
         database: The PyMongo database, for "capped:" only.
-        prefix: Goes before every topic, or is part of the name of the capped collection
-            ("<prefix>.signals"). Buses with different prefixes do not hear each other.
+        prefix: Part of every topic, or of the name of the capped collection ("<prefix>.signals").
+            Buses with different prefixes do not hear each other.
 
     Raises:
         BusError: The URL is invalid or names no known bus, or the database is missing.

@@ -85,7 +85,7 @@ class CappedTransport:
         return f"{self._database.name}.{self._collection}"
 
     def explain(self, error: Exception) -> str:
-        """Describe an error in short: PyMongo appends the state of every replica set member."""
+        """Return a short text of an error, without the member states that PyMongo appends."""
         return f"{type(error).__name__}: {str(error)[:300]}"
 
     def publish(self, events: dict[str, datetime | None], origin: str) -> Procedure[None]:

@@ -82,7 +82,7 @@ class Subscription:
             self._call_alert()
 
     def confirm(self) -> None:
-        """Note that the server confirmed the topic.
+        """Record that the server confirmed the topic.
 
         The first confirmation completes entering. A later confirmation means that the bus came back
         after a break, so events may have been lost.
@@ -222,7 +222,7 @@ class Hub:
         self._all = local  # every topic is heard without subscribing
 
     def add(self, subscription: Subscription) -> None:
-        """From now on, deliver the events of its topic to ``subscription``."""
+        """Start to deliver the events of its topic to ``subscription``."""
         topic = subscription.topic
         with self._lock:
             self._subscriptions.setdefault(topic, set()).add(subscription)
@@ -233,7 +233,7 @@ class Hub:
                 subscription.confirm()
 
     def remove(self, subscription: Subscription) -> None:
-        """Deliver nothing more to ``subscription``."""
+        """Stop delivering events to ``subscription``."""
         topic = subscription.topic
         with self._lock:
             found = self._subscriptions.get(topic, set())
@@ -254,7 +254,7 @@ class Hub:
                 subscription.deliver(when)
 
     def confirm(self, topic: str | None = None) -> None:
-        """Note that the server now sends the events of ``topic`` (None: of every topic).
+        """Record that the server now sends the events of ``topic`` (None: of every topic).
 
         Listeners that were entered earlier are woken because they may have missed an event.
         """
@@ -314,7 +314,7 @@ class Place:
         self._hubs: tuple[weakref.ref[Hub], ...] = ()  # weak: not every bus is closed
 
     def join(self, hub: Hub) -> None:
-        """Deliver the following events of this place to ``hub``."""
+        """Deliver all later events of this place to ``hub``."""
         with self._lock:
             kept = (reference for reference in self._hubs if reference() is not None)
             self._hubs = (*kept, weakref.ref(hub))

@@ -36,7 +36,7 @@ class NullRunner(LocalRunner):
 
 
 class NullBus(BlockingFacade):
-    """Carries nothing to another bus, so users of several buses poll."""
+    """Reaches no other bus, so consumers with other buses poll."""
 
     def __init__(self) -> None:
         super().__init__(NullRunner("NullBus()", "none"))

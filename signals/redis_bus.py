@@ -49,7 +49,7 @@ class RedisTransport:
 
     Args:
         target: A URL, or a client that stays open.
-        prefix: Goes before every topic.
+        prefix: The prefix of every topic.
         asynchronous: Whether to use the asyncio client of the redis package.
     """
 
@@ -188,8 +188,8 @@ class RedisBus(BlockingFacade):
 
     Args:
         target: A URL (redis://, rediss://, unix://), or a ``redis.Redis``, which stays open.
-        prefix: Goes before every topic, as "prefix:topic". Database numbers do not separate the
-            channels of Redis, so only the prefix does.
+        prefix: The prefix of every topic, as in "prefix:topic". Only the prefix separates the
+            channels of Redis, not its database numbers.
         window: Seconds in which events of one topic are merged.
 
     Raises:

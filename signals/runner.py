@@ -110,7 +110,7 @@ class LocalRunner:
         yield from ()
 
     def leave(self, subscription: Subscription) -> None:
-        """Deliver nothing more to a listener."""
+        """Stop delivering events to a listener."""
         with self._lock:
             self._entered.discard(subscription)
             self.hub.remove(subscription)
@@ -382,7 +382,7 @@ class Facade:
         return self._runner.name
 
     def __reduce__(self) -> NoReturn:
-        raise BusError(f"cannot pickle {self._runner.name}: open another bus where it is needed")
+        raise BusError(f"cannot pickle {self._runner.name}; open another bus where it is needed")
 
     @property
     def stats(self) -> Stats:

@@ -190,10 +190,10 @@ class TaskRuntime:
         running = running_loop()
         self._loop = self._loop or running
         if self._loop is None:
-            raise BusError("this bus is for asyncio: use it while an event loop runs")
+            raise BusError("this bus is for asyncio; use it while an event loop runs")
         if here and running is not self._loop:
             raise BusError(
-                "an asyncio bus belongs to the event loop in which it was first used: "
+                "an asyncio bus belongs to the event loop in which it was first used; "
                 "open another bus for this loop"
             )
         return not self._loop.is_closed()

@@ -1,8 +1,8 @@
-"""Applying settlements: how the holder's updates reach the messages that it still holds.
+"""Apply settlements: update the messages that a holder still holds.
 
 A settlement is one reservation and the update that settles its message. Settlements with equal
 updates go in one command, and concurrent single settlements are coalesced. A batch reports only how
-many messages matched. If fewer matched than expected, the documents tell which: each update writes
+many messages matched. If fewer matched than expected, the documents show which: each update writes
 a value that no other update writes.
 """
 
@@ -151,9 +151,9 @@ def raise_lost(
 def _settle_one(queue: str, settlement: Settlement) -> Plan[SettlementResult]:
     """Settle one message in a command that concurrent calls share.
 
-    A lock on one message, by an open transaction, holds up the whole command. If that times out,
-    each caller tries once more alone, so that only the caller of the locked message fails. Callers
-    also retry alone after a lost connection: the driver does not repeat a multi-message command.
+    If an open transaction locks one message, the whole command waits. If it times out, each caller
+    tries once more alone, so that only the caller of the locked message fails. Callers also retry
+    alone after a lost connection: the driver does not repeat a multi-message command.
     """
     key, batch = ("settle", queue), partial(_apply_for_callers, queue)
     outcome: SettlementResult | _Interrupted
@@ -253,7 +253,7 @@ def _release_waiting(
 
 
 def stored_claim(held: Reservation[Any]) -> Document:
-    """Return the stored fields by which other messages wait for this one."""
+    """Return the stored fields that show which messages wait for this one."""
     stored: Document = {}
     if held.group is not None:
         stored["lock"] = stored_group(held.group)

@@ -193,7 +193,7 @@ class Walk:
     looked: int = 0
 
     def is_full(self) -> bool:
-        """Whether it has found, or examined, as many messages as it may."""
+        """Whether it has found or examined the maximum number of messages."""
         return len(self.found) >= self.wanted.limit or self.looked >= self.wanted.budget
 
     def examine(self, place: Document, stored: Document | None) -> bool:
@@ -308,7 +308,7 @@ def _instants(documents: Sequence[Document]) -> list[datetime]:
 
 
 def _filters(wanted: Wanted) -> list[Filter]:
-    """Return filters that match every message that is wanted, and perhaps more."""
+    """Return filters that match all wanted messages, and perhaps more."""
     telling = _TELLING.get(wanted.state)
     return [*([] if telling is None else [telling]), *wanted.where.filter()]
 

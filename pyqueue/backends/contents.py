@@ -42,7 +42,7 @@ class Spot(NamedTuple):
     place: int
 
     def field(self, note: str) -> str:
-        """Return the field for a note of this message."""
+        """Return the name of the field that stores a note on this message."""
         return f"{note}.{self.place}"
 
 
@@ -81,7 +81,7 @@ class Contents:
         return [document["_id"]]
 
     def by_id(self, document: Document, notes: Any) -> Mapping[Id, Any]:
-        """Return stored notes of its messages, by the ids of the messages."""
+        """Return the stored notes on its messages, by message id."""
         return {document["_id"]: notes}
 
     def messages(self, document: Document) -> Sequence[Document]:
@@ -93,7 +93,7 @@ class Contents:
         return [(0, document)]
 
     def encoded(self, found: Sequence[bytes]) -> Sequence[bytes]:
-        """Return the messages of documents in BSON, each as a document in BSON."""
+        """Return each message of these BSON documents as a BSON document."""
         return found
 
     def reservations(
@@ -129,7 +129,7 @@ class Contents:
         yield from ()
 
     def find_shared(self, claimed: Filter, ids: Sequence[Id]) -> Plan[Mapping[Id, Spot]]:
-        """Return where claimed documents have these messages, except messages with a document."""
+        """Return the places of these messages in claimed documents, without ordinary messages."""
         yield from ()
         return {}
 
@@ -210,7 +210,7 @@ class Contents:
         return SharedRows((), 0, rows)
 
     def without_derived_ids(self, rows: Sequence[NewMessage]) -> Sequence[NewMessage]:
-        """Return rows without ids that only tell that a batch is repeated, if they can share."""
+        """Return rows unchanged. If rows share documents, remove ids derived from the source."""
         return rows
 
     def surplus(self, match: Filter, cap: int | None = None, hint: str | None = None) -> Plan[int]:
@@ -227,7 +227,7 @@ class Contents:
     # ---- reads
 
     def conditions(self, only: Sequence[Filter]) -> Sequence[Filter]:
-        """Return conditions on documents that let every message through that meets ``only``."""
+        """Return conditions that match every document with a message that meets ``only``."""
         return only
 
     def fields(self, wanted: Mapping[str, object] | None) -> Mapping[str, object] | None:

@@ -219,7 +219,7 @@ def _not_extended(
 
 
 def lost_lease(held: Reservation[Any]) -> LeaseLost:
-    """Return the error for a lease that ended before it was extended."""
+    """Return the error for an extension that came after the end of the lease."""
     return LeaseLost(
         f"message {held.id} of queue {held.queue!r} is no longer held: its lease ended, "
         "or it was settled",

@@ -35,7 +35,7 @@ def find(id: Id) -> Plan[Message[Any] | None]:
 
 
 def first_of(ids: Sequence[Id], found: Sequence[Document]) -> Document | None:
-    """Return the message with the first of these ids that a message has. A pack is no message."""
+    """Return the message with the first of these ids that exists. A pack is not a message."""
     for id in ids:
         for document in found:
             if document["_id"] == id and not packs.is_pack(document):

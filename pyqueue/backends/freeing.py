@@ -60,12 +60,12 @@ def _refuse_shared(id: Id, now: datetime) -> Plan[None]:
         found = yield from find_packed(finding.IN_QUEUES, place)
         if any(transitions.is_held(each, now) for each in found):
             raise ConfigurationError(
-                f"force_release: message {id} shares a document with other messages, which its "
-                "holder also holds; wait for the end of the lease, and push such messages with an "
-                "id"
+                f"force_release: message {id} shares a document with other messages, all of "
+                "them held; wait until the lease ends, or push such messages with an id, so that "
+                "each gets its own document"
             )
     if (yield from finding.in_stream(id)) is not None:
         raise ConfigurationError(
-            f"force_release: {id} is a message of a stream, which each consumer group holds "
-            "separately; end all leases of a group with seek() of the consumer"
+            f"force_release: {id} is a message of a stream, which each consumer group "
+            "holds separately; call seek() on a consumer group to end all of its leases"
         )

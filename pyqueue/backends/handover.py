@@ -185,13 +185,13 @@ class _Call(NamedTuple):
 
     @property
     def ended_at(self) -> datetime | None:
-        """When the source was to end; None if it stays."""
+        """The time at which the source was to end; None if it stays."""
         ended = self.decision.get("$set", {}).get(ENDED)
         return None if ended is None else ended["at"]
 
 
 def _hand_over_for_callers(calls: Sequence[_Call]) -> Plan[Sequence[Result | None]]:
-    """Share the commands of several calls. None for each if that fails: it then runs alone."""
+    """Share the commands of several calls. If that fails, return None for each: it runs alone."""
     if len(calls) == 1:
         return (yield from _hand_over(calls))
     try:
@@ -310,7 +310,7 @@ def _hidden(handover: Handover, now: datetime) -> list[Document]:
 def _insert_copies(
     calls: Sequence[_Call], hidden: Sequence[Sequence[Document]]
 ) -> Plan[list[bool]]:
-    """Insert the hidden copies. Return for each call whether its source may still be held.
+    """Insert the hidden copies. For each call, return whether its source may still be held.
 
     A repeated call finds its own copies. Ids derived from the source may also belong to copies of
     former holders, who died before they decided.

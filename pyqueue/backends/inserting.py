@@ -240,7 +240,7 @@ def _insert_each(items: Sequence[Pushed]) -> Plan[list[WriteFailure | None]]:
 def ids_of_this_queue(
     queue: str, ids: Sequence[Id], session: object = None
 ) -> Plan[dict[Id, bool]]:
-    """Return for each stored id whether its message is or was in this queue."""
+    """For each stored id, return whether its message is or was in this queue."""
     found = yield from find_usable({"_id": {"$in": list(ids)}}, {"q": 1, "trail": 1}, session)
     return {each["_id"]: was_in(queue, each) for each in found}
 
@@ -307,7 +307,7 @@ def raise_foreign_ids(
     """Raise DuplicateKey if there are ids of messages that were never in this queue."""
     if ids:
         raise DuplicateKey(
-            f"ids: messages that were never in queue {queue!r} have the ids {first_ten(ids)}",
+            f"ids: {first_ten(ids)} belong to messages that were never in queue {queue!r}",
             ids=ids,
             keys=keys,
             written=written,

@@ -76,7 +76,7 @@ class Kind(Protocol):
 
     @property
     def stay_fields(self) -> tuple[str, ...]:
-        """The fields that belong to a message's stay in one queue. A move removes them."""
+        """The fields that a message has only while it is in one queue. A move removes them."""
 
     @property
     def bare_pop(self) -> bool:
@@ -154,7 +154,7 @@ class Kind(Protocol):
     def packed_ids(
         self, queue: str, ids: Sequence[Id], session: object = None
     ) -> Plan[tuple[frozenset[Id], list[Id]]]:
-        """Find the chosen ids that messages in shared documents have: no unique index rejects them.
+        """Find chosen ids that messages in shared documents have. No unique index rejects them.
 
         Args:
             queue: the name of the queue that the messages enter.

@@ -311,5 +311,5 @@ def pause(queue: str, kind: Kind, options: Options, value: bool) -> Plan[None]:
 
 
 def notify(queue: str) -> Plan[None]:
-    """Wake waiting consumers, and have them scan for old messages, too."""
+    """Wake waiting consumers, and make them scan for old messages, too."""
     yield from Signal(queue, None)

@@ -118,7 +118,7 @@ def stay_of(message: Message[Any]) -> dict[str, Any]:
 def _stayed_alike(held: Sequence[Reservation[Any]]) -> bool:
     """Return whether the trails of all messages get equal entries.
 
-    If not, no two messages share an update, and one bulk write has them all. Small groups of equal
+    If not, each message gets its own update, all in one bulk write. Small groups of equal
     entries would each need a command.
     """
     return len({tuple(stay_of(each).values()) for each in held}) == 1

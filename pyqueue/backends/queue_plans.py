@@ -406,7 +406,7 @@ def _in_known_kind(
     operation: Callable[[QueuePlans], Plan[T]],
     otherwise: Callable[[], Plan[T]] | None = None,
 ) -> Plan[T]:
-    """Run an operation of plans without a kind. It takes fewer steps if the kind is as before.
+    """Run an operation of plans without a kind. It takes fewer steps if the kind has not changed.
 
     Args:
         plans: the plans.

@@ -286,7 +286,7 @@ def claim_for_callers(
 def _split(
     claimed: list[Claimed], limits: Sequence[Limits], room: ByteLimit
 ) -> tuple[list[list[Claimed]], list[Claimed]]:
-    """Return the share of each caller, in order, and the messages that fit into no share."""
+    """Return the messages for each caller, in order, and the messages that are left over."""
     if len(limits) == 1:
         return [claimed], []
     # The sizes matter only to callers that want several messages, if these may be too large.

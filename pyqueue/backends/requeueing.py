@@ -53,7 +53,7 @@ def requeue(terms: QueueTerms, id: Id) -> Plan[bool]:
 
 
 def _find(queue: str, spellings: Sequence[Id]) -> Plan[Document | None]:
-    """Return the fields of a message that decide; None if the queue has no such document."""
+    """Return the fields that requeueing needs; None if the queue has no such document."""
     for each in spellings:
         # The id of a pack is not the id of a message.
         match: Filter = {"_id": each, "q": queue, "n": {"$exists": False}}

@@ -125,14 +125,14 @@ class Memory:
     __slots__ = ()
 
     def move_back(self, when: datetime) -> None:
-        """Expect messages from ``when`` on."""
+        """Learn that there may be messages from ``when`` on."""
 
     def begin_rescan(self) -> bool:
-        """Expect messages anywhere. Return whether the next scan by age is a rescan, too."""
+        """Learn that messages may be anywhere. Return whether the next scan by age is a rescan."""
         return False
 
     def records(self, queue: str) -> Sequence[str]:
-        """Return the ids of further records that stand ahead of now, where scans end."""
+        """Return the ids of further records that mark the place ahead of now where scans end."""
         return ()
 
 
@@ -174,7 +174,7 @@ class _RescanPace:
 
 @dataclass(slots=True)
 class Sentinel:
-    """The record of a queue, which stands ahead of now, where scans end."""
+    """The record of a queue, which marks the place ahead of now where scans end."""
 
     #: Until when it is useful, and the ``when`` that it has.
     until: datetime | None = None
@@ -301,12 +301,12 @@ class ScanState:
         self.move_start_back(when)
 
     def on_missed_signals(self) -> None:
-        """Expect messages anywhere: the bus may have lost events."""
+        """Make the next scan find messages anywhere, because the bus may have lost events."""
         self.on_signal(FIRST)
         self.flag_read = None
 
     def forget(self) -> None:
-        """Forget all positions, as in a new process: messages may be anywhere."""
+        """Forget all positions, as in a new process, because messages may be anywhere."""
         self.on_missed_signals()
         self.due = self.due_read = self.rescan_at = None
 

@@ -217,7 +217,7 @@ class Documents(Form[Reservation[Any]]):
     """The form of a message that is a document: its settlements are updates of that document."""
 
     def refuse(self, held: Held, argument: str) -> None:
-        """Refuse nothing: a document stores whatever a holder writes."""
+        """Refuse nothing, because a document can store any value that a holder writes."""
 
     def commit(
         self, terms: QueueTerms, held: Held, put: Mapping[str, Any], session: object

@@ -94,7 +94,7 @@ class FirstOfEach(Command[list[Document]]):
         return self.order.by
 
     def send(self, collection: Any) -> Any:
-        """Send an aggregate that reads one index entry, and one document, of each group."""
+        """Send an aggregate that reads one index entry and one document for each group."""
         group, places, index = self.order
         names = {"$gt": self.after} if self.names is None else {"$in": list(self.names)}
         fields = {name: {"$first": f"${name}"} for name in {*places, "when", "due"}}
@@ -125,7 +125,7 @@ def _is_sound(document: Mapping[str, Any], field: str) -> bool:
 def set_aside(
     queue: str, documents: Sequence[Document], field: str, session: object = None
 ) -> Plan[list[Document]]:
-    """Let no message wait for documents whose ``when`` or ``field`` is invalid. Return the rest.
+    """Let no message wait for documents with an invalid ``when`` or ``field``. Return the rest.
 
     No scan finds these, so the wait would never end. They lose the field that makes messages wait,
     and stay in the queue, so that somebody can repair them. A group is kept as ``last_group``.

@@ -65,7 +65,7 @@ def parsed(df: DataFrame) -> DataFrame:
 
 
 def sums(df: DataFrame) -> DataFrame:
-    """Sum the flights, which are in JSON, per carrier."""
+    """Return the totals of the flights, given as JSON, for each carrier."""
     flight = df.select(
         F.from_json("payload", "carrier string, delay int, late boolean, cancelled boolean").alias(
             "flight"

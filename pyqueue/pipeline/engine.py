@@ -137,7 +137,7 @@ class Run:
             self._living.cancel()
 
     def _fail(self, error: QueueError) -> None:
-        """Stop the run, which then raises ``error``, or the first one of several."""
+        """Stop the run, which then raises ``error``, or the first of several errors."""
         self._error = self._error or error
         if not self._stopping:  # a second stop would not wait for the handlers
             self._stop()
@@ -325,7 +325,7 @@ class Run:
     async def _start_handlers(
         self, running: RunningStage, fetched: list[Reservation[Any]], handling: TaskGroup
     ) -> None:
-        """Start handlers as slots become free, and remove their messages from the list.
+        """Start handlers when slots become free, and remove their messages from the list.
 
         Messages that would start with too little of their lease left stay in the list.
         """
@@ -468,14 +468,14 @@ class Run:
         return nullcontext() if hooks is None else hooks.handling(call.deliveries)
 
     def _on_lost_lease(self, stage: Stage, call: Call, delivery: Delivery[Any]) -> None:
-        """Note that a lease was lost. The renewer of a blocking client calls this in a thread."""
+        """Record that a lease was lost. The renewer of a blocking client calls this in a thread."""
         delivery.lost = True
         if stage.awaited:
             self._loop.call_soon_threadsafe(call.lose_one, delivery)
 
 
 def _settled_by_handler(message: Reservation[Any], failure: BaseException | None) -> str:
-    """Return the counter of a message that its handler settled."""
+    """Return the name of the counter for a message that the handler settled itself."""
     if not isinstance(failure, LeaseLost):
         return "out"
     gone = (*failure.lost, *failure.unknown)

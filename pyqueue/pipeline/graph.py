@@ -155,8 +155,8 @@ def make_stage(
     batch, window = options.get("batch"), options.get("window")
     if batch is None and window is not None:
         raise ConfigurationError(
-            f"window: the handler of queue {name!r} takes one message, and only a batch waits for "
-            "more; set batch=, too"
+            f"window: the handler of queue {name!r} takes one message at a time, so it has no "
+            "effect; set batch=, too"
         )
     first, second = ("payload", "delivery") if batch is None else ("payloads", "deliveries")
     return Stage(

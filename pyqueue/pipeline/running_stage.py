@@ -127,7 +127,7 @@ class RunningStage:
         """Refuse to continue if most of the first messages did not fit, as the next reserve does.
 
         Raises:
-            ConfigurationError: They did not.
+            ConfigurationError: Most of them did not fit.
         """
         if self._misfits.verdict is not None:
             raise ConfigurationError(self._misfits.verdict)

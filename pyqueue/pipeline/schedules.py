@@ -77,7 +77,7 @@ def default_name(function: Callable[..., Any]) -> str:
         return arguments.group(name, "name")
     except ConfigurationError:
         raise ConfigurationError(
-            f"name: the name of {name!r} is not usable for a schedule: give name="
+            f"name: {name!r} cannot be the name of a schedule; set name="
         ) from None
 
 

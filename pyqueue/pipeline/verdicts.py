@@ -147,7 +147,7 @@ class Verdicts:
         return [(each, self._of_item(each, answers[place])) for place, each in held.items()]
 
     def _of_item(self, message: Reservation[Any], item: object) -> Verdict:
-        """Return the verdict on one message. In the list of a batch, an exception is a failure."""
+        """Return the verdict on one message. An exception in a list of answers counts as raised."""
         if self._stage.batch is not None and isinstance(item, BaseException):
             [(_, verdict)] = self._of_failure([message], item, alone=True)
             return verdict

@@ -110,7 +110,7 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _admit_none(items: list[Any]) -> None:
-    """Admit no call to a batch, because none is waiting: blocking calls run alone."""
+    """Add no call to a batch, because blocking calls run alone and none is waiting."""
 
 
 def seconds_left(request: Wait, clock: Clock | None) -> float | None:
@@ -129,7 +129,7 @@ def seconds_left(request: Wait, clock: Clock | None) -> float | None:
 
 
 def collection_of(database: Any, name: str) -> Any:
-    """Return a collection as the queues use theirs: on the primary, with aware datetimes in UTC."""
+    """Return a collection with the settings of queues: the primary, and aware datetimes in UTC."""
     if is_memory(database):
         return MemoryCollection(database, name)
     options = database.codec_options.with_options(
@@ -145,7 +145,7 @@ def collection_of(database: Any, name: str) -> Any:
 
 
 class BaseDriver(Generic[L]):
-    """The part of a driver that is the same for blocking and for async code.
+    """The base of both drivers, blocking and async.
 
     Args:
         database: The database object.
@@ -284,7 +284,7 @@ class BaseDriver(Generic[L]):
             raise
 
     def _sample(self) -> Plan[tuple[object, ...]]:
-        """Ask the primary for its time; once is enough if it agrees. Return its identity."""
+        """Ask the primary for its time, only once if the estimate is right. Return its identity."""
         if self.memory:
             self.clock.touch()
             return ()

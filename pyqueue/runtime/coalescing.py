@@ -250,7 +250,7 @@ class _Turn:
         self.error: BaseException | None = None
 
     def done(self) -> bool:
-        """Return False: a thread waits for the end of its batch."""
+        """Return False, because a thread always waits for the end of its batch."""
         return False
 
 

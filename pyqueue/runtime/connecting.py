@@ -63,7 +63,7 @@ def _names_memory(target: object) -> bool:
 
 
 class BaseConnection(Generic[D]):
-    """The part of a connection that is the same for blocking and for async code.
+    """The base of both connections, blocking and async.
 
     Args:
         target: As for ``Client``.
@@ -107,7 +107,9 @@ class BaseConnection(Generic[D]):
         #: The hooks of the client, or None if it has none.
         self.hooks: HookCalls | None = calls_of(hooks)
         if signals is not None and not isinstance(signals, str) and not hasattr(signals, "emit"):
-            raise ConfigurationError(f"signals: pass a URL or a bus, not {type(signals).__name__}")
+            raise ConfigurationError(
+                f"signals: expected a URL or a bus, found {type(signals).__name__}"
+            )
         #: Returns the label written into claims and records.
         self.owner: Callable[[], str] = forks.process_label
         if arguments.owner(owner) is not None:
@@ -238,7 +240,7 @@ class BaseConnection(Generic[D]):
         try:
             return self._open_bus(self._signals or ("memory:" if memory else "capped:"), database)
         except buses.BusError as error:
-            remedy = '; in memory, leave signals= out or give "memory:"' if memory else ""
+            remedy = '; in memory, leave signals= out or use "memory:"' if memory else ""
             raise ConfigurationError(f"signals: {error}{remedy}") from error
 
     def _bus_check(self, bus: Any) -> Any:

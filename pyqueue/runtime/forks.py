@@ -1,4 +1,4 @@
-"""Forked processes: how they are named, and what becomes of the connections of their parent."""
+"""Forked processes: how they are named, and how they use the connections of their parent."""
 
 from __future__ import annotations
 

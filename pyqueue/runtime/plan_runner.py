@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class RunnerBase(Protocol):
-    """The part that is the same for blocking and for async code."""
+    """The members that both plan runners have."""
 
     @property
     def namespace(self) -> str:

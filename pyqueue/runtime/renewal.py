@@ -64,7 +64,7 @@ State = Literal["renewed", "suspended", "lost"]
 
 
 class LeaseRenewer(Protocol):
-    """The part of a renewer that is the same for blocking and for async code."""
+    """The methods that both renewers have, blocking and async."""
 
     def add(
         self,
@@ -94,7 +94,7 @@ class LeaseRenewer(Protocol):
         """Stop renewing a reservation for now."""
 
     def settling(self, reservation: Leased, begins: bool) -> None:
-        """Note that a settlement of a reservation begins, or that it failed."""
+        """Record that a settlement of a reservation begins, or that it failed."""
 
     def discard(self, reservation: Leased) -> State | None:
         """Stop renewing. Return the last state, or None if the reservation was not registered."""
@@ -170,7 +170,7 @@ class Schedule(Generic[Extend]):
             self._take_out(entry)
 
     def settling(self, reservation: Leased, begins: bool) -> None:
-        """Note that a settlement of a reservation begins, or that it failed.
+        """Record that a settlement of a reservation begins, or that it failed.
 
         In between, a renewal may find that the message is gone because it was settled.
         """
@@ -216,7 +216,7 @@ class Schedule(Generic[Extend]):
         return max(0.0, self._asleep_until - time.monotonic())
 
     def renewed(self, entry: Entry[Extend], error: QueueError | None) -> bool:
-        """Note the outcome of a renewal, and plan the next one unless the lease is lost.
+        """Record the outcome of a renewal, and plan the next one unless the lease is lost.
 
         Returns:
             Whether the renewal has ended. The caller then calls ``entry.lost``.
@@ -242,7 +242,7 @@ def _due(line: OrderedDict[int, Entry[Any]]) -> float:
 
 
 class BaseRenewer(Generic[Extend]):
-    """The part of a renewer that is the same for blocking and for async code."""
+    """The base of both renewers, blocking and async."""
 
     def __init__(self) -> None:
         self._schedule = Schedule[Extend]()
@@ -252,7 +252,7 @@ class BaseRenewer(Generic[Extend]):
     def _note(
         self, batch: Sequence[Entry[Extend]], results: Results, failure: BaseException | None
     ) -> list[Entry[Extend]]:
-        """Note the outcome of a batch. Return the entries whose loss is to be reported.
+        """Record the outcome of a batch. Return the entries whose loss is to be reported.
 
         Args:
             batch: The entries.
@@ -343,7 +343,7 @@ class Renewer(BaseRenewer[Callable[..., Results]]):
             self._schedule.suspend(reservation)
 
     def settling(self, reservation: Leased, begins: bool) -> None:
-        """Note that a settlement of a reservation begins, or that it failed."""
+        """Record that a settlement of a reservation begins, or that it failed."""
         if id(reservation) in self._schedule.entries:  # most are not: spare them the lock
             with self._changed:
                 self._schedule.settling(reservation, begins)
@@ -445,7 +445,7 @@ class AsyncRenewer(BaseRenewer[Callable[..., Awaitable[Results]]]):
         self._schedule.suspend(reservation)
 
     def settling(self, reservation: Leased, begins: bool) -> None:
-        """Note that a settlement of a reservation begins, or that it failed."""
+        """Record that a settlement of a reservation begins, or that it failed."""
         self._schedule.settling(reservation, begins)
 
     def state(self, reservation: Leased) -> State | None:

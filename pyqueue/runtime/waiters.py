@@ -86,7 +86,7 @@ class Waiters:
             return True
 
     def guard(self, until: datetime) -> bool:
-        """Return whether this follower must watch a time before all other watched times."""
+        """Return whether this follower must watch a time that is earlier than all watched times."""
         with self._lock:
             if any(kept is not None and kept <= until for kept in (self._until, self._guarded)):
                 return False

@@ -129,7 +129,7 @@ class Rejected(Exception):
 
 
 def bury_killer(source: QueuePlans, held: Reservation[Any]) -> Plan[bool]:
-    """Bury a message on which processes died, if it has no try left. Return whether it has none.
+    """Bury a message on which processes died if it has no try left. Return whether that is so.
 
     If another consumer has taken it in the meantime, it is not buried.
     """

@@ -56,11 +56,11 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Unfit(ValueError):
-    """A value is stored in an unusual way: decode the documents."""
+    """A value is stored in an unusual way, so the caller must decode the documents."""
 
 
 class Field(NamedTuple):
-    """A field of all documents: its types in BSON, 0 if it is missing, and where the values are."""
+    """One field of all documents: the BSON type (0: missing) and the place of each value."""
 
     types: Array
     places: Array
@@ -224,7 +224,7 @@ class Documents:
         return values, ~present
 
     def slices(self, field: Field, type: int, arrow: pa.DataType) -> pa.Array:
-        """Return texts, or whole documents."""
+        """Return the values as texts, or as whole documents."""
         present = field.only(type)
         places = field.places[present]
         sizes = self.numbers(places, "<i4")
@@ -250,7 +250,7 @@ class Documents:
         return self.slices(field, _STRING, pa.string())
 
     def texts(self, field: Field) -> pa.Array:
-        """Return texts, and ObjectIds as texts."""
+        """Return texts, and ObjectIds in the form of texts."""
         ids = field.types == _OBJECT_ID
         if not ids.any():
             return self.strings(field)

@@ -39,7 +39,7 @@ def label(value: object) -> str:
 
 
 def labels(headers: Document | None) -> list[tuple[str, str]]:
-    """Return headers as the pairs of a map."""
+    """Return headers as the key-value pairs of a map."""
     return [(name, label(value)) for name, value in headers.items()] if headers else []
 
 

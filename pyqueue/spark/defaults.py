@@ -36,7 +36,7 @@ def session_defaults(settings: Mapping[str, str]) -> dict[str, str]:
     if unknown := sorted(defaults.keys() - set(_OPTIONS)):
         raise ConfigurationError(
             f"{prefix}{unknown[0]}: unknown setting; set it as an option, because only "
-            f"{', '.join(_OPTIONS)} can be settings. Spark shows settings, so the address must be "
-            "the name of an environment variable"
+            f"{', '.join(_OPTIONS)} can be settings. For the address, set uriEnv, because Spark "
+            "shows the values of settings"
         )
     return defaults

@@ -240,7 +240,7 @@ def payloads(
 
 
 def misfits(documents: Sequence[Document], payload: DataType) -> Iterator[tuple[int, str]]:
-    """Find the messages whose payloads do not fit the type: the places and the reasons."""
+    """Return the places of the messages whose payloads do not fit the type, with the reasons."""
     convert = _to_arrow(payload)
     type = schema_of(payload).field("payload").type
     for place, each in enumerate(documents):

@@ -56,7 +56,7 @@ class IdleWait:
         self._look_at = time.monotonic() + min(due_s, IDLE_LOOK_S)
 
     def answered(self) -> None:
-        """Note that Spark gets its answer now."""
+        """Record the time at which Spark gets its answer."""
         self._answered_at = time.monotonic()
 
 

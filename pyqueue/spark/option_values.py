@@ -61,7 +61,7 @@ def queue_names(name: str, given: str) -> tuple[str, ...]:
 
 
 def names(name: str, given: str) -> list[str]:
-    """Return the names in a list that commas separate."""
+    """Return the names in a comma-separated list."""
     return [each.strip() for each in given.split(",")]
 
 
@@ -81,7 +81,7 @@ def batch_number(name: str, given: str) -> int:
 
 
 def id_prefix(name: str, given: str) -> str:
-    """Return the beginning of ids."""
+    """Return the prefix of ids."""
     try:
         return str(arguments.identity(given))
     except ConfigurationError as error:
@@ -89,12 +89,12 @@ def id_prefix(name: str, given: str) -> str:
 
 
 def one_of(*allowed: str) -> Callable[[str, str], str]:
-    """Return the check that a text is one of a few words."""
+    """Return a function that checks that a text is one of these words."""
     return lambda name, given: arguments.one_of(name, given, allowed)
 
 
 def either(no: str, yes: str) -> Callable[[str, str], bool]:
-    """Return the check of a text that is one of two words. Its value is whether it is ``yes``."""
+    """Return a function that checks for one of two words, and returns whether it is ``yes``."""
     return lambda name, given: arguments.one_of(name, given, (no, yes)) == yes
 
 
@@ -104,7 +104,7 @@ def yes_or_no(name: str, given: str) -> bool:
 
 
 def count(most: int, *, least: int = 1) -> Callable[[str, str], int]:
-    """Return the check of a whole number from ``least`` to ``most``."""
+    """Return a function that checks a whole number from ``least`` to ``most``."""
 
     def check(name: str, given: str) -> int:
         if not given.isdecimal() or not least <= int(given) <= most:

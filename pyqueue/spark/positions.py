@@ -1,4 +1,4 @@
-"""The readers of streams by position: tables of a range, and streams that need no claims.
+"""Readers of streams by position: a range as a table, or a streaming query without claims.
 
 An offset is a position. Messages of a stream never change, so a batch is the range between two
 positions, and Spark may read it as often as it likes.
@@ -36,7 +36,7 @@ class _PositionRange(InputPartition):
 
 
 class PositionReader:
-    """The shared part of reads of a table and of a stream. It can be pickled.
+    """The base of the readers of tables and of streaming queries. It can be pickled.
 
     Args:
         options: The options of the read.

@@ -141,7 +141,7 @@ class StreamReader(IdleReader):
             return start
 
     def _exists(self) -> bool:
-        """Return whether the queue exists. Before, its kind is unknown and nothing is claimed."""
+        """Return whether the queue exists. If not, its kind is unknown and nothing is claimed."""
         if self._is_there:
             return True
         options = self._options

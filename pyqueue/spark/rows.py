@@ -84,7 +84,7 @@ def _batch(found: Sequence[bytes], payload: DataType | None) -> pa.RecordBatch:
 
 
 def _groups(documents: Documents, fields: Mapping[str, Field]) -> pa.Array:
-    """Return the groups without their stored prefix."""
+    """Return the names of groups without their stored prefix."""
     stored = pc.coalesce(*(documents.strings(fields[name]) for name in STORED_GROUP))
     return pc.replace_substring_regex(stored, f"^{GROUP_PREFIX.pattern}", "")
 

@@ -1,4 +1,4 @@
-"""Run a claim group in this process: take it over, hold it, give it up."""
+"""Take over a claim group in this process, run it, and give it up."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class GroupRunner:
         return token
 
     def _lost(self, token: str) -> None:
-        """Note that the renewal found another runner."""
+        """Record that the renewal found another runner."""
         if self.token == token:
             self.drop(fenced=True)
 

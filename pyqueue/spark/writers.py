@@ -274,7 +274,7 @@ def _context() -> TaskContext:
 
 
 def _local(name: str) -> str:
-    """Return a property of the thread that started this job; empty if it has none."""
+    """Return a property of the thread that started this job, or an empty text."""
     return _context().getLocalProperty(name) or ""
 
 

@@ -1,10 +1,10 @@
-"""Help for tests of programs that use queues: docs/how-to/testing.md.
+"""Tools for testing programs that use queues; see docs/how-to/testing.md.
 
-The fixtures of ``plugin`` give clients, in memory or on a server. ``assert_enqueued`` and
-``refute_enqueued`` find messages, ``perform`` runs a handler once, and ``drain`` runs a worker
-until its queues are empty.
+The fixtures of ``plugin`` provide clients, in memory or on a server. ``assert_enqueued`` and
+``refute_enqueued`` search for messages, ``perform`` runs a handler once, and ``drain`` runs a
+worker until its queues are empty.
 
-With an async client, or a worker of one, await the result of each function.
+With an async client, or a worker that uses one, await the result of each function.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """The moved clock of a test client, for commands in which a server reads its own clock.
 
-The rate of a limit is counted by the server's clock. Once the clock of a client is ahead, its
-commands add the difference. In memory there is only the client's clock.
+The server counts a rate by its own clock. Once a test client has moved its clock forward, its
+commands add the difference. In memory, the client's clock is the only one.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Collection:
 
 
 class _Database:
-    """The database of such a collection."""
+    """A database with such collections."""
 
     def __init__(self, database: Any, clock: Clock) -> None:
         self._database, self._clock = database, clock
@@ -77,7 +77,7 @@ class _Database:
         return getattr(self._database, name)
 
     def command(self, command: Any, **options: Any) -> Any:
-        """Send a command. It keeps its type, which protects its time limit."""
+        """Send a command. Its type stays, because the type protects its time limit."""
         if "query" in command:
             command["query"] = _moved(command["query"], self._clock)
         if "updates" in command:

@@ -24,7 +24,7 @@ class TestClient(Client):
     __test__ = False  # pytest does not collect it
 
     def advance(self, seconds: Duration) -> None:
-        """Let time pass: move the clock of this client forward.
+        """Move the clock of this client forward, as if time had passed.
 
         Delays, backoffs, leases and rates end accordingly. The clocks of other clients, and the
         expiry of histories, do not move.
@@ -40,7 +40,7 @@ class TestClient(Client):
     def clear(self) -> None:
         """Delete every queue and stream of the namespace, with all messages.
 
-        Create the objects of streams and their consumer groups again afterwards.
+        Afterwards, create the objects of streams and their consumer groups again.
         """
         self._connection.run(_clear(self._connection.open()))
 
@@ -51,7 +51,7 @@ class AsyncTestClient(AsyncClient):
     __test__ = False
 
     def advance(self, seconds: Duration) -> None:
-        """Let time pass. See ``TestClient.advance``. It does no I/O, so it is not awaited."""
+        """Move the clock forward, without I/O: do not await it. See ``TestClient.advance``."""
         move_clock(self._connection.open(), seconds)
 
     def clear(self) -> Coroutine[Any, Any, None]:

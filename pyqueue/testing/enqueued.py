@@ -34,15 +34,15 @@ _MISSING: Final = object()
 
 
 def assert_enqueued(client: AnyClient, queue: str, *, where: Where | None = None) -> Any:
-    """Check that a queue has a matching message: ready, scheduled or reserved.
+    """Check that a queue has a matching message that is ready, scheduled or reserved.
 
-    It also finds the messages in the packs of a bucket, and the messages of a stream.
+    This includes messages in the packs of a bucket, and the messages of a stream.
 
     Args:
         client: A Client or an AsyncClient. With an AsyncClient, await the result.
         queue: The name of a queue or a stream.
-        where: What the message must have: values by path, for example ``{"payload.order": 7}``, or
-            a function that takes a Message. The payload is compared as it is stored.
+        where: The values that a message must have, by path, such as ``{"payload.order": 7}``, or a
+            function that takes a Message. The payload is compared as it is stored.
 
     Returns:
         The matching messages, in order.
@@ -55,7 +55,7 @@ def assert_enqueued(client: AnyClient, queue: str, *, where: Where | None = None
 
 
 def refute_enqueued(client: AnyClient, queue: str, *, where: Where | None = None) -> Any:
-    """Check that a queue has no matching message. The arguments are those of ``assert_enqueued``.
+    """Check that a queue has no matching message. It takes the arguments of ``assert_enqueued``.
 
     Raises:
         AssertionError: A message matches.
@@ -69,7 +69,9 @@ def _enqueued(queue: str, where: Where | None) -> Plan[list[Message[Any]]]:
     messages = yield from _messages(queue)
     found = [each for each in messages if matches(each)]
     if not found:
-        raise AssertionError(f"queue {queue!r}: no message{_wanted(where)}; {_listed(messages)}")
+        raise AssertionError(
+            f"queue {queue!r}: expected a message{_wanted(where)}; {_listed(messages)}"
+        )
     return found
 
 
@@ -78,7 +80,9 @@ def _not_enqueued(queue: str, where: Where | None) -> Plan[None]:
     messages = yield from _messages(queue)
     found = [each for each in messages if matches(each)]
     if found:
-        raise AssertionError(f"queue {queue!r}: a message{_wanted(where)}; {_listed(found)}")
+        raise AssertionError(
+            f"queue {queue!r}: expected no message{_wanted(where)}; {_listed(found)}"
+        )
 
 
 def _wanted(where: Where | None) -> str:
@@ -106,8 +110,8 @@ def matcher(where: Where | None) -> Callable[[Message[Any]], object]:
     for path in where:
         if not isinstance(path, str) or path.partition(".")[0] not in _PARTS:
             raise ConfigurationError(
-                f"where: {path!r} is not allowed: a path begins with {', '.join(_PARTS)}, "
-                'for example "payload.order"'
+                f"where: {path!r} is not allowed; begin the path with one of {', '.join(_PARTS)}, "
+                'as in "payload.order"'
             )
     return lambda message: all(_value_at(message, path) == where[path] for path in where)
 

@@ -41,16 +41,16 @@ _FETCHED: Final = 100
 def drain(worker: Runner[Any], *, horizon: Duration = _HORIZON) -> Any:
     """Handle messages until the queues of a worker or a pipeline are empty.
 
-    When no message may start, the clock of the client moves to the instant at which the next one
-    may. So delays, backoffs, rates and the leases of other holders take no time. Messages of paused
-    queues stay.
+    If no message may start now, the clock of the client moves to the time at which the next message
+    may start. So delays, backoffs, rates and the leases of other holders take no time. Messages of
+    paused queues stay.
 
     Args:
         worker: A Worker or a Pipeline. If its client is async, await the result.
         horizon: The longest time, in seconds, by which the clock moves. Later messages stay.
 
     Returns:
-        The Report of the run, as from ``Worker.run``.
+        The Report of the run, as ``Worker.run`` returns it.
 
     Raises:
         ConfigurationError: A stage cannot run, or is a Spark stage.
@@ -79,7 +79,7 @@ class _TestRun(Run):
         for stage in worker.graph.stages.values():
             if stage.spark is not None:
                 raise ConfigurationError(
-                    f"worker: the stage of queue {stage.name!r} is a Spark stage: run the pipeline "
+                    f"worker: the stage of queue {stage.name!r} is a Spark stage; run the pipeline "
                     "with until_empty=True instead"
                 )
         super().__init__(
@@ -173,7 +173,7 @@ class _Drain(_TestRun):
 
 @dataclass(frozen=True, slots=True)
 class Performed:
-    """What became of the message of ``perform``."""
+    """The outcome of ``perform`` for its message."""
 
     #: "committed", "moved" (to another queue), "dropped", "retried", "dead" (in the dead-letter
     #: queue), "lost" (the handler lost the lease), or "cancelled".
@@ -192,17 +192,17 @@ def perform(
     tries: int = 1,
     headers: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Handle one message with the handler of a queue, as a worker does.
+    """Handle one message with the handler of a queue, as a worker would.
 
     The message is stored and settled in the queue, but no other message is handled. After a failure
     it waits there for its next try, or it is in the dead-letter queue. Limits and groups do not
-    hold it up.
+    delay it.
 
     Args:
         worker: A Worker or a Pipeline. If its client is async, await the result.
         queue: The queue whose handler is called.
         payload: The payload.
-        tries: The number of this try. With the ``max_tries`` of the stage, it is the last one.
+        tries: The number of this try. If it equals ``max_tries`` of the stage, it is the last one.
         headers: The headers of the message.
 
     Returns:
@@ -215,10 +215,12 @@ def perform(
     stage = worker.graph.stages.get(queue)
     if stage is None:
         names = ", ".join(map(repr, worker.graph.stages)) or "none"
-        raise ConfigurationError(f"queue: {queue!r} has no handler here; those that have: {names}")
+        raise ConfigurationError(
+            f"queue: {queue!r} has no handler; the queues with handlers are: {names}"
+        )
     if isinstance(stage.queue, ConsumerBase):
         raise ConfigurationError(
-            f"queue: {queue!r} is a consumer group: append to the stream, and drain the worker"
+            f"queue: {queue!r} is a consumer group; append to the stream, and drain the worker"
         )
     arguments.count("tries", tries)
 
@@ -266,7 +268,7 @@ class _Perform(_TestRun):
         return cast("Reservation[Any]", message)  # it has a lease
 
     def performed(self) -> Performed:
-        """Return what became of the message."""
+        """Return the outcome for the message."""
         counters = self._stages[self._name].counters
         counted = [name for name, number in counters.items() if number and name != "in"]
         outcome: Any = counted[0] if counted else "lost"

@@ -118,9 +118,9 @@ def test_schedule_of_a_function_has_its_name(offline: Client) -> None:
     worker = Worker(offline)
     worker.cron("0 3 * * *")(report)
     assert list(worker.graph.stages) == [f"{__name__}:report"]
-    with pytest.raises(ConfigurationError, match="not usable for a schedule: give name="):
+    with pytest.raises(ConfigurationError, match="cannot be the name of a schedule; set name="):
         worker.cron("0 3 * * *")(lambda: None)
-    with pytest.raises(ConfigurationError, match="there are two schedules"):
+    with pytest.raises(ConfigurationError, match="two schedules are named"):
         worker.cron("0 4 * * *", name=f"{__name__}:report", queue="b")(report)
     with pytest.raises(ConfigurationError, match="cron, every"):
         worker.cron(name="none")(report)

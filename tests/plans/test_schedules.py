@@ -327,8 +327,8 @@ def test_schedule_begun_in_a_doubled_hour_ticks_later() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"cron": "0 3 * * *", "every": 60}, "cron, every: give one of the two"),
-        ({"cron": "@daily"}, "give five fields"),
+        ({"cron": "0 3 * * *", "every": 60}, "cron, every: pass one of the two"),
+        ({"cron": "@daily"}, "use five fields"),
         ({"cron": "0 3 * * 9"}, "Bad day-of-week"),
         ({"cron": "0 0 30 2 *"}, "Bad day-of-month"),
         ({"cron": 5}, "cron: 5 is not allowed"),
@@ -337,8 +337,8 @@ def test_schedule_begun_in_a_doubled_hour_ticks_later() -> None:
         ({"timezone": "Mars"}, "timezone: 'Mars' is not allowed"),
         ({"timezone": "America"}, "timezone: 'America' is not allowed"),
         ({"missed": "some"}, "missed: 'some' is not allowed"),
-        ({"missed": "all"}, "give overlap=True"),
-        ({"overlap": 1}, "overlap: give True or False"),
+        ({"missed": "all"}, "set overlap=True"),
+        ({"overlap": 1}, "overlap: expected True or False"),
         ({"grace": 0}, "grace: 0.0 is not allowed"),
         ({"headers": {"a.b": 1}}, "headers: the name 'a.b'"),
         ({"priority": 10}, "priority: 10 is not allowed"),

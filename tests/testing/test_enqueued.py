@@ -82,20 +82,20 @@ def test_conditions(client: TestClient, where: Any, matches: bool) -> None:
 
 
 def test_failure_shows_the_messages(client: TestClient) -> None:
-    with pytest.raises(AssertionError, match=r"^queue 'ship': no message; there are none$"):
+    with pytest.raises(AssertionError, match=r"^queue 'ship': expected a message; there are none$"):
         assert_enqueued(client, "ship")
     client.queue("ship").push_many(range(7))
-    text = r"no message where \{'payload': 9\}; there are 7: 0 \(ready\), .* and 2 more$"
+    text = r"expected a message where \{'payload': 9\}; there are 7: 0 \(ready\), .* and 2 more$"
     with pytest.raises(AssertionError, match=text):
         assert_enqueued(client, "ship", where={"payload": 9})
-    with pytest.raises(AssertionError, match=r"a message where .*; there are 1: 3 \(ready\)$"):
+    with pytest.raises(AssertionError, match=r"no message where .*; there are 1: 3 \(ready\)$"):
         refute_enqueued(client, "ship", where={"payload": 3})
 
 
 @pytest.mark.parametrize("where", [{"order": 7}, {7: 7}, {"": 7}])
 def test_wrong_path_is_refused(client: TestClient, where: Any) -> None:
     for check in (assert_enqueued, refute_enqueued):
-        with pytest.raises(ConfigurationError, match=r'a path begins with .* "payload.order"'):
+        with pytest.raises(ConfigurationError, match=r'begin the path with .* "payload.order"'):
             check(client, "ship", where=where)
 
 

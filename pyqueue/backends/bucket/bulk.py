@@ -74,7 +74,7 @@ class PackContents(Contents):
         return list(map(packs.naming(document), packs.places(packs.alive_of(document))))
 
     def by_id(self, document: Document, notes: Any) -> Mapping[Id, Any]:
-        """Return notes of its messages by the ids of the messages."""
+        """Return the stored notes on its messages, by message id."""
         if not packs.is_pack(document):
             return super().by_id(document, notes)
         name = packs.naming(document)
@@ -95,7 +95,7 @@ class PackContents(Contents):
         return list(zip(places, self.messages(document), strict=True))
 
     def encoded(self, found: Sequence[bytes]) -> Sequence[bytes]:
-        """Return the messages of documents in BSON, each as a document in BSON."""
+        """Return each message of these BSON documents as a BSON document."""
         return list(chain.from_iterable(map(_encoded, found)))
 
     def reservations(
@@ -117,7 +117,7 @@ class PackContents(Contents):
         return (yield from find_fitting(sized, most, lambda each: max(1, self.size(each))))
 
     def admit(self, how: Reception, claimed: Filter) -> Plan[None]:
-        """Publish copies that former holders handed over. Remove empty packs, bury invalid ones."""
+        """Publish copies of former holders, remove empty packs, and bury invalid packs."""
         match = {**claimed, **_SHARED}
         yield from publish_handed(match, CLAIMS)
         now = yield from ServerTime()
@@ -128,7 +128,7 @@ class PackContents(Contents):
                 yield from Delete(emptied(document["_id"], document["token"]))
 
     def find_shared(self, claimed: Filter, ids: Sequence[Id]) -> Plan[Mapping[Id, Spot]]:
-        """Return where claimed packs have these messages."""
+        """Return the places of these messages in claimed packs."""
         spots: dict[Id, Spot] = {}
         for pack, members in packs.by_first_pack(ids).items():
             match = {**packs.packs_of(pack), **claimed}
@@ -257,7 +257,7 @@ def _notes(pack: Mapping[str, Any]) -> Mapping[str, str]:
 
 
 def _own_fields(pack: Mapping[str, Any]) -> Iterator[Document]:
-    """Yield the own fields of each message left in a pack, and its note if it has one."""
+    """Yield the fields and the note, if any, of each message left in a pack."""
     notes, alive = _notes(pack), packs.alive_of(pack)
     if not notes:
         yield from packs.own_fields(pack, alive)

@@ -161,7 +161,7 @@ def _leave_in_transaction(
 
 
 def _hand_over_bits(group: Group, handover: Handover) -> Plan[Result]:
-    """Take messages out of a pack, and publish their new documents. Note the result in ``hold``."""
+    """Take messages out of a pack and publish them. Record the result in ``hold``."""
     hold = group.hold
     if hold:
         hold.begin(None)  # the claim continues
@@ -330,7 +330,7 @@ def release(terms: QueueTerms, held: Held) -> Plan[None]:
 
 
 def _counted(held: PackedReservation[Any], tries: int) -> dict[str, int]:
-    """Return the counts of a message that returns to its queue."""
+    """Return the counters, such as ``tries``, of a message that returns to its queue."""
     return {"tries": tries, "deliveries": held.deliveries}
 
 

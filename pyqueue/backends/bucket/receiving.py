@@ -403,7 +403,7 @@ def _sizes(claimed: Sequence[Claimed], least: int) -> list[int]:
 def _shares(
     claimed: list[Claimed], sizes: Sequence[int], limits: Sequence[Limits]
 ) -> tuple[list[list[Claimed]], list[Claimed]]:
-    """Return the share of each caller, in order, and the messages that fit into no share."""
+    """Return the messages for each caller, in order, and the messages that are left over."""
     size_before = [0, *accumulate(sizes)]
     shares: list[list[Claimed]] = []
     place = 0

@@ -87,7 +87,7 @@ def unknown_end(error: Unavailable, rest: Held) -> Unavailable:
 
 
 def still_held(group: Group, session: object = None) -> Plan[int]:
-    """Return the bits of messages that the claim still holds. Note a lost claim in ``hold``."""
+    """Return the bits of messages that the claim still holds. Record a lost claim in ``hold``."""
     fields = {"token": 1, "done": 1}
     found = yield from Find({"_id": group.pack}, fields, limit=1, session=session)
     if not found or found[0].get("token") != group.token:
@@ -182,7 +182,7 @@ def _settle(group: Group, session: object) -> Plan[int]:
 
 
 def _set_bits(group: Group, end: End | None, session: object) -> Plan[bool]:
-    """Send one update that settles messages, and ends the claim as ``end`` says.
+    """Send one update that settles messages. ``end`` says whether and how it ends the claim.
 
     Return False if the claim no longer holds all of them. Then nothing has changed.
     """
@@ -264,7 +264,7 @@ def _return_pack(
 def _ending(
     hold: HeldPack, bits: int, when: datetime, *, rests: bool, counts: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Return the update that ends a claim of a pack in order.
+    """Return the update that ends a claim of a pack, so that it does not count as lapsed.
 
     Args:
         hold: the claim.

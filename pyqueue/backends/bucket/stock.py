@@ -145,7 +145,7 @@ class HeldPack:
     # ---- the lease
 
     def begin_extending(self) -> bool:
-        """Note that an extension begins. Return False if another command is in flight."""
+        """Record that an extension begins. Return False if another command is in flight."""
         with self._lock:
             if self.state not in ("held", "resting"):
                 return False
@@ -153,14 +153,14 @@ class HeldPack:
             return True
 
     def extended(self, until: datetime, counted: bool) -> None:
-        """Note the new end of the lease, and whether the claim counts a try."""
+        """Record the new end of the lease, and whether the claim counts a try."""
         with self._lock:
             self.state, self.until, self.counted = "held", until, counted
 
     # ---- settling
 
     def begin_whole(self, bits: int, *, alone: bool) -> bool:
-        """Note that one update begins, which ends the claim. Return False if it must not be sent.
+        """Record that an update begins that ends the claim. Return False if it must not be sent.
 
         Args:
             bits: the messages that the caller holds.
@@ -176,7 +176,7 @@ class HeldPack:
             return True
 
     def begin(self, bits: int | None) -> End | None:
-        """Note that a settlement begins. Return how it ends the claim of the pack, if it does.
+        """Record that a settlement begins. Return how it ends the claim of the pack, if it does.
 
         It ends the claim if no other message of the pack is handed out or being settled.
 
@@ -197,7 +197,7 @@ class HeldPack:
             return end
 
     def settled(self, bits: int, end: End | None, *, matched: bool) -> None:
-        """Note how a settlement went.
+        """Record how a settlement went.
 
         Args:
             bits: the messages that have left the pack, by this settlement or an earlier one.
@@ -218,7 +218,7 @@ class HeldPack:
                 self.lose()
 
     def lose(self) -> None:
-        """Note that the pack is no longer held, or may no longer be held."""
+        """Record that the pack is no longer held, or may no longer be held."""
         with self._lock:
             self.state = "gone"
             self._free, self._out, self._document = 0, 0, None
@@ -293,7 +293,7 @@ class Stock(Memory):
                 self._packs.append(drawn.hold)
 
     def surplus(self, need: int) -> Sequence[HeldPack]:
-        """Remove and return the idle packs that callers who need ``need`` messages do not need."""
+        """Remove and return idle packs, but keep enough for ``need`` messages."""
         with self._lock:
             kept: list[HeldPack] = []
             for hold in self._packs:

@@ -155,7 +155,7 @@ class EpochWrites:
 
     @property
     def _not_out(self) -> Filter:
-        """The filter that the record matches as long as this run is not out."""
+        """The filter that matches the record as long as this run is not out."""
         if self._run:
             return {"out": {"$ne": self._run}}
         # A record without a query is out once a query, the heir, continues it.
@@ -477,7 +477,7 @@ class EpochWrites:
 
 
 def _order(attempt: int, task: int = 0) -> int:
-    """Return the number by which rows of larger attempts, and then of larger tasks, win."""
+    """Return the number that decides between rows: a larger attempt wins, then a larger task."""
     return attempt * _MAX_TASKS + task
 
 

@@ -32,7 +32,7 @@ _FIRST_OBJECT_ID: Final = ObjectId(bytes(12))
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The messages ready at ``now``, above one position and up to another; None: no bound."""
+    """The messages that were ready at ``now``, between two positions; None: no bound."""
 
     now: datetime
     above: Position | None
@@ -41,7 +41,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which messages of a slice a reader wants, and which of their fields."""
+    """The messages of a slice that a reader wants, and the fields that it needs."""
 
     #: The messages must match all of these.
     only: tuple[Filter, ...] = ()

@@ -132,7 +132,7 @@ def _buried_id(id: Id, row: NewMessage) -> str:
 
 
 def _bury(document: Document, row: NewMessage, now: datetime) -> None:
-    """Make the document of a row that its queue cannot store a buried message, in place."""
+    """Turn the document of a row that its queue cannot store into a buried message, in place."""
     error = error_record(InvalidMessage(row.fault), now)
     death = {"reason": "invalid", "tries": 0, "error": error}
     document |= {"error": error, "dead": {"from": row.queue, "at": now, **death}}

@@ -232,7 +232,7 @@ def _replace_live(target: Target, hidden: str, now: datetime) -> Plan[int]:
 
 
 def _one_for_each_key(messages: Iterable[NewMessage], on_duplicate: str) -> list[NewMessage]:
-    """Return the messages; of several with the same key, only the last.
+    """Return the messages, but only the last of those with the same key.
 
     Raises:
         DuplicateKey: several have the same key, and ``on_duplicate`` is "error".

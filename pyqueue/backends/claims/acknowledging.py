@@ -39,7 +39,7 @@ log = logging.getLogger("pyqueue")
 
 
 def note(contents: Contents, match: Filter, reasons: Mapping[Id, str | None]) -> Plan[int]:
-    """Note why messages are bad. Repeating this changes nothing.
+    """Store why messages are bad. Repeating this changes nothing.
 
     Args:
         contents: the messages in the documents of the queue.
@@ -138,6 +138,6 @@ def _error(now: datetime, reason: str) -> dict[str, object]:
 
 
 def _death(document: Document, now: datetime) -> dict[str, Any]:
-    """Return why a noted message is buried, in its stored form."""
+    """Return the stored form of the reason why a marked message is buried."""
     error = _error(now, document["claim"]["bad"])
     return {"reason": "invalid", "tries": int(document.get("tries", 0)), "error": error}

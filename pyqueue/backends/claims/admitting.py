@@ -45,7 +45,7 @@ def check_limit(queue: str, kind: Kind, limit: Limit | None) -> None:
     """Refuse a claim that cannot obey the limit of the queue.
 
     Raises:
-        ConfigurationError: it cannot.
+        ConfigurationError: it cannot obey the limit.
     """
     check_call(queue, limit, "claim")
     if limit is not None:

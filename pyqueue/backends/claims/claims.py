@@ -264,7 +264,7 @@ class NamedClaims(ClaimGroup):
     # ---- held messages
 
     def _mine(self, token: str, after: int, upto: int) -> dict[str, object]:
-        """Return the filter of documents of the claims ``after + 1`` to ``upto``."""
+        """Return the filter that matches documents of claims ``after + 1`` to ``upto``."""
         return {"claim.g": self.tag, "claim.n": {"$gt": after, "$lte": upto}, "token": token}
 
     def ids(self, token: str, after: int, upto: int) -> Plan[list[Id]]:
@@ -292,7 +292,7 @@ class NamedClaims(ClaimGroup):
         return [one for each in found for one in contents.reservations(each, now, noted=noted)]
 
     def mark(self, token: str, ids: Sequence[Id], number: int) -> Plan[None]:
-        """Note in held messages that work on them begins. The end of the claim removes the note.
+        """Store in held messages that work on them begins. The end of the claim removes the note.
 
         ``number``: the note, which is the number of the part of the batch with these messages.
         """
@@ -319,7 +319,7 @@ class NamedClaims(ClaimGroup):
         return marks
 
     def begin_work(self, token: str, n: int) -> Plan[None]:
-        """Note that a stage begins to work on claim ``n`` of a stream.
+        """Store that a stage begins to work on claim ``n`` of a stream.
 
         If the stage had begun before, this counts as one more try and removes the notes of bad
         records.
@@ -333,7 +333,7 @@ class NamedClaims(ClaimGroup):
             yield from Update(self._mine(token, 0, n), one_more_try, many=True)
 
     def note_bad(self, token: str, n: int, reasons: Mapping[Id, str | None]) -> Plan[None]:
-        """Note messages of claims up to ``n`` that a reader cannot convert, with the reasons.
+        """Mark messages of claims up to ``n`` that a reader cannot convert, with the reasons.
 
         The acknowledgement buries them. None removes the note of an earlier reader.
 

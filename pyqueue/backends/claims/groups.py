@@ -271,7 +271,7 @@ def _available(group: ClaimGroup, state: Document, candidate: Candidate, now: da
     """Return the filter of the state that the candidate may replace.
 
     Raises:
-        Occupied: it may not replace this state.
+        Occupied: the candidate may not replace this state.
     """
     same = {"_id": group.id, "token": state["token"]}
     if candidate.comes_at_once(state):

@@ -121,7 +121,7 @@ class GiveBack(Command[object]):
     def send(self, collection: Any) -> Any:
         """Send a findAndModify. Expired permits come back without the tokens accrued since.
 
-        The bucket may have been full since; more messages than the burst could then start at once.
+        Otherwise a bucket that was full in between could let more messages than the burst start.
         """
         since_ms = {"$subtract": ["$$NOW", self.unused.asked]}
         accrued = {"$divide": [since_ms, self.limit.token_s * 1000]}

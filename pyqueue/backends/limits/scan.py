@@ -123,7 +123,7 @@ class _Page:
         return Counter(key_of(self.limit, each) for each in documents)
 
     def headers(self) -> list[Any]:
-        """Return the different values of the header on the page; None stands for no header."""
+        """Return the values of the header on the page, without duplicates; None: no header."""
         found = [each.get("headers") for each in self.messages]
         name = self.limit.header
         values = [each.get(name) if isinstance(each, Mapping) else None for each in found]

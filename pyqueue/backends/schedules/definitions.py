@@ -99,14 +99,14 @@ def _rules(options: Mapping[str, object]) -> Document:
     missed, overlap = options.get("missed", "once"), options.get("overlap", False)
     arguments.one_of("missed", missed, get_args(Missed))
     if not isinstance(overlap, bool):
-        raise ConfigurationError(f"overlap: give True or False, not {shown(overlap)}")
+        raise ConfigurationError(f"overlap: expected True or False, found {shown(overlap)}")
     if missed == "all" and not overlap:
         raise ConfigurationError(
-            "missed: 'all' pushes several messages at once: give overlap=True as well"
+            "missed: 'all' pushes several messages at once; set overlap=True, too"
         )
     grace_s = arguments.duration("grace", options.get("grace", 60))
     if grace_s < _LEAST_GRACE_S:
-        raise ConfigurationError(f"grace: {shown(grace_s)} is not allowed: give at least 1 second")
+        raise ConfigurationError(f"grace: {shown(grace_s)} is not allowed; use at least 1 second")
     return {"missed": missed, "overlap": overlap, "grace": grace_s}
 
 
@@ -123,8 +123,8 @@ def check_target(spec: Document, stored: str | None) -> Kind:
     queue = spec["queue"]
     if stored == STREAM:
         raise ConfigurationError(
-            f"queue: {queue!r} is a stream, and schedules push to queues: name a queue, and let a "
-            "worker of that queue append to the stream"
+            f"queue: {queue!r} is a stream, and a schedule pushes to a queue; name a queue, and "
+            "let a worker of that queue append to the stream"
         )
     kind = kinds.lookup(stored or GUESSED_KIND)
     for option, capability in (("key", "keys"), ("priority", "priority"), ("group", "group")):
@@ -158,7 +158,7 @@ class Schedule(NamedTuple):
         return {"_id": self.stored["_id"], "when": self.when, "token": self.token}
 
     def info(self) -> ScheduleInfo:
-        """Return what people see."""
+        """Return the schedule as users see it."""
         return ScheduleInfo(
             self.name,
             self.spec["queue"],
@@ -203,7 +203,7 @@ def read(stored: Document) -> Schedule:
             raise ConfigurationError("a field is missing or invalid")
     except (QueueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
-            f"schedule {name!r} cannot be read: {error}: define it again, or upgrade pyqueue-mongo"
+            f"schedule {name!r} cannot be read ({error}); define it again, or upgrade pyqueue-mongo"
         ) from error
     paused = "paused" in stored
     return Schedule(name, spec, timing, when=when, token=token, paused=paused, stored=stored)

@@ -164,7 +164,7 @@ def unschedule(name: str) -> Plan[bool]:
 
 
 def run(name: str) -> Plan[Id | None]:
-    """Push the message of a schedule now. Its ticks stay. Return the id; None: no such schedule.
+    """Push the message of a schedule now, besides its ticks. Return the id; None: no such schedule.
 
     Raises:
         ConfigurationError: the queue refuses the message, or this release cannot read the schedule.
@@ -187,7 +187,7 @@ def run(name: str) -> Plan[Id | None]:
 
 
 def messages_of(schedule: Schedule, ticks: Sequence[datetime]) -> Plan[list[Document]]:
-    """Return the messages for some ticks, after making sure of the record of their queue.
+    """Return the messages for some ticks, and ensure that their queue has a record.
 
     Raises:
         ConfigurationError: the queue is a stream, or does not offer an option.

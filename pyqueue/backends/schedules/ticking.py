@@ -1,4 +1,4 @@
-"""Ticks: any process that is alive pushes the due messages of all schedules. There is no leader.
+"""Ticks: every running process pushes the due messages of all schedules, without a leader.
 
 The message of a tick leaves its schedule by a handover. The decision is an update that matches the
 next tick and the revision as they were read, and that sets the following tick and a new revision.
@@ -147,7 +147,7 @@ def _push(schedule: Schedule, messages: Sequence[Document], put: Document) -> Pl
 
 
 def _pass(schedule: Schedule, put: Document, skipped: int = 0) -> Plan[None]:
-    """Go to the next tick without a message, unless the schedule has changed."""
+    """Skip a tick: set the next one, and push no message, unless the schedule has changed."""
     update = {"$set": {**put, "token": new_token()}, "$inc": {"skipped": skipped}}
     yield from Update(schedule.unchanged, update, majority=True)
 

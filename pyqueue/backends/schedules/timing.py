@@ -28,7 +28,7 @@ LEAST_EVERY_S: Final = 1.0
 #: The number of fields of a cron expression: it has no seconds.
 _FIELDS: Final = 5
 _LONGEST: Final = 200
-_EXAMPLE: Final = 'give five fields: minute, hour, day, month, weekday, such as "0 3 * * *"'
+_EXAMPLE: Final = 'use five fields: minute, hour, day, month, weekday, such as "0 3 * * *"'
 
 
 class Timing(NamedTuple):
@@ -95,23 +95,23 @@ def timing_of(cron: object, every: object, timezone: object) -> Timing:
     """
     _check_zone(timezone)
     if (cron is None) == (every is None):
-        raise ConfigurationError("cron, every: give one of the two")
+        raise ConfigurationError("cron, every: pass one of the two")
     if every is not None:
         length_s = arguments.duration("every", every, positive=True)
         if length_s < LEAST_EVERY_S:
-            raise ConfigurationError(
-                f"every: {shown(every)} is not allowed: give at least 1 second"
-            )
+            raise ConfigurationError(f"every: {shown(every)} is not allowed; use at least 1 second")
         return Timing(None, str(timezone), round(length_s, 3))
     if not isinstance(cron, str) or len(cron) > _LONGEST or len(cron.split()) != _FIELDS:
-        raise ConfigurationError(f"cron: {shown(cron)} is not allowed: {_EXAMPLE}")
+        raise ConfigurationError(f"cron: {shown(cron)} is not allowed; {_EXAMPLE}")
     timing = Timing(" ".join(cron.split()), str(timezone))
     try:
         first = timing.first(datetime(2000, 1, 1, tzinfo=UTC))
     except CronSimError as error:
-        raise ConfigurationError(f"cron: invalid {shown(cron)}: {error}; {_EXAMPLE}") from None
+        raise ConfigurationError(
+            f"cron: {shown(cron)} is not allowed ({error}); {_EXAMPLE}"
+        ) from None
     if first is None:
-        raise ConfigurationError(f"cron: {shown(cron)} never matches: {_EXAMPLE}")
+        raise ConfigurationError(f"cron: {shown(cron)} never matches; {_EXAMPLE}")
     return timing
 
 
@@ -123,5 +123,5 @@ def _check_zone(name: object) -> None:
     except (KeyError, ValueError, OSError):  # unknown, a path outside the database, a folder
         pass
     raise ConfigurationError(
-        f'timezone: {shown(name)} is not allowed: give a name such as "UTC" or "Europe/Berlin"'
+        f'timezone: {shown(name)} is not allowed; use a name such as "UTC" or "Europe/Berlin"'
     )

@@ -179,7 +179,7 @@ def _append_chunks(
 
 @dataclass(slots=True)
 class _Append:
-    """A pack on its way into the log."""
+    """A pack that is being appended to the log."""
 
     stream: str
     state: LogState
@@ -196,7 +196,7 @@ class _Append:
     overtaken: int = 0
 
     def check_time(self, mono: float) -> None:
-        """Raise Unavailable if it is time to give up."""
+        """Raise Unavailable if the time to try again is over."""
         if mono < self.end:
             return
         if self.failure is not None:
@@ -218,7 +218,7 @@ class _Append:
         return False
 
     def is_late(self, mono: float, now: datetime) -> bool:
-        """Return whether the place of an unknown insert may have been deleted by now."""
+        """Return whether the position of an unacknowledged insert may have been deleted by now."""
         if self.unknown is None:
             return False
         return self.known is None or self.known.age_s(mono, now) > TAIL_AGE_S

@@ -199,7 +199,7 @@ def deliver(
 
 
 def _bury(state: GroupState, dead_letter: str, dead: Sequence[Buried]) -> Plan[None]:
-    """Bury messages, and report the burial of each that was still held."""
+    """Bury messages, and report each burial of a message that was still held."""
     lost = yield from entomb(state, dead_letter, dead)
     for each in dead:
         if (each.position, each.token) not in lost:

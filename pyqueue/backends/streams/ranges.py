@@ -258,7 +258,7 @@ def _claim_new(
 
 
 def skip_steps(group: Group, first: int, now: datetime) -> list[tuple[int, Step]]:
-    """Return the updates that skip unreserved messages below position ``first``.
+    """Return the updates that skip messages below position ``first`` that no consumer holds.
 
     Each comes with the number of messages that it skips.
     """
@@ -311,7 +311,7 @@ class Settled(NamedTuple):
 def settle_step(
     group: Group, endings: Mapping[int, Ending], now: datetime
 ) -> tuple[Settled | None, dict[int, frozenset[int]]]:
-    """Return the next update that ends claims.
+    """Return the next update that ends some of these claims.
 
     It ends up to 50 ranges of which no position stays held, or else a part of one range. The rest
     of the endings needs further updates.
@@ -367,7 +367,7 @@ def _not_held(held: Mapping[str, Range], ending: Ending, mask: int) -> frozenset
 
 
 class _Given(NamedTuple):
-    """Where the positions of ended claims go."""
+    """The places to which the positions of ended claims move."""
 
     back: list[Range]
     copies: list[Any]
@@ -380,7 +380,7 @@ def _given_back(
     masks: Mapping[int, int],
     numbers: Iterable[int],
 ) -> _Given:
-    """Return where the positions of these endings go.
+    """Return the places to which these endings move their positions.
 
     Args:
         held: the held ranges by token.

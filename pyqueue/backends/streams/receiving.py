@@ -51,7 +51,7 @@ PAUSE_READ_INTERVAL_S: Final = 5.0
 
 
 class Limits(NamedTuple):
-    """The most that one call receives."""
+    """The limits of what one call receives."""
 
     messages: int
     bytes: int

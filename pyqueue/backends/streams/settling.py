@@ -121,7 +121,7 @@ def change(state: GroupState, step: Step, *, w1: bool = False) -> Plan[Group | N
 
 
 def _learn(state: GroupState, group: Group | None) -> None:
-    """Remember the group, unless a later state is known. Answers may arrive out of order."""
+    """Store the group, unless a later state is known, because answers may arrive out of order."""
     if group is None or state.seen is None or group.changes >= state.seen.changes:
         state.seen = group
 
