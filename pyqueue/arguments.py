@@ -18,7 +18,6 @@ from bson import ObjectId
 from pyqueue.clock import BAND, seconds
 from pyqueue.documents import hashable_id
 from pyqueue.errors import ConfigurationError, InvalidName
-from pyqueue.facts import MAX_KEEP_S
 from pyqueue.limits import shown
 from pyqueue.messages import HIGHEST_PRIORITY, MAX_PACK, Backoff, Id, Message, Reservation
 
@@ -251,17 +250,6 @@ def is_unicode(text: str) -> bool:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
         return False
-
-
-def result(value: Any) -> float:
-    """Return for how many seconds the end of a message is kept."""
-    seconds = duration("result", value, positive=True)
-    if seconds > MAX_KEEP_S:
-        raise ConfigurationError(
-            f"result: expected at most {MAX_KEEP_S:g} s (30 days), found {seconds:g}; use "
-            "history= to keep finished messages for longer"
-        )
-    return seconds
 
 
 def payloads(value: Any, single: str) -> list[Any]:

@@ -12,7 +12,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any, TypeVar, Unpack, overload
 
-from pyqueue.async_selections import AsyncSelectable
+from pyqueue.async_readable import AsyncReadable
 from pyqueue.backends.browsing import BrowseOptions
 from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
@@ -23,9 +23,7 @@ from pyqueue.messages import (
     MAX_RECEIVED_BYTES,
     UNCHANGED,
     Cancelled,
-    Counts,
     Duration,
-    Finished,
     Headers,
     Id,
     Message,
@@ -36,13 +34,11 @@ from pyqueue.messages import (
 )
 from pyqueue.queue_base import OnDuplicate, PushTerms
 from pyqueue.reserved import OnLost, check_on_lost, holding_async, renewing_async
-from pyqueue.telemetry.reading import stats
-from pyqueue.telemetry.values import QueueStats
 
 T = TypeVar("T")
 
 
-class AsyncQueue(AsyncSelectable[T]):
+class AsyncQueue(AsyncReadable[T]):
     """A queue, for async code. ``AsyncClient.queue`` makes it, without I/O.
 
     Durations are seconds or timedeltas, and instants are aware datetimes. Every operation may raise
@@ -606,26 +602,6 @@ class AsyncQueue(AsyncSelectable[T]):
         """
         return await self._runner.run(self._reprioritize(id, priority))
 
-    async def get(self, id: Id) -> Message[T] | Finished[T] | None:
-        """Return a message in any state.
-
-        Args:
-            id: The id of the message; the text of an ObjectId is accepted.
-
-        Returns:
-            The message, or None if the id is unknown in this queue. A message that does not fit the
-            model has its raw payload.
-        """
-        return await self._runner.run(self._backend.get(id))
-
-    async def peek(self, limit: int = 10) -> list[Message[T]]:
-        """Return the next messages without taking them. An invalid message has an ``error``.
-
-        Args:
-            limit: The maximum number of messages.
-        """
-        return await self._runner.run(self._backend.peek(limit))
-
     async def browse(
         self,
         state: State | None = None,
@@ -661,39 +637,6 @@ class AsyncQueue(AsyncSelectable[T]):
         )
         return await self._runner.run(self._browse(options))
 
-    async def counts(self, cap: int | None = None) -> Counts:
-        """Count the messages by state. The more messages, the longer it takes.
-
-        On a replica set, all numbers describe the same instant. On a standalone server and on
-        "memory:", a message that changes its state during the count may be counted twice, or not at
-        all.
-
-        Args:
-            cap: Stop counting a state at this number. A result equal to ``cap`` means "``cap`` or
-                more".
-        """
-        return await self._runner.run(self._backend.counts(cap))
-
-    async def stats(self, since: Duration | datetime = 3600) -> QueueStats:
-        """Return rates and latencies, as clients with ``telemetry=True`` have stored them.
-
-        The last few seconds may be missing.
-
-        Args:
-            since: How many seconds ago, or at which instant, to begin: up to 30 days ago.
-
-        Returns:
-            The stats of whole minutes; of whole hours if they begin more than a day ago.
-        """
-        return await self._runner.run(stats(self.name, since))
-
-    async def next_when(self) -> datetime | None:
-        """Return the earliest time, past or future, at which a message is eligible, or None.
-
-        A reserved message counts as eligible from the end of its lease.
-        """
-        return await self._runner.run(self._backend.next_when())
-
     async def pause(self) -> None:
         """Stop the consumers of every process from receiving. Pushes still work.
 
@@ -704,10 +647,6 @@ class AsyncQueue(AsyncSelectable[T]):
     async def resume(self) -> None:
         """Let the consumers receive again."""
         return await self._runner.run(self._backend.pause(False))
-
-    async def paused(self) -> bool:
-        """Return whether the queue is paused."""
-        return await self._runner.run(self._backend.paused())
 
     async def notify(self) -> None:
         """Wake waiting consumers. Call it after a transaction that you committed yourself."""
@@ -724,17 +663,6 @@ class AsyncQueue(AsyncSelectable[T]):
             not answer or a transaction is still open, the text says how many were deleted.
         """
         return await self._runner.run(self._backend.purge())
-
-    async def history(
-        self, limit: int = 100, *, since: datetime | None = None
-    ) -> list[Finished[T]]:
-        """Return finished messages, newest first, with ``outcome`` and ``processed``.
-
-        Args:
-            limit: The maximum number of messages.
-            since: Return only messages that were finished at or after this instant.
-        """
-        return await self._runner.run(self._backend.history(limit, since=since))
 
     async def replay(self, *ids: Id) -> int:
         """Make finished messages ready again.

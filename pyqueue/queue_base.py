@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from pyqueue import arguments, telling
-from pyqueue.backends import awaiting, browsing, cancelling, choosing, managing, requeueing
+from pyqueue.backends import awaiting, browsing, cancelling, choosing, managing, requeueing, results
 from pyqueue.backends.browsing import BrowseOptions
 from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
@@ -76,10 +76,10 @@ class QueueBase(Generic[T, Runs]):
             how = {**how, "keeps": self._keeps(how.pop("results"))}
         return self._pushes(given, how)
 
-    def _keeps(self, results: Iterable[Any]) -> list[Keep | None]:
-        """Return how the ends of messages are kept. ``results``: the ``result=`` of each."""
+    def _keeps(self, lengths: Iterable[Any]) -> list[Keep | None]:
+        """Return how the ends of messages are kept. ``lengths``: the ``result=`` of each."""
         topic = self._runner.results
-        return [None if each is None else Keep(arguments.result(each), topic) for each in results]
+        return [None if each is None else Keep(results.length(each), topic) for each in lengths]
 
     def _pushes(self, payloads: list[Any], how: PushOptions) -> Plan[list[Id | None]]:
         hooks = self._runner.hooks

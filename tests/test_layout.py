@@ -56,6 +56,7 @@ LAYERS: dict[str, set[str]] = {
     "queues": {
         *("claim", "queue_base", "queues", "reserved", "stream_base", "streams", "telling"),
         *("async_queues", "async_selections", "async_streams", "selection_base", "selections"),
+        *("async_readable", "readable"),
     },
     "client": {
         *("async_client", "client", "client_base", "client_receiving", "client_settling"),

@@ -9,14 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from pyqueue.errors import InvalidMessage, LeaseLost
-from pyqueue.facts import Keep
+from pyqueue import arguments
+from pyqueue.errors import ConfigurationError, InvalidMessage, LeaseLost
+from pyqueue.facts import MAX_KEEP_S, Keep
 from pyqueue.messages import Reservation
 from pyqueue.payloads import encode
 from pyqueue.requests import Plan, ServerTime, Signal
 
 #: The maximum size of a result, in bytes as BSON.
 MAX_RESULT_BYTES: Final = 256 * 1024
+
+
+def length(value: Any) -> float:
+    """Return for how many seconds the end of a message is kept."""
+    seconds = arguments.duration("result", value, positive=True)
+    if seconds > MAX_KEEP_S:
+        raise ConfigurationError(
+            f"result: expected at most {MAX_KEEP_S:g} s (30 days), found {seconds:g}; use "
+            "history= to keep finished messages for longer"
+        )
+    return seconds
 
 
 def checked(result: Any) -> Any:

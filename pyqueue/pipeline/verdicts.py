@@ -12,16 +12,14 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
 import anyio
 from bson import ObjectId
-from pydantic import BaseModel
 
 from pyqueue.async_queues import AsyncQueue
-from pyqueue.backends import results
 from pyqueue.backends.ending import finish_cancelled
 from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.invalid import CHECKED_FIRST, Tally
@@ -40,9 +38,10 @@ from pyqueue.errors import (
     Unavailable,
 )
 from pyqueue.messages import UNCHANGED, Backoff, Duration, Reservation, is_last_try
-from pyqueue.payloads import Codec, error_text, log_failure
+from pyqueue.payloads import error_text, log_failure
+from pyqueue.pipeline.answers import Results, alike, dumped, shown_answer
 from pyqueue.pipeline.blocking import ClientRunner
-from pyqueue.pipeline.calls import answers_of, shown
+from pyqueue.pipeline.calls import answers_of
 from pyqueue.pipeline.graph import Stage
 from pyqueue.queue_base import backend_of, settling
 from pyqueue.requests import Plan
@@ -52,9 +51,6 @@ log = logging.getLogger("pyqueue")
 
 #: The seconds between two tries while the server does not answer.
 UNAVAILABLE: Final = Backoff(base=0.1, maximum=5, jitter=0)
-
-#: Dumps values of pydantic models and dataclasses by their own type.
-_ANY_TYPE: Final = Codec[Any](Any)
 
 #: The errors of settling for which the answer, or the message, is to blame.
 _OF_THE_MESSAGE: Final = (InvalidMessage, TypeError, TargetRefused, DuplicateKey)
@@ -112,8 +108,7 @@ class Verdicts:
         self._stopped = False
         #: Until when errors of a class are not logged again, by the monotonic clock.
         self._silent_until: dict[type[Exception], float] = {}
-        #: Whether it was logged that a result could not be stored.
-        self._noted_result = False
+        self._results = Results(stage.name)
         #: How many times a message is tried.
         self.max_tries: int | None = backend_of(stage.queue).options.max_tries
 
@@ -206,25 +201,15 @@ class Verdicts:
         if isinstance(answer, To):
             to, payload = self._target(answer)
             move = partial(self._move, to, answer)
-            return Verdict("out", move, _alike(answer), payload)
+            return Verdict("out", move, alike(answer), payload)
         if stage.kind == "choice":
             raise Reject(
-                f"{stage.label} returned {_shown(answer)}, but a choice returns To, Drop or Many"
+                f"{stage.label} returned {shown_answer(answer)}, but a choice returns To, Drop or "
+                "Many"
             )
         if message.keep is not None:
-            return Verdict("out", self._finish, payload=self._result(message, answer))
+            return Verdict("out", self._finish, payload=self._results.of(message, answer))
         return Verdict("out", self._commit, "commit")
-
-    def _result(self, message: Reservation[Any], answer: object) -> Any:
-        """Return the answer as a result. If it cannot be stored, the message has none."""
-        try:
-            return results.checked(_dumped(answer))
-        except Exception as error:  # raised by the answer itself, for instance
-            if not self._noted_result:
-                self._noted_result = True
-                text = "queue %r: the result of message %s was left out: %s"
-                log.warning(text, self._stage.name, message.id, error_text(error))
-            return UNCHANGED
 
     def _of_failure(
         self, messages: Sequence[Reservation[Any]], failure: BaseException, *, alone: bool
@@ -299,12 +284,12 @@ class Verdicts:
         """Return the queue that an answer names, and the payload in the form that it takes."""
         if answer.queue not in self._stage.to:
             raise Reject(
-                f"{self._stage.label} returned {_shown(answer)}, but "
+                f"{self._stage.label} returned {shown_answer(answer)}, but "
                 f"its stage leads to {', '.join(self._stage.to) or 'no other queue'}"
             )
         following = self._queues.get(answer.queue)
         if following is None:
-            return answer.queue, _dumped(answer.payload)
+            return answer.queue, dumped(answer.payload)
         return following, answer.payload
 
     # ---- settling
@@ -487,29 +472,6 @@ class Verdicts:
             output = Output(id, target, payload, priority, turn, headers=answer.headers)
             made.append(output._replace(key=answer.key, delay=answer.delay, at=answer.at))
         yield from fan_out(source.terms, message, made)
-
-
-def _dumped(payload: Any) -> Any:
-    """Return the payload for a queue whose model is not known."""
-    if isinstance(payload, BaseModel) or is_dataclass(payload):
-        return _ANY_TYPE.dump(payload)
-    return payload
-
-
-def _alike(answer: To[Any]) -> Hashable:
-    """Return a key that is equal for answers that one command carries out; None: it is alone."""
-    if answer.key is not None:  # a key belongs to one message
-        return None
-    # The headers as text, because 1 and True are equal.
-    when, labels = (answer.delay, answer.at), repr(answer.headers)
-    return ("move", answer.queue, when, labels, answer.priority, answer.group)
-
-
-def _shown(answer: object) -> str:
-    """Describe an answer for an error text. A payload may hold secrets, so it is left out."""
-    if isinstance(answer, To):
-        return f"To({answer.queue!r})"
-    return shown(answer)
 
 
 def _setup_error(error: Exception, verdict: Verdict) -> ConfigurationError | None:

@@ -41,7 +41,7 @@ def seconds(client: Client, options: dict[str, Any]) -> float:
     return time.perf_counter() - began
 
 
-def fill(client: Client, kind: str, name: str) -> None:
+def fill(client: Client, kind: Any, name: str) -> None:
     """Store messages, most of them ready."""
     payloads = [payload(number) for number in range(DEPTH)]
     if kind == "stream":

@@ -10,7 +10,7 @@ def test_cancel_prints_its_result(shell: Shell, client: Client) -> None:
     queue = client.queue("a", history=60)
     waiting, held = queue.push(1), queue.push(2, id="held")
     assert shell.run("cancel", str(waiting)) == (0, "cancelled\n", "")
-    found = queue.get(waiting)  # type: ignore[arg-type]
+    found = queue.get(waiting)
     assert getattr(found, "outcome", None) == "cancelled", "the history of its programs"
     reservation = queue.reserve(0)
     assert reservation is not None

@@ -226,7 +226,8 @@ def test_result_that_cannot_be_stored_changes_nothing(
 
 
 def test_wrong_lengths_are_refused(world: World, queue: AnyQueue) -> None:
-    for wrong in (0, -1, "1", float("nan"), timedelta(days=31), True):
+    lengths: list[Any] = [0, -1, "1", float("nan"), timedelta(days=31), True]
+    for wrong in lengths:
         refuses("result", partial(queue.push, "x", result=wrong))
         refuses("result", partial(queue.push_many, [Push("x", result=wrong)]))
     assert world.stored(queue) == []

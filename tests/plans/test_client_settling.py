@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pyqueue import Client, LeaseLost, QueueError, Reservation, Unavailable, client_settling
+from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import plans_of
 from pyqueue.backends.streams.plans import StreamPlans
@@ -78,7 +79,7 @@ def test_commit_is_disturbed_anywhere(connection: Connection, fault: str) -> Non
     at, ended, named = 0, False, list[int]()
     while not ended:
         steps, held = scene()
-        plan = client_settling.commit(connection, held, UNCHANGED, None)
+        plan = client_settling.commit(connection, held, UNCHANGED, UNCHANGED, None)
         unknown = {each.id for each in held}
         try:
             steps.run(plan, FAULT_AT[fault](at))
@@ -91,7 +92,7 @@ def test_commit_is_disturbed_anywhere(connection: Connection, fault: str) -> Non
             named.append(len(unknown))
         again = [each for each in held if each.id in unknown]
         with suppress(LeaseLost):  # those that were finished
-            steps.run(client_settling.commit(connection, again, UNCHANGED, None))
+            steps.run(client_settling.commit(connection, again, UNCHANGED, UNCHANGED, None))
         assert left(steps) == []
         at += 1
     assert at > 3
@@ -104,7 +105,7 @@ def test_rollback_is_disturbed_anywhere(connection: Connection, fault: str) -> N
     at, ended = 0, False
     while not ended:
         steps, held = scene()
-        plan = client_settling.rollback(connection, held, None, "no", None)
+        plan = client_settling.rollback(connection, held, RollbackOptions(error="no"))
         try:
             steps.run(plan, FAULT_AT[fault](at))
             ended = len(steps.commands) <= at
@@ -123,7 +124,9 @@ def test_another_process_takes_messages_while_one_sleeps(connection: Connection)
     at = 0
     while True:
         steps, held = scene()
-        running = steps.stalled(client_settling.commit(connection, held, UNCHANGED, None), at)
+        running = steps.stalled(
+            client_settling.commit(connection, held, UNCHANGED, UNCHANGED, None), at
+        )
         if running is None:
             break
         steps.seconds += 61
@@ -148,5 +151,5 @@ def test_several_queues_take_no_more_commands(connection: Connection) -> None:
         steps.run(plans.commit([first]))
         alone += len(steps.commands)
         held.append(second)
-    steps.run(client_settling.commit(connection, held, UNCHANGED, None))
+    steps.run(client_settling.commit(connection, held, UNCHANGED, UNCHANGED, None))
     assert len(steps.commands) == alone

@@ -1,0 +1,83 @@
+"""``Readable``: the methods of a queue that only read its messages and its state."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TypeVar
+
+from pyqueue.messages import Counts, Duration, Finished, Id, Message
+from pyqueue.selections import Selectable
+from pyqueue.telemetry.reading import stats
+from pyqueue.telemetry.values import QueueStats
+
+T = TypeVar("T")
+
+
+class Readable(Selectable[T]):
+    """The part of a queue that reads, for blocking code."""
+
+    def get(self, id: Id) -> Message[T] | Finished[T] | None:
+        """Return a message in any state.
+
+        Args:
+            id: The id of the message; the text of an ObjectId is accepted.
+
+        Returns:
+            The message, or None if the id is unknown in this queue. A message that does not fit the
+            model has its raw payload.
+        """
+        return self._runner.run(self._backend.get(id))
+
+    def peek(self, limit: int = 10) -> list[Message[T]]:
+        """Return the next messages without taking them. An invalid message has an ``error``.
+
+        Args:
+            limit: The maximum number of messages.
+        """
+        return self._runner.run(self._backend.peek(limit))
+
+    def counts(self, cap: int | None = None) -> Counts:
+        """Count the messages by state. The more messages, the longer it takes.
+
+        On a replica set, all numbers describe the same instant. On a standalone server and on
+        "memory:", a message that changes its state during the count may be counted twice, or not at
+        all.
+
+        Args:
+            cap: Stop counting a state at this number. A result equal to ``cap`` means "``cap`` or
+                more".
+        """
+        return self._runner.run(self._backend.counts(cap))
+
+    def stats(self, since: Duration | datetime = 3600) -> QueueStats:
+        """Return rates and latencies, as clients with ``telemetry=True`` have stored them.
+
+        The last few seconds may be missing.
+
+        Args:
+            since: How many seconds ago, or at which instant, to begin: up to 30 days ago.
+
+        Returns:
+            The stats of whole minutes; of whole hours if they begin more than a day ago.
+        """
+        return self._runner.run(stats(self.name, since))
+
+    def next_when(self) -> datetime | None:
+        """Return the earliest time, past or future, at which a message is eligible, or None.
+
+        A reserved message counts as eligible from the end of its lease.
+        """
+        return self._runner.run(self._backend.next_when())
+
+    def paused(self) -> bool:
+        """Return whether the queue is paused."""
+        return self._runner.run(self._backend.paused())
+
+    def history(self, limit: int = 100, *, since: datetime | None = None) -> list[Finished[T]]:
+        """Return finished messages, newest first, with ``outcome`` and ``processed``.
+
+        Args:
+            limit: The maximum number of messages.
+            since: Return only messages that were finished at or after this instant.
+        """
+        return self._runner.run(self._backend.history(limit, since=since))
