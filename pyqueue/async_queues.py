@@ -118,7 +118,7 @@ class AsyncQueue(AsyncReadable[T]):
         """Push many messages at once. If one is invalid, none is written.
 
         Args:
-            payloads: The payloads; or a ``Push`` for each message, with options of its own. Then
+            payloads: The payloads; or a ``Push`` for each message, with its own options. Then
                 only ``on_duplicate`` and ``session`` can be set for all.
             delay: Seconds until the messages can be received; not with ``at``.
             at: The instant from which the messages can be received.

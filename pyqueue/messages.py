@@ -355,7 +355,7 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class Push(Generic[T]):
-    """A message to push with options of its own, for ``Queue.push_many``.
+    """A message to push with its own options, for ``Queue.push_many``.
 
     Args:
         payload: A BSON value, or a value of the model of the queue.

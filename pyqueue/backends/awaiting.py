@@ -1,6 +1,6 @@
 """Wait until a message has ended, and return its end.
 
-A client waits on a topic of its own, which is stored in the messages whose results it asked for.
+Each client waits on a separate topic, which is stored in the messages whose results it asked for.
 Every event wakes all calls of the client that wait. Their reads share a command.
 """
 

@@ -1,6 +1,6 @@
 """The results of finished messages, and how the clients that wait for them hear of an end.
 
-A producer asks for a result when it pushes; see ``Keep``. Whoever finishes the message then keeps
+A producer asks for a result when it pushes; see ``Keep``. The process that finishes the message then keeps
 it, with its result, and signals the topic of the producer's client. A burial signals it, too.
 """
 

@@ -309,7 +309,7 @@ def _firsts(queue: str, order: Order) -> Pipeline:
     """Return the pipeline for the least ``due`` of the first messages of groups, or of keys.
 
     It reads one index entry and one document of each. Behind a message that waits for its group or
-    its limit, all others wait, and their ``when`` says nothing.
+    its limit, all other messages wait, and their ``when`` says nothing.
     """
     return [
         {"$match": {"q": queue, order.field: {"$gt": ""}}},

@@ -47,7 +47,7 @@ def served(address: str | None) -> Iterator[Pulse | None]:
 
 
 class _Server(ThreadingTCPServer):
-    """Answers with the checks.
+    """A server that reports the checks.
 
     Args:
         place: The host and the port.

@@ -127,7 +127,7 @@ def worker(
     runner = find(name)
     if given and has_client(runner):
         raise ConfigurationError(
-            f"--{next(iter(given))}: {name!r} has a client of its own; create the Worker without a "
+            f"--{next(iter(given))}: {name!r} was created with a client; create the Worker without a "
             "client, or leave the option out"
         )
     configure(log_level, log_format)

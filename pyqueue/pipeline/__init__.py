@@ -129,7 +129,7 @@ class Pipeline(Runner[R_co]):
             handler: Takes (payload) or (payload, delivery), or lists of them with ``batch``.
             to: The next queue.
             options: Of the stage: model, concurrency, time_limit, batch, window, on_invalid. Of the
-                queue: lease, max_tries, backoff, history and the others.
+                queue: lease, max_tries, backoff, history and so on.
         """
         if not isinstance(to, (str, QueueSpec)):
             raise ConfigurationError(

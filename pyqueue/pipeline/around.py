@@ -40,7 +40,7 @@ class Around:
     awaited: list[Middleware] = field(default_factory=list)
     #: Middleware that runs in the thread of a handler, outermost first.
     plain: list[Middleware] = field(default_factory=list)
-    #: Notes that the event loop turns, for health checks. None: nobody asks.
+    #: Notes that the event loop turns, for health checks. None: nothing asks.
     pulse: Pulse | None = None
 
     def add(self, middleware: object) -> None:
@@ -128,7 +128,7 @@ def _next(following: Callable[[], R], given: object) -> Callable[[object], R]:
         if delivery is not given:
             raise ConfigurationError(
                 "call_next: expected the delivery that the middleware was called with, found "
-                f"{type(delivery).__name__}; pass it on as it is"
+                f"{type(delivery).__name__}; pass on the same delivery"
             )
         return following()
 

@@ -1,4 +1,4 @@
-"""The verbs by which a client settles: each message by the options of its own queue."""
+"""The verbs by which a client settles: each message by the options of its queue."""
 
 from __future__ import annotations
 

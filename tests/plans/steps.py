@@ -277,6 +277,10 @@ class Steps:
                 return True
         assert isinstance(request, Command), request
         yield request
+        return self._sent(request, fault, commands)
+
+    def _sent(self, request: Any, fault: Fault | None, commands: list[Command[Any]]) -> Any:
+        """Return the answer to a command, with a fault before or after it."""
         number = len(commands)
         commands.append(request)
         if fault is not None:

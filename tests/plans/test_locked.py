@@ -285,7 +285,7 @@ def test_untried_messages_are_received_while_others_stay_locked(how: str) -> Non
     receive(bench.names[:5], 70)
 
 
-def test_many_keys_with_a_rate_are_received_while_messages_may_be_locked() -> None:
+def test_keys_with_a_rate_are_received_past_locked_messages() -> None:
     """For a minute after a time-out, also of a slow server.
 
     A scan asks for the permits of all keys. When it then claimed one message and gave the other

@@ -107,7 +107,7 @@ def test_selected_messages_are_changed_or_passed(kind: str, change: str) -> None
     kept = {0, 1, 2, 3, 4} if kind == "bucket" else {each.payload for each in held}
     result = steps.run(select(plans, CHANGES[change](), where=EVEN))
     free = {n for n in range(0, 12, 2) if n not in kept}
-    if change == "requeue":  # the others are ready already
+    if change == "requeue":  # the other messages are ready already
         assert result == BulkResult(1, 0)
     else:
         assert result == BulkResult(len(free), 6 - len(free))
