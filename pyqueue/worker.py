@@ -283,7 +283,7 @@ class Worker(Runner[R_co]):
             options: Model, concurrency (for this queue), time_limit (for the handler, in seconds),
                 batch (the maximum number of messages that the handler takes at once), window (how
                 many seconds a batch waits for more messages), retry_on (exceptions after which the
-                message is tried again; after all other exceptions it goes to the dead-letter queue),
+                message is tried again; after any other exception it goes to the dead-letter queue),
                 reject_on (exceptions after which it goes there at once), on_invalid ("stop" or
                 "bury": the action if most of the first messages do not fit the model), lease,
                 max_tries, backoff, history and the other options of ``Client.queue``.

@@ -1,7 +1,8 @@
 """The results of finished messages, and how the clients that wait for them hear of an end.
 
-A producer asks for a result when it pushes; see ``Keep``. The process that finishes the message then keeps
-it, with its result, and signals the topic of the producer's client. A burial signals it, too.
+A producer asks for a result when it pushes; see ``Keep``. The process that finishes the message
+then keeps it, with its result, and signals the topic of the producer's client. A burial signals it,
+too.
 """
 
 from __future__ import annotations

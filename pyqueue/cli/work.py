@@ -127,8 +127,8 @@ def worker(
     runner = find(name)
     if given and has_client(runner):
         raise ConfigurationError(
-            f"--{next(iter(given))}: {name!r} was created with a client; create the Worker without a "
-            "client, or leave the option out"
+            f"--{next(iter(given))}: {name!r} was created with a client; create the Worker without "
+            "a client, or leave the option out"
         )
     configure(log_level, log_format)
     client = client_for(runner, url, namespace, signals)

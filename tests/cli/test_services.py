@@ -116,7 +116,7 @@ def test_server_of_a_worker_with_a_client_is_refused(
         "from pyqueue import Client, Worker\napp = Worker(Client('memory:')).on('a', print)"
     )
     errors = bare_shell.refused("worker", "shop:app", "--signals", "none:")
-    assert "--signals: 'shop:app' has a client of its own" in errors
+    assert "--signals: 'shop:app' was created with a client" in errors
 
 
 def test_pool_passes_on_the_options_of_its_processes(
