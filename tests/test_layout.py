@@ -47,7 +47,7 @@ LAYERS: dict[str, set[str]] = {
             "memory",
             "memory_sessions",
         ),
-        *("messages", "payloads", "requests", "targets", "where"),
+        *("messages", "pausable", "payloads", "requests", "targets", "where"),
     },
     "runtime": {"transactions"},
     "queues": {

@@ -28,6 +28,7 @@ from pyqueue.hooks import HookCalls, Tell
 from pyqueue.memory import MemoryCollection, is_memory
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
+    Aside,
     Command,
     EnsureQueue,
     ForgetQueue,
@@ -396,7 +397,13 @@ class BaseDriver(Generic[L]):
             if self.hooks is not None:
                 self.hooks.tell(request, self.sessions.get(id(request.session)))
             return None
+        if type(request) is Aside:
+            return self.aside(request.plan)
         return PENDING
+
+    def aside(self, plan: Plan[None]) -> None:
+        """Run a plan in the background; see ``Aside``."""
+        raise NotImplementedError
 
     def signal(self, request: Signal) -> None:
         """Publish a signal now, or once the transaction of its session is committed."""
