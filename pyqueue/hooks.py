@@ -45,7 +45,7 @@ class Hooks:
     program, in the thread or the task of the caller. A call returns only after its hooks, so they
     should return at once. Their exceptions are logged and otherwise ignored. Events that concurrent
     calls share, such as the burial of an invalid message, may be reported in another thread or task
-    of the client.
+    of the client. So may the settlements that a loop over ``each`` leaves to the background.
 
     ``queue`` is the name of a queue or of a stream; for a consumer group it is the stream, "~" and
     the name of the group.

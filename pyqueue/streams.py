@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import TypeVar
 
+from pyqueue.each import Each
 from pyqueue.messages import (
     MAX_RECEIVED_BYTES,
     Backoff,
@@ -238,6 +239,18 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             return
         with holding(self._runner, self, reservation, on_lost):
             yield reservation
+
+    def each(
+        self, timeout: Duration | None = None, *, lease: Duration | None = None
+    ) -> Each[StreamReservation[T]]:
+        """Return the messages of this group, to loop over, as ``Queue.each`` does.
+
+        Args:
+            timeout: Seconds to wait for the next message before the loop ends. None waits without
+                limit, 0 does not wait.
+            lease: Seconds; None: the lease of the group.
+        """
+        return Each(self._runner, self._loops(timeout, lease))
 
     def commit(self, *reservations: StreamReservation[T]) -> None:
         """Finish messages for this group. The stream and other groups keep them.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import asyncio
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from functools import partial
 from threading import Barrier, Event, Lock, get_ident
@@ -19,6 +22,7 @@ from pyqueue.runtime import aside
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.runtime.drivers import AsyncDriver
 from tests.spark.processes import SLOW_S
+from tests.support.eventually import LONG
 
 
 def plan(result: int, work: Callable[[], object] = int) -> Plan[int]:
@@ -245,3 +249,54 @@ def test_plan_runs_to_the_end_for_a_cancelled_caller() -> None:
         assert done, "closing the client did not wait for it"
 
     asyncio.run(run())
+
+
+def test_program_that_keeps_a_loop_ends() -> None:
+    """No thread of it runs on when the loop is dropped, and one of them may hold a lock."""
+    program = """if True:
+        from pyqueue import Client
+        orders = Client("memory:").queue("orders")
+        orders.push(1)
+        loop = iter(orders.each(0))
+        next(loop)
+    """
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_message_comes_back_though_no_thread_starts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loop is gone, so nothing renews the lease."""
+
+    def fail(*given: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with Client("memory:") as client:
+        queue = client.queue("orders")
+        id = queue.push("x")
+        loop = iter(queue.each(0, lease=0.9))
+        next(loop)
+        with monkeypatch.context() as patched:
+            patched.setattr(_thread, "start_new_thread", fail)
+            del loop
+        assert "comes back when its lease ends: can't start new thread" in caplog.text
+        again = queue.reserve(LONG)
+        assert again is not None
+        assert (again.id, again.tries) == (id, 2)
+
+
+def test_plan_aside_is_dropped_with_its_event_loop() -> None:
+    queue = "orders"
+
+    async def main() -> tuple[AsyncClient, AsyncIterator[Any]]:
+        client = AsyncClient("memory:")
+        await client.queue(queue).push(1)
+        loop = aiter(client.queue(queue).each(0))
+        await anext(loop)
+        return client, loop
+
+    client, loop = asyncio.run(main())
+    del loop
+    assert client.database.raw[client.namespace].count_documents({"token": {"$exists": True}}) == 1
