@@ -19,7 +19,7 @@ Answer = TypeVar("Answer", covariant=True)
 
 
 @dataclass(slots=True)
-class Aside(Command[Answer]):
+class Beside(Command[Answer]):
     """A command to another collection of the namespace. Writes are acknowledged by the primary."""
 
     #: The collection is "<namespace>.<suffix>".
@@ -35,16 +35,16 @@ class Aside(Command[Answer]):
         return self.command.read(raw)
 
 
-class AsideReads(Aside[Answer]):
+class BesideReads(Beside[Answer]):
     """A command that returns a cursor."""
 
     __slots__ = ()
     cursor: ClassVar[bool] = True
 
 
-def aside(suffix: str, command: Command[Answer]) -> Aside[Answer]:
+def aside(suffix: str, command: Command[Answer]) -> Beside[Answer]:
     """Return the request that sends a command to the collection with this suffix."""
-    kind = AsideReads if command.cursor else Aside
+    kind = BesideReads if command.cursor else Beside
     return kind(suffix, command, w1=True)
 
 

@@ -18,6 +18,7 @@ from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.claim import AsyncClaim, ClaimSize, claimed_async
+from pyqueue.each import AsyncEach
 from pyqueue.messages import (
     MAX_BATCH_BYTES,
     MAX_RECEIVED_BYTES,
@@ -287,6 +288,28 @@ class AsyncQueue(AsyncReadable[T]):
             An async context manager.
         """
         return renewing_async(self._runner, self._backend, reservations, on_lost)
+
+    def each(
+        self, timeout: Duration | None = None, *, lease: Duration | None = None
+    ) -> AsyncEach[Reservation[T]]:
+        """Return the messages of this queue, to loop over.
+
+        The loop gives one reservation after the other, and renews its lease. When it asks for the
+        next one, the last one is committed while the next message is claimed. If the loop is left
+        in its body, by an exception, ``break`` or ``return``, the message is rolled back; in a
+        ``with`` block on this object, ``break`` and ``return`` commit it at the end of the block. A
+        message that the body settles is left alone. Any number of loops may use the object at once.
+
+        Args:
+            timeout: Seconds to wait for the next message before the loop ends. None waits without
+                limit, 0 does not wait.
+            lease: Seconds; None: the lease of the queue.
+
+        Raises:
+            LeaseLost: The lease was lost before the body ended, so nothing was committed. The loop
+                raises this when it asks for the next message.
+        """
+        return AsyncEach(self._runner, self._loops(timeout, lease))
 
     async def commit(
         self,

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from pyqueue.backends.forms import RollbackOptions
+from pyqueue.each import AsyncEach
 from pyqueue.messages import (
     MAX_RECEIVED_BYTES,
     Backoff,
@@ -266,6 +267,18 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             An async context manager.
         """
         return renewing_async(self._runner, self._plans, reservations, on_lost)
+
+    def each(
+        self, timeout: Duration | None = None, *, lease: Duration | None = None
+    ) -> AsyncEach[StreamReservation[T]]:
+        """Return the messages of this group, to loop over, as ``AsyncQueue.each`` does.
+
+        Args:
+            timeout: Seconds to wait for the next message before the loop ends. None waits without
+                limit, 0 does not wait.
+            lease: Seconds; None: the lease of the group.
+        """
+        return AsyncEach(self._runner, self._loops(timeout, lease))
 
     async def commit(self, *reservations: StreamReservation[T]) -> None:
         """Finish messages for this group. The stream and other groups keep them.

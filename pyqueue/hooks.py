@@ -50,11 +50,11 @@ class Running(Protocol):
 class Hooks:
     """The base of the hooks of a client: override any of its methods.
 
-    An object without this base works, too, if it has some of the methods. All methods are plain
-    functions, even for an ``AsyncClient``. Each call of the program calls a method once, in its own
-    thread or task, and returns only afterwards, so hooks should return at once. Their exceptions
-    are logged and otherwise ignored. Events that concurrent calls share, such as the burial of an
-    invalid message, may be reported in another thread or task of the client.
+    They are plain functions, for ``AsyncClient``, too. Each is called once for each call of the
+    program, in the thread or the task of the caller. A call returns only after its hooks, so they
+    should return at once. Their exceptions are logged and otherwise ignored. Events that concurrent
+    calls share, such as the burial of an invalid message, may be reported in another thread or task
+    of the client. So may the settlements that a loop over ``each`` leaves to the background.
 
     ``queue`` is the name of a queue or of a stream; for a consumer group it is the name of the
     stream, "~" and the name of the group.

@@ -8,15 +8,28 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from pyqueue import arguments, telling
 from pyqueue.backends import awaiting, browsing, cancelling, choosing, managing, requeueing, results
+from pyqueue.backends.applying import stored_claim
 from pyqueue.backends.browsing import BrowseOptions
 from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
+from pyqueue.backends.next_message import next_message
 from pyqueue.backends.pushing import PushOptions, unpacked
 from pyqueue.backends.queue_plans import QueuePlans, in_recorded_kind
 from pyqueue.backends.receiving import ReceiveOptions
+from pyqueue.backends.receiving import checked as checked_receive
+from pyqueue.each import LoopPlans
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.facts import Keep
-from pyqueue.messages import Cancelled, Duration, Headers, Id, Page, Reservation
+from pyqueue.messages import (
+    MAX_RECEIVED_BYTES,
+    Cancelled,
+    Duration,
+    Headers,
+    Id,
+    PackedReservation,
+    Page,
+    Reservation,
+)
 from pyqueue.requests import Plan
 from pyqueue.runtime.plan_runner import RunnerBase
 from pyqueue.runtime.renewal import LeaseRenewer
@@ -57,6 +70,47 @@ class QueueBase(Generic[T, Runs]):
     def _receive(self, limit: int, **how: Unpack[ReceiveOptions]) -> Plan[list[Any]]:
         plan = self._backend.receive(self._runner.waiters(self.name), limit, **how)
         return plan if self._runner.hooks is None else telling.receiving(self.name, plan)
+
+    def _loops(self, timeout: Duration | None, lease: Duration | None) -> LoopPlans[Any]:
+        """Return the plans of the loops of ``each``."""
+        checked_receive(1, MAX_RECEIVED_BYTES, timeout, lease)
+        plans, hooks = self._backend, self._runner.hooks
+
+        def following(last: Any) -> Plan[list[Any]]:
+            waiters = self._runner.waiters(self.name)
+            receive = plans.receive(waiters, 1, timeout=timeout, lease=lease)
+            if last is None:
+                plan = next_message(receive, None, release)
+            else:
+                first = self._commits_first(last)
+                plan = next_message(
+                    receive, commit([last]), release, commit_first=first, until=last.until
+                )
+            return plan if hooks is None else telling.receiving(self.name, plan)
+
+        def commit(held: Sequence[Any]) -> Plan[None]:
+            plan = plans.commit(held)
+            if hooks is not None:
+                tells = telling.tells_of(plans, "commit", held)
+                plan = telling.settling(plan, tells, repeated=True)
+            return without_renewal(self._runner.renewer, held, None, plan)
+
+        def release(held: Sequence[Any]) -> Plan[None]:
+            # Hooks are not told: no caller has received the messages.
+            return plans.release(held, seen=False)
+
+        def rollback(held: Sequence[Any], error: BaseException | str) -> Plan[None]:
+            return self._settles("rollback", held, None, plans.rollback(held, error=error))
+
+        return LoopPlans(self.name, following, commit, rollback)
+
+    def _commits_first(self, held: Any) -> bool:
+        """Return whether a claim may find more messages once this one is committed.
+
+        Other messages may wait for it. Its commit may also end the claim of its pack, and in the
+        meantime nothing finds the rest of the pack.
+        """
+        return isinstance(held, PackedReservation) or bool(stored_claim(held))
 
     def _push(
         self, payload: object, on_duplicate: str, own: Mapping[str, Any], same: Mapping[str, Any]

@@ -16,6 +16,7 @@ from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.claim import Claim, ClaimSize, claimed
+from pyqueue.each import Each
 from pyqueue.messages import (
     MAX_BATCH_BYTES,
     MAX_RECEIVED_BYTES,
@@ -284,6 +285,28 @@ class Queue(Readable[T]):
             A context manager.
         """
         return renewing(self._runner, self._backend, reservations, on_lost)
+
+    def each(
+        self, timeout: Duration | None = None, *, lease: Duration | None = None
+    ) -> Each[Reservation[T]]:
+        """Return the messages of this queue, to loop over.
+
+        The loop gives one reservation after the other, and renews its lease. When it asks for the
+        next one, the last one is committed while the next message is claimed. If the loop is left
+        in its body, by an exception, ``break`` or ``return``, the message is rolled back; in a
+        ``with`` block on this object, ``break`` and ``return`` commit it at the end of the block. A
+        message that the body settles is left alone. Any number of loops may use the object at once.
+
+        Args:
+            timeout: Seconds to wait for the next message before the loop ends. None waits without
+                limit, 0 does not wait.
+            lease: Seconds; None: the lease of the queue.
+
+        Raises:
+            LeaseLost: The lease was lost before the body ended, so nothing was committed. The loop
+                raises this when it asks for the next message.
+        """
+        return Each(self._runner, self._loops(timeout, lease))
 
     def commit(
         self,

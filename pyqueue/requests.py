@@ -467,6 +467,23 @@ class AtOneInstant(Request[Result]):
 
 
 @dataclass(slots=True)
+class ToTheEnd(Request[Result]):
+    """Run a plan to its end, even if the caller is cancelled. The answer is its result."""
+
+    plan: Plan[Result]
+
+
+@dataclass(slots=True)
+class Aside(Request[None]):
+    """Run a plan in the background. The answer comes at once, so a cancelled caller gets it, too.
+
+    A failure of the plan is logged. Closing an async client waits for the plan.
+    """
+
+    plan: Plan[None]
+
+
+@dataclass(slots=True)
 class Signal(Request[None]):
     """Publish that a queue has a message from ``when`` on; None: its record changed."""
 

@@ -118,7 +118,7 @@ def holding(
         state = renewer.state(reservation)
         if state == "lost":
             tell_lost(runner.hooks, queue.name, [reservation])
-            raise _lost(reservation)
+            raise lost_in_body(reservation)
         if state == "renewed":  # the renewal continues while the commit runs
             queue.commit(reservation)
     finally:
@@ -151,7 +151,7 @@ async def holding_async(
         state = renewer.state(reservation)
         if state == "lost":
             tell_lost(runner.hooks, queue.name, [reservation])
-            raise _lost(reservation)
+            raise lost_in_body(reservation)
         if state == "renewed":  # the renewal continues while the commit runs
             await queue.commit(reservation)
     finally:
@@ -228,11 +228,12 @@ def _callback(on_lost: OnLost[T], reservation: Reservation[T]) -> Callable[[], o
     return (lambda: None) if on_lost is None else partial(on_lost, reservation)
 
 
-def _lost(reservation: Reservation[Any]) -> LeaseLost:
+def lost_in_body(*lost: Reservation[Any]) -> LeaseLost:
+    """Return the error for leases that were lost while the code that the messages were for ran."""
     return LeaseLost(
-        f"message {reservation.id} of queue {reservation.queue!r} is no longer held: its lease was "
+        f"message {lost[0].id} of queue {lost[0].queue!r} is no longer held: its lease was "
         "lost while the block ran, so nothing was committed",
-        lost=[reservation],
+        lost=lost,
     )
 
 

@@ -81,3 +81,7 @@ class ConsumerBase(QueueBase[T, Runs]):
         # The plans have the same names as the plans of a queue. A group offers no other plans.
         super().__init__(runner, cast("QueuePlans", plans))
         self._plans = plans
+
+    def _commits_first(self, held: object) -> bool:
+        """Return False: the messages of a stream do not wait for each other."""
+        return False

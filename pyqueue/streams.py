@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from pyqueue.backends.forms import RollbackOptions
+from pyqueue.each import Each
 from pyqueue.messages import (
     MAX_RECEIVED_BYTES,
     Backoff,
@@ -261,6 +262,18 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             A context manager.
         """
         return renewing(self._runner, self._plans, reservations, on_lost)
+
+    def each(
+        self, timeout: Duration | None = None, *, lease: Duration | None = None
+    ) -> Each[StreamReservation[T]]:
+        """Return the messages of this group, to loop over, as ``Queue.each`` does.
+
+        Args:
+            timeout: Seconds to wait for the next message before the loop ends. None waits without
+                limit, 0 does not wait.
+            lease: Seconds; None: the lease of the group.
+        """
+        return Each(self._runner, self._loops(timeout, lease))
 
     def commit(self, *reservations: StreamReservation[T]) -> None:
         """Finish messages for this group. The stream and other groups keep them.

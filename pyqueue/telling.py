@@ -104,16 +104,23 @@ def _failed(queue: str, error: BaseException, session: Any = None) -> Tell:
 # ---- settlements
 
 
-def settling(plan: Plan[None], tells: Sequence[Tell]) -> Plan[None]:
+def settling(plan: Plan[None], tells: Sequence[Tell], *, repeated: bool = False) -> Plan[None]:
     """Run a plan that settles, and then report it, with the error if there is one.
 
     A call that refuses its arguments has changed nothing, and is not reported.
+
+    Args:
+        plan: The plan.
+        tells: The reports.
+        repeated: Whether the caller runs it again if it is cancelled. Then only that is reported.
     """
     try:
         yield from plan
     except (ConfigurationError, InvalidName, GeneratorExit):
         raise
     except BaseException as error:
+        if repeated and not isinstance(error, Exception):
+            raise
         for each in tells:
             each.error = error
             yield each

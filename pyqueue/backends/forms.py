@@ -102,8 +102,8 @@ class Form(Protocol[R]):
     def roll_back(self, terms: QueueTerms, held: Sequence[R], failure: Failure) -> Plan[None]:
         """Give messages back for another try, and bury messages that have no try left."""
 
-    def release(self, terms: QueueTerms, held: Sequence[R]) -> Plan[None]:
-        """Give messages back unprocessed."""
+    def release(self, terms: QueueTerms, held: Sequence[R], *, seen: bool) -> Plan[None]:
+        """Give messages back unprocessed. ``seen``: whether a caller has received them."""
 
     def bury(self, terms: QueueTerms, held: Sequence[R], failure: Failure) -> Plan[None]:
         """Send messages to the dead-letter queue."""

@@ -188,9 +188,9 @@ class QueuePlans:
         return extending.extend(self.terms, held, lease=lease)
 
     @_takes_kind
-    def release(self, held: Sequence[object]) -> Plan[None]:
-        """Give messages back unprocessed."""
-        return settling.release(self.terms, held)
+    def release(self, held: Sequence[object], *, seen: bool = True) -> Plan[None]:
+        """Give messages back unprocessed. ``seen``: whether a caller has received them."""
+        return settling.release(self.terms, held, seen=seen)
 
     @_takes_kind
     def move(

@@ -185,10 +185,13 @@ def noted(
     return record
 
 
-def release(terms: QueueTerms, given: Sequence[object]) -> Plan[None]:
-    """Give messages back unprocessed, to their old places, without counting the try."""
+def release(terms: QueueTerms, given: Sequence[object], *, seen: bool = True) -> Plan[None]:
+    """Give messages back unprocessed, to their old places, without counting the try.
+
+    ``seen``: whether a caller has received them, so that they count as delivered.
+    """
     held = arguments.reservations(terms.queue, tuple(given))
-    yield from forms.settle(held, lambda form, some: form.release(terms, some))
+    yield from forms.settle(held, lambda form, some: form.release(terms, some, seen=seen))
 
 
 def bury(
@@ -260,14 +263,14 @@ class Documents(Form[Reservation[Any]]):
         plan = settle(terms.queue, settlements, failure.session)
         yield from results.announced(held, plan, failure.session)
 
-    def release(self, terms: QueueTerms, held: Held) -> Plan[None]:
-        """Give messages back unprocessed."""
-        kind = terms.kind
+    def release(self, terms: QueueTerms, held: Held, *, seen: bool) -> Plan[None]:
+        """Give messages back unprocessed. ``seen``: whether a caller has received them."""
+        kind, uncounted = terms.kind, ("tries",) if seen else transitions.COUNTS
         settlements = [
             Settlement(
                 each,
-                partial(transitions.releasing, kind, each.when),
-                ("release", each.when),
+                partial(transitions.releasing, kind, each.when, uncounted=uncounted),
+                ("release", each.when, uncounted),
                 kind,
             )
             for each in held

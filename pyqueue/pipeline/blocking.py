@@ -167,6 +167,10 @@ class ClientRunner:
         """Return the consumers of a queue that wait in this run."""
         return self._driver.waiters(queue)
 
+    def aside(self, plan: Plan[None]) -> None:
+        """Run a plan in the background; see ``Aside``."""
+        self._driver.aside(plan)
+
     def output(self, name: str, spec: QueueSpec[Any] | None = None) -> Queue[Any] | AsyncQueue[Any]:
         """Return a queue that stages only write to."""
         if spec is not None:

@@ -20,7 +20,7 @@ import pymongo
 from pymongo import ReadPreference, WriteConcern, _csot, errors
 from pymongo.read_concern import ReadConcern
 
-from pyqueue.aside import Aside
+from pyqueue.aside import Beside
 from pyqueue.backends.options import QueueShape
 from pyqueue.backends.recovering import Sweep
 from pyqueue.clock import Clock, Sample
@@ -29,6 +29,7 @@ from pyqueue.hooks import HookCalls, Tell
 from pyqueue.memory import MemoryCollection, is_memory
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
+    Aside,
     Command,
     EnsureQueue,
     ForgetQueue,
@@ -315,7 +316,7 @@ class BaseDriver(Generic[L]):
 
     def _failed(self, request: Command[Any], error: Exception) -> Any:
         """Translate an error into an answer, or raise the error for the caller."""
-        if isinstance(request, Aside):
+        if isinstance(request, Beside):
             raise translated(error) from error
         if lacks_sessions(error) and id(request.session) in self.sessions:
             # Another connection has sessions, so the transaction is repeated.
@@ -399,7 +400,13 @@ class BaseDriver(Generic[L]):
             if self.hooks is not None:
                 self.hooks.tell(request, self.sessions.get(id(request.session)))
             return None
+        if type(request) is Aside:
+            return self.aside(request.plan)
         return PENDING
+
+    def aside(self, plan: Plan[None]) -> None:
+        """Run a plan in the background; see ``Aside``."""
+        raise NotImplementedError
 
     def signal(self, request: Signal) -> None:
         """Publish a signal now, or once the transaction of its session is committed."""

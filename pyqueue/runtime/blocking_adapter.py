@@ -61,21 +61,21 @@ class BlockingAdapter(AsyncDriver):
         return await self._threads.run(self._driver.ask, request)
 
     async def _listen(self, waiters: Waiters) -> bool:
+        async def register() -> None:
+            listening = self._driver.bus.listen(waiters.topic)
+            listener = await entered(listening, self._threads, self.check_usable)
+            if self.closed or waiters in self._listeners:  # not covered: closed while it waited
+                listener.close()
+            else:
+                self._listeners[waiters] = listener
+
         async with self._lock:
             if waiters in self._listeners:
                 return False
             # Shielded: if the caller is cancelled now, the listener must still be registered, or it
             # would never be closed.
-            await asyncio.shield(asyncio.ensure_future(self._register(waiters)))
+            await asyncio.shield(asyncio.ensure_future(register()))
             return True
-
-    async def _register(self, waiters: Waiters) -> None:
-        listening = self._driver.bus.listen(waiters.topic)
-        listener = await entered(listening, self._threads, self.check_usable)
-        if self.closed or waiters in self._listeners:  # not covered: closed while it waited
-            listener.close()
-        else:
-            self._listeners[waiters] = listener
 
 
 class AdaptedListener:

@@ -133,7 +133,7 @@ class Coalescer:
         calls.waiting.append((request, future))
         if calls.running < request.max_in_flight:
             self._begin(calls)
-            self._spawn(self._run(request.key, calls))
+            self.spawn(self._run(request.key, calls))
         deadline = _deadline()
         try:
             if deadline == math.inf:
@@ -157,7 +157,7 @@ class Coalescer:
             return (await self._drive(request.batch([request.item])))[0]
         finally:
             if calls.waiting:
-                self._spawn(self._run(request.key, calls))
+                self.spawn(self._run(request.key, calls))
             else:
                 self._finish(request.key, calls)
 
@@ -171,12 +171,14 @@ class Coalescer:
         if not calls.running and not calls.waiting:
             self._pending.pop(key, None)
 
-    def _spawn(self, work: Coroutine[Any, Any, object]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
+        """Run a coroutine in a task for which ``settled`` waits. Return the task."""
         # Not in the context of a caller, which may have a shorter time limit.
         context = contextvars.Context()
         task = asyncio.get_running_loop().create_task(work, context=context)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
+        return task
 
     async def _run(self, key: Hashable, pending: PendingCalls[asyncio.Future[Any]]) -> None:
         try:
@@ -216,7 +218,7 @@ class Coalescer:
     def _undo(self, request: Coalesce[Any, R], result: R) -> None:
         if request.undo is not None and result:
             self._stats["given back"] += 1
-            self._spawn(self._give_back(request.undo(result)))
+            self.spawn(self._give_back(request.undo(result)))
 
     async def _give_back(self, plan: Plan[None]) -> None:
         """Run an undo. No caller is left to receive its error."""

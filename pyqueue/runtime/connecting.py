@@ -193,7 +193,8 @@ class BaseConnection(Generic[D]):
     def _opened(self) -> Opened:
         """Return everything that this connection opened, so that it can be closed."""
         driver = self._driver
-        bus = driver.bus if driver is not None and self._bus_is_ours() else None
+        ours = self._signals is None or isinstance(self._signals, str)
+        bus = driver.bus if driver is not None and ours else None
         return Opened(driver, self.renewer, bus, self._mongo, self._server)
 
     def _take_opened(self) -> Opened:
@@ -247,12 +248,14 @@ class BaseConnection(Generic[D]):
         """Check a bus that the user named. The default bus is allowed to fail."""
         return None if self._signals is None or not hasattr(bus, "check") else bus.check()
 
-    def _bus_is_ours(self) -> bool:
-        return self._signals is None or isinstance(self._signals, str)
-
     def waiters(self, queue: str) -> Waiters:
         """Return the consumers of a queue that wait in this client."""
         return self.open().waiters(queue)
+
+    def aside(self, plan: Plan[None]) -> None:
+        """Run a plan in the background, unless the client was closed; see ``Aside``."""
+        if self._driver is not None:
+            self._driver.aside(plan)
 
     @property
     def database(self) -> Any:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import chain
 from typing import Any, TypeVar
 
 import pymongo
@@ -30,8 +31,10 @@ from pyqueue.requests import (
     Listen,
     Plan,
     Request,
+    ToTheEnd,
     Wait,
 )
+from pyqueue.runtime import aside
 from pyqueue.runtime.base_driver import (
     PENDING,
     READ_ONLY,
@@ -113,6 +116,8 @@ class Driver(BaseDriver[Listener]):
             return self._at_one_instant(request)
         if isinstance(request, Concurrently):
             return self._concurrently(request.plans)
+        if isinstance(request, ToTheEnd):
+            return self._drive(request.plan)
         if isinstance(request, Listen):
             return self._listen(request.waiters)
         if isinstance(request, WaitForAny):
@@ -125,12 +130,37 @@ class Driver(BaseDriver[Listener]):
     def _concurrently(self, plans: Sequence[Plan[R]]) -> list[R]:
         if self.memory:
             return [self._drive(plan) for plan in plans]
-        with ThreadPoolExecutor(AT_ONCE, "pyqueue_concurrently") as threads:
+        results: dict[int, R] = {}
+        upcoming, taking = enumerate(plans), threading.Lock()
+        failed = False
+
+        def following() -> tuple[int, Plan[R] | None]:
+            with taking:
+                return next(upcoming, (0, None))
+
+        def work(place: int, plan: Plan[R] | None) -> None:
+            nonlocal failed
             try:
-                return list(threads.map(self._drive, plans))
+                while plan is not None and not failed:
+                    results[place] = self._drive(plan)
+                    place, plan = following()
             except BaseException:
-                threads.shutdown(cancel_futures=True)
+                failed = True
                 raise
+
+        # The caller's thread takes part, and runs the first plan, so that Ctrl-C interrupts it.
+        first = following()
+        others = min(AT_ONCE, len(plans)) - 1
+        with ThreadPoolExecutor(others, "pyqueue_concurrently") as threads:
+            works = [threads.submit(lambda: work(*following())) for _ in range(others)]
+            work(*first)
+        for each in works:
+            each.result()
+        return [results[place] for place in range(len(plans))]
+
+    def aside(self, plan: Plan[None]) -> None:
+        """Run a plan in a thread; see ``Aside``."""
+        aside.in_thread(self.run, plan)
 
     def ask(self, request: Command[R]) -> R:
         """Send a command and return its answer."""
@@ -284,7 +314,9 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         if isinstance(request, AtOneInstant):
             return self._at_one_instant(request)
         if isinstance(request, Concurrently):
-            return self._concurrently(request.plans)
+            return self._concurrently(request)
+        if isinstance(request, ToTheEnd):
+            return asyncio.shield(self._coalescer.spawn(self._drive(request.plan)))
         if isinstance(request, Listen):
             return self._listen(request.waiters)
         if isinstance(request, WaitForAny):
@@ -294,17 +326,18 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         assert isinstance(request, Wait)
         return self._wait(request)
 
-    async def _concurrently(self, plans: Sequence[Plan[R]]) -> list[R]:
-        if self.memory:
+    async def _concurrently(self, request: Concurrently[R]) -> list[R]:
+        plans = request.plans
+        if self.memory and not request.outlive:
             return [await self._drive(plan) for plan in plans]
         results: dict[int, R] = {}
         upcoming = enumerate(plans)
         failed = False
 
-        async def work() -> None:
+        async def work(own: Sequence[tuple[int, Plan[R]]]) -> None:
             nonlocal failed
             try:
-                for place, plan in upcoming:
+                for place, plan in chain(own, upcoming):
                     if failed:
                         return
                     results[place] = await self._drive(plan)
@@ -312,11 +345,30 @@ class AsyncDriver(BaseDriver[ListensAsync]):
                 failed = True
                 raise
 
-        works = [work() for _ in range(min(AT_ONCE, len(plans)))]
-        for each in await asyncio.gather(*works, return_exceptions=True):
-            if isinstance(each, BaseException):
-                raise each
+        # The caller's task takes part: that is one task less, and many callers run two plans. Its
+        # plan is taken before the other tasks begin, because an eager task begins at once.
+        first = next(upcoming)
+        begin: Any = self._coalescer.spawn if request.outlive else asyncio.ensure_future
+        others = [begin(work(())) for _ in range(min(AT_ONCE, len(plans)) - 1)]
+        try:
+            await work([first])
+            if pending := [each for each in others if not each.done()]:
+                await asyncio.wait(pending)
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError):
+                if request.outlive:
+                    raise
+                for each in others:
+                    each.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            raise
+        if errors := [failure for each in others if (failure := each.exception())]:
+            raise errors[0]
         return [results[place] for place in range(len(plans))]
+
+    def aside(self, plan: Plan[None]) -> None:
+        """Run a plan in a task; see ``Aside``. Any thread may call this."""
+        aside.in_task(self.run, plan, self._coalescer.spawn, self.loop)
 
     async def ask(self, request: Command[R]) -> R:
         """Send a command and return its answer."""

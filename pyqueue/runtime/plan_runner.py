@@ -44,6 +44,9 @@ class RunnerBase(Protocol):
     def waiters(self, queue: str) -> Waiters:
         """Return the consumers of a queue that wait in this client."""
 
+    def aside(self, plan: Plan[None]) -> None:
+        """Run a plan in the background; see ``Aside``."""
+
 
 class PlanRunner(RunnerBase, Protocol):
     """Runs plans for blocking code."""

@@ -15,9 +15,10 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice, takewhile
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from pyqueue.backends.extending import MAX_GROUP
 from pyqueue.errors import Fenced, LeaseLost, QueueClosed, QueueError, Unavailable
@@ -58,46 +59,9 @@ Results = Sequence[QueueError | None] | None
 #: The function that extends the leases of a group: a function for threads, or a coroutine function.
 Extend = TypeVar("Extend", bound=Callable[..., object])
 
-#: A suspended reservation is being settled in a transaction. A lost reservation belongs to another
-#: holder.
+#: A suspended reservation is being settled in a transaction, or was abandoned. A lost reservation
+#: belongs to another holder.
 State = Literal["renewed", "suspended", "lost"]
-
-
-class LeaseRenewer(Protocol):
-    """The methods that both renewers have, blocking and async."""
-
-    def add(
-        self,
-        reservation: L,
-        extend: Callable[[Sequence[L]], Any],
-        lost: Callable[[], object] = ...,
-        group: Hashable = ...,
-        age_s: float = ...,
-    ) -> None:
-        """Renew a reservation until it is discarded or lost.
-
-        Args:
-            reservation: The reservation.
-            extend: Extends the leases of a group.
-            lost: Called when the lease is lost.
-            group: Reservations with equal groups are extended together; None: separately.
-            age_s: How many seconds the lease has run.
-        """
-
-    def state(self, reservation: Leased) -> State | None:
-        """Return the state, or None if the reservation is not registered."""
-
-    def registered(self, reservations: Iterable[L]) -> list[L]:
-        """Return the reservations that are registered."""
-
-    def suspend(self, reservation: Leased) -> None:
-        """Stop renewing a reservation for now."""
-
-    def settling(self, reservation: Leased, begins: bool) -> None:
-        """Record that a settlement of a reservation begins, or that it failed."""
-
-    def discard(self, reservation: Leased) -> State | None:
-        """Stop renewing. Return the last state, or None if the reservation was not registered."""
 
 
 @dataclass(slots=True)
@@ -203,7 +167,9 @@ class Schedule(Generic[Extend]):
         for entry in batch:
             self._take_out(entry)
             entry.began = now
-        return batch
+            if entry.state != "renewed":  # it was abandoned
+                self.entries.pop(id(entry.reservation), None)
+        return [entry for entry in batch if entry.state == "renewed"]
 
     def pause(self) -> float | None:
         """Return the seconds until the next entry is due, or None if there is none.
@@ -242,12 +208,80 @@ def _due(line: OrderedDict[int, Entry[Any]]) -> float:
 
 
 class BaseRenewer(Generic[Extend]):
-    """The base of both renewers, blocking and async."""
+    """The part of a renewer that is the same for blocking and for async code.
 
-    def __init__(self) -> None:
+    Args:
+        guard: Entered while the schedule is read or changed.
+    """
+
+    def __init__(self, guard: AbstractContextManager[object]) -> None:
         self._schedule = Schedule[Extend]()
+        self._guard = guard
         self._silent_until = -math.inf
         self._unlogged = 0
+
+    def add(
+        self,
+        reservation: L,
+        extend: Callable[[Sequence[L]], Any],
+        lost: Callable[[], object] = lambda: None,
+        group: Hashable = None,
+        age_s: float = 0.0,
+    ) -> None:
+        """Renew a reservation until it is discarded or lost.
+
+        Args:
+            reservation: The reservation.
+            extend: Extends the leases of a group.
+            lost: Called when the lease is lost.
+            group: Reservations with equal groups are extended together; None: separately.
+            age_s: How many seconds the lease has run.
+        """
+        raise NotImplementedError
+
+    def registered(self, reservations: Iterable[L]) -> list[L]:
+        """Return the reservations that are registered."""
+        with self._guard:
+            return [each for each in reservations if id(each) in self._schedule.entries]
+
+    def suspend(self, reservation: Leased) -> None:
+        """Stop renewing a reservation for now."""
+        with self._guard:
+            self._schedule.suspend(reservation)
+
+    def settling(self, reservation: Leased, begins: bool) -> None:
+        """Note that a settlement of a reservation begins, or that it failed."""
+        if id(reservation) in self._schedule.entries:  # most are not: spare them the lock
+            with self._guard:
+                self._schedule.settling(reservation, begins)
+
+    def is_settling(self, reservation: Leased) -> bool:
+        """Return whether a settlement of a reservation is in progress."""
+        entry = self._schedule.entries.get(id(reservation))
+        return entry is not None and entry.settling > 0
+
+    def state(self, reservation: Leased) -> State | None:
+        """Return the state, or None if the reservation is not registered."""
+        with self._guard:
+            return self._schedule.state(reservation)
+
+    def discard(self, reservation: Leased) -> State | None:
+        """Stop renewing. Return the last state, or None if the reservation was not registered."""
+        if id(reservation) not in self._schedule.entries:
+            return None
+        with self._guard:
+            return self._schedule.discard(reservation)
+
+    def abandon(self, reservation: Leased) -> State | None:
+        """Stop renewing, as ``discard`` does, from any thread and without the guard.
+
+        The garbage collector may call this while the schedule changes. So the entry is only marked.
+        """
+        entry = self._schedule.entries.get(id(reservation))
+        if entry is None:
+            return None
+        state, entry.state = entry.state, "suspended"
+        return state
 
     def _note(
         self, batch: Sequence[Entry[Extend]], results: Results, failure: BaseException | None
@@ -302,6 +336,10 @@ class BaseRenewer(Generic[Extend]):
         log.warning("%s%s", text, more, exc_info=error)
 
 
+#: The renewer of a client, for blocking or for async code.
+LeaseRenewer: TypeAlias = BaseRenewer[Any]
+
+
 class Renewer(BaseRenewer[Callable[..., Results]]):
     """Renews the leases of a blocking client. A daemon thread starts with the first reservation.
 
@@ -309,8 +347,8 @@ class Renewer(BaseRenewer[Callable[..., Results]]):
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._changed = threading.Condition()
+        super().__init__(self._changed)
         self._thread: threading.Thread | None = None
         self._in_flight: set[threading.Thread] = set()
         self._closed = False
@@ -331,34 +369,6 @@ class Renewer(BaseRenewer[Callable[..., Results]]):
                 self._thread.start()
             elif early:
                 self._changed.notify()
-
-    def registered(self, reservations: Iterable[L]) -> list[L]:
-        """Return the reservations that are registered."""
-        with self._changed:
-            return [each for each in reservations if id(each) in self._schedule.entries]
-
-    def suspend(self, reservation: Leased) -> None:
-        """Stop renewing a reservation for now."""
-        with self._changed:
-            self._schedule.suspend(reservation)
-
-    def settling(self, reservation: Leased, begins: bool) -> None:
-        """Record that a settlement of a reservation begins, or that it failed."""
-        if id(reservation) in self._schedule.entries:  # most are not: spare them the lock
-            with self._changed:
-                self._schedule.settling(reservation, begins)
-
-    def state(self, reservation: Leased) -> State | None:
-        """Return the state, or None if the reservation is not registered."""
-        with self._changed:
-            return self._schedule.state(reservation)
-
-    def discard(self, reservation: Leased) -> State | None:
-        """Stop renewing. Return the last state, or None if the reservation was not registered."""
-        if id(reservation) not in self._schedule.entries:
-            return None
-        with self._changed:
-            return self._schedule.discard(reservation)
 
     def close(self) -> None:
         """Stop renewing."""
@@ -413,7 +423,7 @@ class AsyncRenewer(BaseRenewer[Callable[..., Awaitable[Results]]]):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(contextlib.nullcontext())
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._in_flight: set[asyncio.Task[None]] = set()
@@ -435,26 +445,6 @@ class AsyncRenewer(BaseRenewer[Callable[..., Awaitable[Results]]]):
             )
         elif early:
             self._changed.set()
-
-    def registered(self, reservations: Iterable[L]) -> list[L]:
-        """Return the reservations that are registered."""
-        return [each for each in reservations if id(each) in self._schedule.entries]
-
-    def suspend(self, reservation: Leased) -> None:
-        """Stop renewing a reservation for now."""
-        self._schedule.suspend(reservation)
-
-    def settling(self, reservation: Leased, begins: bool) -> None:
-        """Record that a settlement of a reservation begins, or that it failed."""
-        self._schedule.settling(reservation, begins)
-
-    def state(self, reservation: Leased) -> State | None:
-        """Return the state, or None if the reservation is not registered."""
-        return self._schedule.state(reservation)
-
-    def discard(self, reservation: Leased) -> State | None:
-        """Stop renewing. Return the last state, or None if the reservation was not registered."""
-        return self._schedule.discard(reservation)
 
     async def close(self) -> None:
         """Stop renewing."""

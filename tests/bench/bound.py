@@ -25,6 +25,7 @@ from tests.bench.concurrency import (
     Stock,
     cpu_of,
     drive,
+    drive_loops,
     kept,
     metered,
     ours_of,
@@ -51,9 +52,12 @@ THREADS = 16
 SIZE = 100
 #: The sides of 64 tasks.
 BOUND, BY_HAND, OURS = SIDES = ("bound", "by hand", "ours")
+#: The loops of each() by as many tasks.
+EACH = "each"
 TARGETS = {
     "push by 64 tasks, against bound": at_least(0.75),
     "reserve + commit by 64 tasks, against by hand": at_least(0.7),
+    "each by 64 tasks, against by hand": at_least(0.85),
     "push of 100": at_least(0.95),
     "reserve + commit of 100": at_least(0.95),
 }
@@ -115,6 +119,10 @@ class Tasks:
         """Let the tasks repeat a call."""
         return metered(bench, lambda: self.runner.run(drive(TASKS, seconds, call)))
 
+    def loop(self, bench: Bench, seconds: float, queue: Any) -> Load:
+        """Let the tasks loop over a queue."""
+        return metered(bench, lambda: self.runner.run(drive_loops(TASKS, seconds, queue)))
+
 
 def pushers(bench: Bench, tasks: Tasks) -> None:
     rounds, seconds = bench.either(3, 7), bench.either(3, 12) / 10
@@ -151,26 +159,32 @@ def pushers(bench: Bench, tasks: Tasks) -> None:
 def consumers(bench: Bench, tasks: Tasks) -> None:
     rounds, seconds = bench.either(3, 7), bench.either(3, 12) / 10
     numbers = itertools.count()
-    done: dict[str, list[Load]] = {side: [] for side in SIDES}
-    faults = {side: {"lost": 0, "twice": 0} for side in SIDES}
+    sides = (*SIDES, EACH)
+    done: dict[str, list[Load]] = {side: [] for side in sides}
+    faults = {side: {"lost": 0, "twice": 0} for side in sides}
 
     def measured(side: str) -> float:
         stock = Stock(tasks.stored(side), f"c{next(numbers)}", supply(done[side], seconds))
-        if side == OURS:
+        if side in (OURS, EACH):
             queue = tasks.client.queue(stock.queue)
             tasks.runner.run(warm_up(queue))
-            call: Call = ours_of(queue)
+        if side == EACH:
+            load = tasks.loop(bench, seconds, queue)
         else:
-            call = tasks.sketch(side, stock.queue).take
-        load = tasks.drive(bench, seconds, call)
+            ours = side == OURS
+            call = ours_of(queue) if ours else tasks.sketch(side, stock.queue).take
+            load = tasks.drive(bench, seconds, call)
         stock.check(load.numbers, faults[side])
         return kept(done[side], load)
 
-    rates = interleave(rounds, *(partial(measured, side) for side in SIDES))
-    label = f"reserve + commit by {TASKS} tasks"
-    report_tasks(bench, label, Measured.of(done, rates))
-    for side in SIDES:
-        count_faults(bench, _of(side, label), faults[side], messages(done[side]))
+    rates = interleave(rounds, *(partial(measured, side) for side in sides))
+    label, loops = f"reserve + commit by {TASKS} tasks", f"{EACH} by {TASKS} tasks"
+    outcomes = Measured.of(done, rates)
+    report_tasks(bench, label, outcomes)
+    report(bench, f"{loops}, against {BY_HAND}", outcomes, BY_HAND, EACH)
+    for side in sides:
+        name = loops if side == EACH else _of(side, label)
+        count_faults(bench, name, faults[side], messages(done[side]))
 
 
 def _of(side: str, label: str) -> str:

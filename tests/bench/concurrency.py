@@ -80,6 +80,27 @@ async def drive(callers: int, seconds: float, call: Call) -> Load:
     return outcome
 
 
+async def drive_loops(callers: int, seconds: float, queue: Any) -> Load:
+    """Let callers loop over a queue until the time is over or there is no message left."""
+    outcome = Load()
+    begin = time.perf_counter()
+
+    async def caller() -> None:
+        start = begin
+        async for reservation in queue.each(0):
+            end = time.perf_counter()
+            outcome.numbers.append(int(reservation.payload["n"]))
+            outcome.times.append(end - start)
+            outcome.seconds = max(outcome.seconds, end - begin)
+            start = end
+            if end >= begin + seconds:
+                await queue.commit(reservation)
+                break
+
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    return outcome
+
+
 def metered(bench: Bench, work: Callable[[], Load]) -> Load:
     """Do the work, and note the processor time of this process and of the server."""
     before = bench.cpu()

@@ -10,13 +10,14 @@ import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import anyio.to_thread
 from anyio.from_thread import BlockingPortal
 
 from pyqueue import AsyncClient, AsyncConsumer, AsyncQueue, AsyncStream
 from pyqueue.claim import AsyncClaim
+from pyqueue.each import AsyncEach, AsyncLoop
 from pyqueue.runtime.connecting import runner_of
 
 
@@ -53,10 +54,50 @@ class PortalClaim(_Wrapped):
         return len(self._target)
 
 
-class PortalQueue(_Wrapped):
-    """An AsyncQueue with the methods of a Queue."""
+class PortalLoop(_Wrapped):
+    """An AsyncLoop with the methods of a Loop."""
 
-    _target: AsyncQueue[Any]
+    _target: AsyncLoop[Any]
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        # The portal keeps the arguments for a moment, but a loop is left when nothing refers to it.
+        found = self._portal.call(_next, [self._target])
+        if not found:
+            raise StopIteration
+        return found[0]
+
+
+async def _next(loops: list[AsyncLoop[Any]]) -> list[Any]:
+    try:
+        return [await anext(loops.pop())]
+    except StopAsyncIteration:
+        return []
+
+
+class PortalEach(_Wrapped):
+    """An AsyncEach with the methods of an Each."""
+
+    _target: AsyncEach[Any]
+
+    def __iter__(self) -> PortalLoop:
+        return PortalLoop(self._portal, aiter(self._target))
+
+    def __enter__(self) -> Self:
+        self._block = self._portal.wrap_async_context_manager(self._target)
+        self._block.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._block.__exit__(*error)
+
+
+class _Received(_Wrapped):
+    """The part of a queue and of a consumer group that is not awaited."""
+
+    _target: AsyncQueue[Any] | AsyncConsumer[Any]
 
     def reserved(self, *args: Any, **options: Any) -> Any:
         """Wrap ``Queue.reserved``."""
@@ -66,9 +107,23 @@ class PortalQueue(_Wrapped):
         """Wrap ``Queue.renew``."""
         return self._portal.wrap_async_context_manager(self._target.renew(*args, **options))
 
+    def each(self, *args: Any, **options: Any) -> Any:
+        """Wrap ``Queue.each``."""
+        return PortalEach(self._portal, self._target.each(*args, **options))
+
+
+class PortalQueue(_Received):
+    """An AsyncQueue with the methods of a Queue."""
+
+    _target: AsyncQueue[Any]
+
     def select(self, *args: Any, **options: Any) -> Any:
         """Wrap ``Queue.select``."""
         return PortalSelection(self._portal, self._target.select(*args, **options))
+
+    def within(self, work: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        """Call an async function with the queue, in its event loop."""
+        return self._portal.call(partial(work, self._target, *args, **options))
 
     @contextmanager
     def claim(self, *args: Any, **options: Any) -> Iterator[Any]:
@@ -91,18 +146,10 @@ class PortalStream(_Wrapped):
         return PortalConsumer(self._portal, self._target.consumer(*args, **options))
 
 
-class PortalConsumer(_Wrapped):
+class PortalConsumer(_Received):
     """An AsyncConsumer with the methods of a Consumer."""
 
     _target: AsyncConsumer[Any]
-
-    def reserved(self, *args: Any, **options: Any) -> Any:
-        """Wrap ``Consumer.reserved``."""
-        return self._portal.wrap_async_context_manager(self._target.reserved(*args, **options))
-
-    def renew(self, *args: Any, **options: Any) -> Any:
-        """Wrap ``Consumer.renew``."""
-        return self._portal.wrap_async_context_manager(self._target.renew(*args, **options))
 
 
 class PortalClient(_Wrapped):

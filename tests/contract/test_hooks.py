@@ -309,6 +309,35 @@ def test_reserved_block_is_told_as_its_calls(told: Any, recorder: Recorder, name
     assert held.id in ids
 
 
+def test_loop_is_told_as_its_calls(told: Any, recorder: Recorder, name: str) -> None:
+    queue = told.queue(name)
+    ids = queue.push_many([1, 2, 3])
+    recorder.take()
+    seen = []
+
+    def loop() -> None:
+        with queue.each(0) as messages:
+            for held in messages:
+                seen.append(held.id)
+                if len(seen) == 3:
+                    raise Oops
+
+    with pytest.raises(Oops):
+        loop()
+    assert sorted(seen) == sorted(ids)
+    first, second, third = seen
+    expected = {
+        *(("received", name, (id,)) for id in seen),
+        *(("settled", name, "commit", (id,), None, None) for id in (first, second)),
+        ("settled", name, "rollback", (third,), None, None),
+    }
+    found = [
+        tuple(tuple(x) if isinstance(x, list) else x for x in each) for each in recorder.take()
+    ]
+    assert len(found) == len(expected)
+    assert {*found} == expected
+
+
 # ---- transactions
 
 

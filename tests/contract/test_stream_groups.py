@@ -239,6 +239,21 @@ def test_reserved_commits_or_rolls_back(log: Any) -> None:
         assert message is None
 
 
+def test_each_commits_or_rolls_back(log: Any) -> None:
+    group = log.consumer("g")
+    assert [(each.position, each.payload) for each in group.each(0)] == [
+        (0, "a"),
+        (1, "b"),
+        (2, "c"),
+    ]
+    assert group.counts() == ConsumerCounts()
+    group.seek(0)
+    for message in group.each(0):
+        if message.position == 1:
+            break
+    eventually(lambda: group.counts() == ConsumerCounts(ready=1, scheduled=1), "it is rolled back")
+
+
 def test_reserved_renews_the_lease(log: Any) -> None:
     group = log.consumer("g")
     with group.reserved(0, lease=2) as message:

@@ -65,6 +65,8 @@ class Place:
     def offers(self) -> frozenset[str]:
         """Return the features that tests may need."""
         more = {"server"} if self.server else set[str]()
+        if self.driver not in ("memory", "pymongo"):
+            more |= {"tasks"}  # the client is async
         if "packs" not in self.kind.capabilities:
             # Each message has one document.
             more |= {"documents"}
@@ -113,7 +115,7 @@ class Place:
 MOTOR_FILES: Final = {"test_push", "test_receive", "test_settle", "test_transactions"}
 #: The test files that ``make test`` runs on an async client in memory. In the other files it runs
 #: the same plans as the blocking one.
-ASYNC_MEMORY_FILES: Final = {"test_push", "test_receive"}
+ASYNC_MEMORY_FILES: Final = {"test_push", "test_receive", "test_each"}
 #: The only test file for collections that rename a field: it receives, settles, pauses and reads.
 RENAMING_FILE: Final = "test_receive"
 #: The test files that ``make test`` runs on a server for the other kinds. A kind changes plans and
@@ -125,6 +127,7 @@ KIND_FILES: Final = {
     "test_buckets",
     "test_receive",
     "test_settle",
+    "test_each",
     "test_move",
     "test_transactions",
 }

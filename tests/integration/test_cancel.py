@@ -12,7 +12,7 @@ import gc
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -250,6 +250,48 @@ def test_receive_cancelled_while_woken_loses_nothing(url: str, driver: str, kind
             )
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("driver", ["pymongo", "motor"])
+def test_cancelled_loops_lose_nothing(url: str, driver: str) -> None:
+    """Loops are cancelled while they commit, claim or wait, but not in their bodies."""
+    rounds = 40
+
+    async def main() -> bool:
+        async with opened(driver, url, f"n{uuid4().hex[:8]}") as client:
+            queue = client.queue("orders", lease=600)
+            ids = await queue.push_many([{"n": n} for n in range(20 * rounds)])
+            collection = client.database[client.namespace]
+            live = {"record": {"$exists": False}}
+            before = {each["_id"]: each async for each in collection.find(live)}
+            seen: list[Any] = []
+
+            async def loop(in_block: bool) -> None:
+                each = queue.each()
+                async with each if in_block else nullcontext():
+                    async for order in each:
+                        seen.append(order.id)  # noqa: PERF401  # until it is cancelled
+
+            rng = random.Random(driver)
+            for number in range(rounds):
+                task = asyncio.create_task(loop(in_block=number % 2 == 1))
+                await asyncio.sleep(rng.uniform(0, 0.02))
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            await settled(client)
+            assert len(seen) == len(set(seen)), "a message was received twice"
+            left = {each["_id"]: each async for each in collection.find(live)}
+            for each in left.values():
+                each.pop("left", None)  # a release that shared a command
+                assert each.pop("deliveries", 0) == 0
+            # All messages of bodies that ended are committed, even if the commit was cancelled.
+            untouched = {id: before[id] for id in ids if id not in seen}
+            assert left == untouched
+            assert untouched, "push more messages"
+            return client.stats.get("given back", 0) > 0
+
+    assert any(asyncio.run(main()) for _ in range(20)), "nothing had to be given back"
 
 
 @dataclass

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -160,6 +160,31 @@ def test_async_client_is_refused_after_a_fork(url: str) -> None:
     outcome = asyncio.run(main())
     assert outcome.startswith("ConfigurationError: ")
     assert "fork" in outcome
+
+
+@pytest.mark.filterwarnings("ignore:.*opened before fork:UserWarning")
+def test_loop_continues_in_the_process_that_began_it(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A child that leaves the loop, or asks for the next message, does not settle the last one."""
+    queue = client.queue("jobs")
+    queue.push_many(range(2))
+    loops = [iter(queue.each(0))]
+    held = next(loops[0])
+
+    def drop() -> str:
+        loops.clear()
+        return caplog.text
+
+    assert in_fork(drop) == "returned ''"
+    outcome = in_fork(lambda: next(loops[0]))
+    assert outcome.startswith("ConfigurationError: ")
+    assert "fork" in outcome
+    stored = queue.get(held.id)
+    assert stored is not None
+    assert stored.state == "reserved"
+    assert next(loops[0]).id != held.id
+    assert queue.get(held.id) is None
 
 
 def test_client_made_after_the_fork_works(url: str, client: Client) -> None:
@@ -322,6 +347,28 @@ def test_second_event_loop_is_refused(url: str, driver: str) -> None:
         first.run_until_complete(client.close())
         if motor is not None:
             motor.close()
+        first.close()
+        second.close()
+
+
+def test_loop_in_a_second_event_loop_is_refused(url: str) -> None:
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    client = AsyncClient(url)
+    queue = client.queue("jobs")
+
+    async def following(loop: AsyncIterator[Any]) -> Any:
+        return await anext(loop)
+
+    try:
+        first.run_until_complete(queue.push_many(range(2)))
+        loop = aiter(queue.each(0))
+        first.run_until_complete(following(loop))
+        with pytest.raises(ConfigurationError, match="event loop"):
+            second.run_until_complete(following(loop))
+        counts = first.run_until_complete(queue.counts())
+        assert (counts.ready, counts.reserved) == (1, 1)  # until its lease ends
+    finally:
+        first.run_until_complete(client.close())
         first.close()
         second.close()
 

@@ -98,6 +98,14 @@ def within(manager: Any) -> None:
         pass
 
 
+def loop_twice(queue: Any) -> None:
+    """Loop over two messages. The first is committed while the second is claimed."""
+    for number, held in enumerate(queue.each(0)):
+        if number == 1:
+            queue.commit(held)
+            break
+
+
 def packed(method: str, call: Callable[[Any, list[Any]], Any], *writes: str, **more: Any) -> Case:
     """Return a case of a bucket with a pack of five messages."""
     return Case(method, call, writes, ready=5, options=BUCKET, **more)
@@ -120,6 +128,7 @@ CASES: Final = [
     Case("reserve_many", lambda queue, held: queue.reserve_many(2, timeout=0), (FAST,)),
     Case("reserve_id", lambda queue, held: queue.reserve_id("first"), (FAST,)),
     Case("reserved", lambda queue, held: within(queue.reserved(0)), (FAST, SAFE)),
+    Case("each", lambda queue, held: loop_twice(queue), (FAST, SAFE)),
     *(
         Case(
             "reserve", lambda queue, held: queue.reserve(0), (SAFE, FAST), options=rate, fixed=True

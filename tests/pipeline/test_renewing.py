@@ -94,6 +94,19 @@ def test_renewer_thread_sleeps_while_messages_pass() -> None:
     assert calls.threads == {"pyqueue-renewer"}
 
 
+def test_abandoned_reservation_is_not_renewed() -> None:
+    """It is forgotten when it is due, though nobody discards it."""
+    calls = Counting()
+    with closing(Renewer()) as renewer:
+        held = reservation(0.3)
+        renewer.add(held, calls)
+        assert renewer.abandon(held) == "renewed"
+        assert renewer.state(held) == "suspended"
+        eventually(lambda: renewer.state(held) is None, "it is forgotten")
+        assert renewer.abandon(held) is None
+    assert calls.times == 0
+
+
 def test_renewer_task_sleeps_while_messages_pass() -> None:
     async def main() -> int:
         renewer, calls, woken = AsyncRenewer(), Counting(), 0

@@ -28,8 +28,12 @@ from pyqueue import (
     Unavailable,
     Worker,
 )
+from pyqueue.backends.namespace import ping
 from pyqueue.pipeline import verdicts
+from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.running_stage import RunningStage
+from pyqueue.queue_base import backend_of
+from pyqueue.runtime.thread_pool import DaemonThreadPool
 from tests.pipeline.place import Gate, Place, Running, counted, fail_first
 from tests.support.eventually import LONG, async_eventually, eventually
 
@@ -542,3 +546,17 @@ def test_every_ending_of_many_messages_is_counted(place: Place) -> None:
     assert place.queue("in.dead").counts().total == 2 * eighth
     assert sorted(place.payloads("b")) == sorted(n for n in range(count) if n % 8 in (0, 6))
     assert report.stages["a"]["out"] == 3 * eighth
+
+
+def test_run_waits_for_plans_that_run_aside() -> None:
+    async def main(client: Client) -> None:
+        threads = DaemonThreadPool()
+        runner = await ClientRunner.open(client, threads)
+        await runner.run(ping())
+        runner.aside(backend_of(client.queue("in", kind="standard")).pause(True))
+        await runner.close()
+        threads.close()
+
+    with Client("memory:") as client:
+        asyncio.run(main(client))
+        assert client.queue("in").paused()

@@ -6,6 +6,7 @@ waits for a majority came after it.
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from copy import deepcopy
 from datetime import datetime, timedelta
@@ -26,6 +27,7 @@ from pyqueue.hooks import Tell
 from pyqueue.memory import memory_database
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
+    Aside,
     AtOneInstant,
     Coalesce,
     Command,
@@ -41,6 +43,7 @@ from pyqueue.requests import (
     Plan,
     ServerTime,
     Signal,
+    ToTheEnd,
     Update,
     UpdateEach,
     Wait,
@@ -143,6 +146,22 @@ def shared(plans: Sequence[Plan[None]]) -> Plan[list[bool]]:
     return kept
 
 
+def _to_the_end(running: Generator[Any, None, T]) -> Generator[Any, None, T]:
+    """Run a plan to its end. If it was cancelled, raise that only then."""
+    cancelled: CancelledError | None = None
+    while True:
+        try:
+            command = next(running)
+        except StopIteration as stop:
+            if cancelled is not None:
+                raise cancelled from None
+            return stop.value  # type: ignore[no-any-return]
+        try:
+            yield command
+        except CancelledError as error:
+            cancelled = error
+
+
 class Steps:
     """One store, one clock, and any number of processes, which are plans."""
 
@@ -164,6 +183,8 @@ class Steps:
         self.commands: list[Command[Any]] = []
         if before:
             self.collection.insert_many(deepcopy(before))
+        #: Whether the last one of concurrent plans runs first.
+        self.backwards = False
         #: State after a fail-over, if the test needs it.
         self.safe: list[Document] | None = None
 
@@ -217,7 +238,7 @@ class Steps:
             while True:
                 try:
                     answer = yield from self._answer(request, fault, commands)
-                except Exception as error:
+                except (Exception, CancelledError) as error:
                     request = plan.throw(error)
                 else:
                     request = plan.send(answer)
@@ -225,13 +246,25 @@ class Steps:
             return stop.value
 
     def _one_by_one(
-        self, plans: Sequence[Plan[T]], fault: Fault | None, commands: list[Command[Any]]
+        self, request: Concurrently[T], fault: Fault | None, commands: list[Command[Any]]
     ) -> Generator[Any, None, list[T]]:
-        results: list[T] = []
-        for plan in plans:
-            result = yield from self._drive(plan, fault, commands)
-            results.append(result)
-        return results
+        """Run concurrent plans one after the other. The first of them is the caller's."""
+        results: dict[int, T] = {}
+        cancelled: CancelledError | None = None
+        places = range(len(request.plans))
+        for place in reversed(places) if self.backwards else places:
+            running = self._drive(request.plans[place], fault, commands)
+            if request.outlive and place:
+                running = _to_the_end(running)
+            elif cancelled is not None:
+                continue
+            try:
+                results[place] = yield from running
+            except CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
+        return [results[place] for place in places]
 
     def _answer(
         self, request: Any, fault: Fault | None, commands: list[Command[Any]]
@@ -258,11 +291,15 @@ class Steps:
                 return self.signals.append((request.queue, request.when))
             case AtOneInstant():
                 return (yield from self._drive(request.plan(None), fault, commands))
+            case Aside():
+                return (yield from self._drive(request.plan, fault, commands))
+            case ToTheEnd():
+                return (yield from _to_the_end(self._drive(request.plan, fault, commands)))
             case Coalesce():
                 batch = request.batch([request.item])
                 return (yield from self._drive(batch, fault, commands))[0]
             case Concurrently():
-                return (yield from self._one_by_one(request.plans, fault, commands))
+                return (yield from self._one_by_one(request, fault, commands))
             case Sleep():
                 self.seconds += request.seconds
                 return None

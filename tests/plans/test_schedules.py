@@ -142,7 +142,7 @@ def test_two_schedulers_push_one_message(every: int) -> None:
 
 @some_or_every
 def test_two_schedulers_and_a_death_push_one_message(every: int) -> None:
-    """One dies before each of its commands, while the other one sleeps before each of its commands."""
+    """One dies before each of its commands, while the other one sleeps before each command."""
     places = range(0, number_of_commands() + 1, every)
     for first, second in itertools.product(places, places):
         steps = at_the_tick()

@@ -1,4 +1,4 @@
-"""How drivers wait for several queues at once, as a leader of some queues and a follower of the rest."""
+"""How drivers wait for several queues at once: as a leader of some, as a follower of the rest."""
 
 from __future__ import annotations
 

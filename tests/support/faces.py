@@ -30,7 +30,7 @@ CALLS = re.compile(
 )
 NAMES = {
     **{name: f"Async{name}" for name in ("Bus", "Claim", "Client", "Connection", "Consumer")},
-    **{name: f"Async{name}" for name in ("Iterator", "PlanRunner", "Queue", "Stream")},
+    **{name: f"Async{name}" for name in ("Each", "Iterator", "PlanRunner", "Queue", "Stream")},
     **{name: f"Async{name}" for name in ("Readable", "Selectable", "Selection")},
     **{name: f"{name}_async" for name in ("claimed", "holding", "renewing")},
     "AbstractContextManager": "AbstractAsyncContextManager",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pyqueue import Client, QueueError, Unavailable
-from pyqueue.aside import Aside, aside
+from pyqueue.aside import Beside, aside
 from pyqueue.facts import ErrorInfo
 from pyqueue.requests import CreateIndex, Find, Indexes, Plan, Update
 from pyqueue.runtime.connecting import runner_of
@@ -188,5 +188,5 @@ def test_aside_reads_a_cursor_to_its_end(memory: Client) -> None:
         return (yield from aside("x", Find({}, sort=(("_id", 1),))))
 
     assert [each["_id"] for each in run(memory, read())] == [0, 1, 2]
-    assert isinstance(aside("x", Find({})), Aside)
+    assert isinstance(aside("x", Find({})), Beside)
     assert issubclass(Unavailable, QueueError)

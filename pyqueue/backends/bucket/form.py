@@ -47,8 +47,8 @@ class Packed(Form[PackedReservation[Any]]):
         """Give messages back for another try, and bury messages that have no try left."""
         return leaving.rollback(terms, held, failure)
 
-    def release(self, terms: QueueTerms, held: Held) -> Plan[None]:
-        """Give messages back unprocessed."""
+    def release(self, terms: QueueTerms, held: Held, *, seen: bool) -> Plan[None]:
+        """Give messages back unprocessed. A pack counts its deliveries in any case."""
         return leaving.release(terms, held)
 
     def bury(self, terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:

@@ -166,8 +166,8 @@ class GroupPlans:
             (returning, rest), (self._bury(out_of_tries, "tries", error), out_of_tries)
         )
 
-    def release(self, held: Sequence[object]) -> Plan[None]:
-        """Give messages back unprocessed, without counting the try."""
+    def release(self, held: Sequence[object], *, seen: bool = True) -> Plan[None]:
+        """Give messages back unprocessed, without counting the try or the delivery."""
         given = settling.reservations(self.state, held)
         delay_by_tries = {each.tries: 0.0 for each in given}
         yield from settling.rollback(self.state, given, delay_by_tries, None, counted=False)
