@@ -301,8 +301,7 @@ class AsyncQueue(AsyncReadable[T]):
         message that the body settles is left alone. Any number of loops may use the object at once.
 
         Args:
-            timeout: Seconds to wait for the next message before the loop ends. None waits without
-                limit, 0 does not wait.
+            timeout: Seconds to wait for the next message before the loop ends; as in ``reserve``.
             lease: Seconds; None: the lease of the queue.
 
         Raises:

@@ -44,7 +44,7 @@ class LoopPlans(NamedTuple, Generic[H]):
     queue: str
     #: Commit the last message, if there is one, and receive the next one, if there is one.
     next: Callable[[H | None], Plan[list[H]]]
-    #: Commit messages. If Ctrl-C interrupts it, it is repeated, and only that is told.
+    #: Commit messages. If Ctrl-C interrupts it, it is repeated, and hooks hear only of that.
     commit: Callable[[Sequence[H]], Plan[None]]
     rollback: Callable[[Sequence[H], BaseException | str], Plan[None]]
 

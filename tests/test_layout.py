@@ -318,7 +318,7 @@ def test_the_bus_stands_alone(path: Path) -> None:
 
 
 def test_only_drivers_hand_a_collection_to_a_request() -> None:
-    """`send` reaches a database; nobody else calls it."""
+    """`send` reaches a database; no other module calls it."""
     for path, module in FILES.items():
         for node in ast.walk(tree_of(path)):
             called = (

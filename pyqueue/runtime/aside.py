@@ -1,4 +1,4 @@
-"""Plans that run in the background: nobody waits for their results; see ``requests.Aside``.
+"""Plans that run in the background: no caller waits for their results; see ``requests.Aside``.
 
 The garbage collector may start such a plan at any moment, in any thread, while the thread holds a
 lock that the plan needs. So a plan never runs in the thread that starts it.

@@ -758,7 +758,7 @@ def here() -> object:
 
 
 class Places(Hooks):
-    """Records what is told, and where."""
+    """Records the events, and where they come."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, object]] = []

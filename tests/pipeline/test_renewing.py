@@ -95,7 +95,7 @@ def test_renewer_thread_sleeps_while_messages_pass() -> None:
 
 
 def test_abandoned_reservation_is_not_renewed() -> None:
-    """It is forgotten when it is due, though nobody discards it."""
+    """It is forgotten when it is due, though no call discards it."""
     calls = Counting()
     with closing(Renewer()) as renewer:
         held = reservation(0.3)

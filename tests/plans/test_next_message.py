@@ -264,7 +264,7 @@ def test_cancelled_caller_is_told_of_what_ended() -> None:
 
 
 def test_failure_without_a_caller_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The error of a settlement that nobody waits for; a lost lease is no failure."""
+    """The error of a settlement that no caller waits for; a lost lease is no failure."""
 
     def failing(error: Exception) -> Plan[None]:
         yield from ServerTime()
