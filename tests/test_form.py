@@ -28,7 +28,10 @@ MAX_API_MODULE = 700
 API_MODULES = {"queues", "async_queues", "client", "async_client"}
 MAX_MEMBERS = 30
 #: The clients of the testing kit are clients, too.
-API_CLASSES = {"Queue", "AsyncQueue", "Client", "AsyncClient", "TestClient", "AsyncTestClient"}
+API_CLASSES = {
+    *("Queue", "AsyncQueue", "Client", "AsyncClient", "TestClient", "AsyncTestClient"),
+    *("Consumer", "AsyncConsumer"),
+}
 MAX_FUNCTION = 60
 MAX_ARGUMENTS = 5
 #: The most fields of a value, and the most values that a call gives by position.

@@ -12,7 +12,6 @@ import contextvars
 import inspect
 import math
 import threading
-import time
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -44,6 +43,7 @@ from pyqueue.runtime.base_driver import (
     seconds_left,
 )
 from pyqueue.runtime.coalescing import Coalescer, ThreadCoalescer
+from pyqueue.runtime.pausing import sleep, sleep_async
 from pyqueue.runtime.single_flight import AsyncSingleFlight, SingleFlight
 from pyqueue.runtime.waiters import Waiters
 from pyqueue.runtime.waiting_any import Steps, wait_for_any, wait_for_any_async
@@ -123,7 +123,7 @@ class Driver(BaseDriver[Listener]):
         if isinstance(request, WaitForAny):
             return wait_for_any(request.waits, self.clock, self._led, self.prepare)
         if isinstance(request, Sleep):
-            return _sleep(self, request.seconds)
+            return sleep(self, request.seconds)
         assert isinstance(request, Wait)
         return self._wait(request)
 
@@ -322,7 +322,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         if isinstance(request, WaitForAny):
             return wait_for_any_async(request.waits, self.clock, self._lead)
         if isinstance(request, Sleep):
-            return _sleep_async(self, request.seconds)
+            return sleep_async(self, request.seconds)
         assert isinstance(request, Wait)
         return self._wait(request)
 
@@ -487,20 +487,3 @@ async def run_aside_async(driver: AsyncDriver, plan: Plan[T], limit_s: float) ->
     driver.check_usable()
     with pymongo.timeout(limit_s):
         return await driver._drive(plan)
-
-
-# ---- pauses of a plan
-
-
-def _sleep(driver: Driver, seconds: float) -> None:
-    time.sleep(seconds)
-    if driver.clock.stale:  # no other call may ask for the time
-        with suppress(Unavailable):
-            driver.prepare()
-
-
-async def _sleep_async(driver: AsyncDriver, seconds: float) -> None:
-    await asyncio.sleep(seconds)
-    if driver.clock.stale:
-        with suppress(Unavailable):
-            await driver.prepare()

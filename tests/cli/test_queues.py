@@ -154,7 +154,7 @@ WRONG_INPUT: list[tuple[list[str], str, str]] = [
     (["doctor", "--url", "nonsense"], "", "nonsense"),
     (["worker", "nonsense"], "", "MODULE:OBJECT"),
     (["worker", "nowhere:worker"], "", "module 'nowhere'"),
-    (["worker", "json:dumps"], "", "neither a Worker nor a Pipeline"),
+    (["worker", "json:dumps"], "", "expected a function without arguments that returns a Worker"),
     (["worker", "json:nothing"], "", "nothing"),
     (["pipeline", "run", "nowhere.toml"], "", "nowhere.toml"),
     (["pipeline", "show", "nowhere.toml"], "", "nowhere.toml"),

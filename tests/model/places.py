@@ -199,6 +199,7 @@ class VirtualClient(Client):
     def __init__(self, cluster: Cluster, computer: Computer, place: Place) -> None:
         connection = VirtualConnection(cluster, computer, place)
         super(Client, self).__init__(connection)
+        self._telemetry = None
         self._cluster, self.computer = cluster, computer
 
     def receive_signal(self, queue: str, when: datetime | None) -> None:
