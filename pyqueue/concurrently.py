@@ -22,13 +22,13 @@ class Concurrently(Request[list[T]], Generic[T]):
     """Run plans that do not depend on each other. The answer is the list of their results.
 
     If some fail, the error of one of them is raised once all plans that have begun have ended; the
-    rest may never begin. Drivers run ``AT_ONCE`` plans at once, the first one in the task or thread
-    of the caller; mongomock runs one at a time.
+    rest may never begin. Drivers run ``AT_ONCE`` plans at once; mongomock runs one at a time.
     """
 
     plans: Sequence[Plan[T]]
-    #: Whether the plans in other tasks run to their end if the caller is cancelled, which then does
-    #: not wait for them. Threads always do, and their caller waits.
+    #: Whether the task or thread of the caller runs the first plan, and the plans in other tasks
+    #: run to their end if the caller is cancelled, which then does not wait for them. Threads
+    #: always do, and their caller waits.
     outlive: bool = False
 
 

@@ -115,7 +115,7 @@ class Driver(BaseDriver[Listener]):
         if isinstance(request, AtOneInstant):
             return self._at_one_instant(request)
         if isinstance(request, Concurrently):
-            return self._concurrently(request.plans)
+            return self._concurrently(request)
         if isinstance(request, ToTheEnd):
             return self._drive(request.plan)
         if isinstance(request, Listen):
@@ -127,36 +127,19 @@ class Driver(BaseDriver[Listener]):
         assert isinstance(request, Wait)
         return self._wait(request)
 
-    def _concurrently(self, plans: Sequence[Plan[R]]) -> list[R]:
+    def _concurrently(self, request: Concurrently[R]) -> list[R]:
+        plans = request.plans
         if self.memory:
             return [self._drive(plan) for plan in plans]
-        results: dict[int, R] = {}
-        upcoming, taking = enumerate(plans), threading.Lock()
-        failed = False
-
-        def following() -> tuple[int, Plan[R] | None]:
-            with taking:
-                return next(upcoming, (0, None))
-
-        def work(place: int, plan: Plan[R] | None) -> None:
-            nonlocal failed
+        # The caller runs the first plan of a loop, so that Ctrl-C interrupts it.
+        own = int(request.outlive)
+        with ThreadPoolExecutor(AT_ONCE, "pyqueue_concurrently") as threads:
             try:
-                while plan is not None and not failed:
-                    results[place] = self._drive(plan)
-                    place, plan = following()
+                rest = threads.map(self._drive, plans[own:])
+                return [*map(self._drive, plans[:own]), *rest]
             except BaseException:
-                failed = True
+                threads.shutdown(cancel_futures=True)
                 raise
-
-        # The caller's thread takes part, and runs the first plan, so that Ctrl-C interrupts it.
-        first = following()
-        others = min(AT_ONCE, len(plans)) - 1
-        with ThreadPoolExecutor(others, "pyqueue_concurrently") as threads:
-            works = [threads.submit(lambda: work(*following())) for _ in range(others)]
-            work(*first)
-        for each in works:
-            each.result()
-        return [results[place] for place in range(len(plans))]
 
     def aside(self, plan: Plan[None]) -> None:
         """Run a plan in a thread; see ``Aside``."""

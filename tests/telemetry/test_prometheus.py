@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from pyqueue import AsyncClient, Client
+from pyqueue.backends import tallies
 from pyqueue.errors import NotPermitted
-from pyqueue.requests import Count, CountEach, Find
+from pyqueue.requests import Find
 from pyqueue.telemetry import metrics_text, prometheus
 from pyqueue.telemetry.figures import COUNTS
 
@@ -144,14 +145,13 @@ def test_counts_stop_at_the_cap(memory: Client, monkeypatch: pytest.MonkeyPatch)
     memory.queue("a").push_many(range(20))
     monkeypatch.setattr(prometheus, "CAP", 5)
     caps: list[int | None] = []
-    for kind in (Count, CountEach):
-        send = kind.send
+    tally = tallies.tally
 
-        def noting(self: Any, collection: Any, send: Any = send) -> Any:
-            caps.append(self.cap)
-            return send(self, collection)
+    def noting(some: Any, cap: int | None, held: bool) -> Any:
+        caps.append(cap)
+        return tally(some, cap, held)
 
-        monkeypatch.setattr(kind, "send", noting)
+    monkeypatch.setattr(tallies, "tally", noting)
     assert values(memory)['pyqueue_messages{queue="a",kind="standard",state="ready"}'] == 5
     assert set(caps) == {5}
 
