@@ -151,10 +151,9 @@ class Counting:
 
     def _note(self, queue: str, verb: str, message: Message[Any], error: ErrorInfo) -> None:
         """Add a message that failed to its group of errors."""
-        # An error of an earlier try was counted when it happened.
-        is_new = isinstance(message, Reservation) and bool(
-            error.at and error.at >= message.reserved
-        )
+        # An error of an earlier try was counted when it happened. Stored times have milliseconds: the
+        # try before may have failed in the one of this claim. A new error has microseconds.
+        is_new = isinstance(message, Reservation) and bool(error.at and error.at > message.reserved)
         key = (str(error.fp), queue)
         if not is_new and verb != "bury":
             return
