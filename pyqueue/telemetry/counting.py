@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from pyqueue.documents import hashable_id
 from pyqueue.errors import DuplicateKey, LeaseLost
 from pyqueue.facts import ErrorInfo
-from pyqueue.messages import Id, Message, Reservation
+from pyqueue.messages import Id, Message, PackedReservation, Reservation
 from pyqueue.telemetry.figures import OTHER, Figures
 
 #: How many queues, and how many groups of errors, are told apart between two flushes.
@@ -151,9 +151,7 @@ class Counting:
 
     def _note(self, queue: str, verb: str, message: Message[Any], error: ErrorInfo) -> None:
         """Add a message that failed to its group of errors."""
-        # An error of an earlier try was counted when it happened. Stored times have milliseconds: the
-        # try before may have failed in the one of this claim. A new error has microseconds.
-        is_new = isinstance(message, Reservation) and bool(error.at and error.at > message.reserved)
+        is_new = isinstance(message, Reservation) and _is_of(error, message)
         key = (str(error.fp), queue)
         if not is_new and verb != "bury":
             return
@@ -190,6 +188,17 @@ def _parted(
         [each for each in reservations if _claim_of(each) not in lost | unknown],
         [each for each in reservations if _claim_of(each) in lost],
     )
+
+
+def _is_of(error: ErrorInfo, held: Reservation[Any]) -> bool:
+    """Return whether an error is of this try. One of an earlier try was counted when it happened.
+
+    Stored times have milliseconds, so the try before may have failed in the millisecond of this
+    claim. Messages of packs store no errors.
+    """
+    if error.at is None or isinstance(held, PackedReservation):
+        return error.at is not None and error.at >= held.reserved
+    return error.at > held.reserved
 
 
 def _claim_of(held: Any) -> object:
