@@ -53,6 +53,9 @@ log = logging.getLogger("pyqueue")
 _MAX_FETCH: Final = 100
 #: The seconds for which the fetcher of a full stage waits, to fetch several messages at once.
 _GATHER_S: Final = 0.003
+#: How long a run waits at its start until it hears of cancelled messages, in seconds. Later, the
+#: renewals of leases notice what it missed.
+_HEAR_S: Final = 1.0
 #: The seconds between two checks whether all queues are empty.
 _EMPTY_CHECKS: Final = Backoff(base=0.02, maximum=0.5, jitter=0)
 
@@ -169,7 +172,6 @@ class Run:
                     watching.start_soon(pulse.turn)
                     watching.start_soon(pulse.reach, runner)
                 watching.start_soon(self._cancellations.watch)
-                await self._cancellations.listening.wait()
                 await self._live()
                 watching.cancel_scope.cancel()
         finally:
@@ -183,6 +185,8 @@ class Run:
     async def _live(self) -> None:
         """Serve for as long as the lifespan lasts."""
         with self._living:
+            with anyio.move_on_after(_HEAR_S):
+                await self._cancellations.listening.wait()
             try:
                 async with self._around.lifespan.entered(self._threads) as self._state:
                     self._serving = True
