@@ -20,6 +20,12 @@ def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(awaiting, "POLL_S", 3600.0)
 
 
+@pytest.fixture
+def short_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a wait read its message often."""
+    monkeypatch.setattr(awaiting, "POLL_S", 0.05)
+
+
 def await_end(client: AnyClient, id: Any) -> Any:
     """Wait for a message in another thread. Return once that call waits."""
     topic = client._connection.results
@@ -59,6 +65,7 @@ def test_all_calls_that_wait_hear_of_their_messages(
     assert [each.result(LONG).result for each in found] == [0, 10, 20, 30, 0]
 
 
+@pytest.mark.usefixtures("short_poll")
 def test_end_that_was_not_signalled_is_read(client: AnyClient, world: World, name: str) -> None:
     """Another client pushed the message, so its topic is another one."""
     other = world.connect()
@@ -123,6 +130,7 @@ def test_removed_message_fails_the_wait(client: AnyClient, queue: AnyQueue, no_p
     assert (caught.value.reason, caught.value.job.payload) == ("removed", "x")
 
 
+@pytest.mark.usefixtures("short_poll")
 def test_message_without_a_kept_end_is_gone(client: AnyClient, queue: AnyQueue) -> None:
     id = queue.push("x")
     queue.commit(queue.reserve(5))
