@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from pyqueue.backends import results, transitions
-from pyqueue.backends.applying import Settlement, SettlementUpdate, settle
+from pyqueue.backends.applying import SettlementUpdate
 from pyqueue.backends.claim_terms import Scan
 from pyqueue.backends.claiming import claim
 from pyqueue.backends.invalid import decode
 from pyqueue.backends.kind import Kind
-from pyqueue.backends.options import QueueTerms
 from pyqueue.documents import ends_at_claim, hashable_id
 from pyqueue.facts import Keep, kept_s
 from pyqueue.hooks import Tell
@@ -150,29 +148,6 @@ def _tell_end(queue: str, document: Document, now: datetime) -> Tell:
 
 
 # ---- by the holder
-
-
-def finish_cancelled(terms: QueueTerms, held: Sequence[Reservation[Any]]) -> Plan[None]:
-    """End cancelled messages that their holder works on no longer.
-
-    Raises:
-        LeaseLost: some messages were no longer held; the rest have ended.
-    """
-    kind, settlements = terms.kind, []
-    for each in held:
-        ending = Ending("cancelled", kept_s(terms.options.history, each.keep))
-        keyed = each.key is not None
-        build = partial(_settling, kind, ending, keyed)
-        settlements.append(Settlement(each, build, ("cancel", ending, keyed), kind))
-    yield from results.announced(held, settle(terms.queue, settlements))
-
-
-def _settling(kind: Kind, ending: Ending, keyed: bool, now: datetime) -> SettlementUpdate:
-    """Return the update of a settlement. A new token tells it from any other settlement."""
-    update = kind.finishing(now, ending.outcome, ending.history_s, keyed=keyed)
-    if update is not None:
-        update["$set"]["token"] = transitions.new_token()
-    return update
 
 
 def find_cancelled(held: Sequence[Reservation[Any]]) -> Plan[list[Reservation[Any]]]:

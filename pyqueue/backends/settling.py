@@ -20,6 +20,7 @@ from pyqueue.backends.applying import (
     settle,
     stored_claim,
 )
+from pyqueue.backends.ending import Ending
 from pyqueue.backends.extending import extend_documents
 from pyqueue.backends.forms import (
     Extension,
@@ -226,24 +227,17 @@ class Documents(Form[Reservation[Any]]):
         self, terms: QueueTerms, held: Held, put: Mapping[str, Any], session: object
     ) -> Plan[None]:
         """Finish messages."""
-        kind = terms.kind
-        # A payload belongs to one call, so other calls do not share its command.
-        own = object() if put else None
-        settlements = []
-        for each in held:
-            keyed, stay_s = each.key is not None, kept_s(terms.options.history, each.keep)
-            build = partial(_finishing, kind, stay_s, put, keyed)
-            settlements.append(Settlement(each, build, ("commit", stay_s, own, keyed), kind))
-        return results.announced(held, settle(terms.queue, settlements, session), session)
+        return _finish(terms, held, "committed", put, session)
 
     def roll_back(self, terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
         """Give messages back for another try, and bury messages that have no try left."""
         kind, options, error = terms.kind, terms.options, failure.error
         dead_letter: Target | None = None
-        settlements = []
+        settlements, buried = [], list[Reservation[Any]]()
         place = yield from kind.place_again(terms.queue)
         for each in held:
             if failure.is_last(each, options.max_tries):
+                buried.append(each)
                 if dead_letter is None:
                     levels = {one.priority for one in held}
                     dead_letter = yield from _dead_letter(terms, levels)
@@ -261,7 +255,7 @@ class Documents(Form[Reservation[Any]]):
             group = ("rollback", delay_s, failure.counted, told, first, new_place)
             settlements.append(Settlement(each, build, group, kind))
         plan = settle(terms.queue, settlements, failure.session)
-        yield from results.announced(held, plan, failure.session)
+        yield from results.announced(buried, plan, failure.session)
 
     def release(self, terms: QueueTerms, held: Held, *, seen: bool) -> Plan[None]:
         """Give messages back unprocessed. ``seen``: whether a caller has received them."""
@@ -324,13 +318,38 @@ class Documents(Form[Reservation[Any]]):
 forms.register(Reservation, Documents())
 
 
+def finish_cancelled(terms: QueueTerms, held: Held) -> Plan[None]:
+    """End cancelled messages that their holder works on no longer.
+
+    Raises:
+        LeaseLost: some messages were no longer held; the rest have ended.
+    """
+    return _finish(terms, held, "cancelled", {}, None)
+
+
+def _finish(
+    terms: QueueTerms, held: Held, outcome: str, put: Mapping[str, Any], session: object
+) -> Plan[None]:
+    """Finish messages that are documents. If they are kept, ``put`` is written, too."""
+    kind = terms.kind
+    # A payload belongs to one call, so other calls do not share its command.
+    own = object() if put else None
+    settlements = []
+    for each in held:
+        ending = Ending(outcome, kept_s(terms.options.history, each.keep))
+        keyed = each.key is not None
+        build = partial(_finishing, kind, ending, put, keyed)
+        settlements.append(Settlement(each, build, ("finish", ending, own, keyed), kind))
+    return results.announced(held, settle(terms.queue, settlements, session), session)
+
+
 def _finishing(
-    kind: Kind, stay_s: float | None, put: Mapping[str, Any], keyed: bool, now: datetime
+    kind: Kind, ending: Ending, put: Mapping[str, Any], keyed: bool, now: datetime
 ) -> SettlementUpdate:
-    """Return the update of a commit, which also writes ``put``; None: the message is deleted."""
-    update = kind.finishing(now, "committed", stay_s, keyed=keyed)
+    """Return the update that finishes a message, and writes ``put``; None: it is deleted."""
+    update = kind.finishing(now, ending.outcome, ending.history_s, keyed=keyed)
     if update is not None:
-        # A new token tells this commit from an earlier commit by the same holder.
+        # A new token tells this settlement from an earlier one by the same holder.
         update["$set"] |= {"token": transitions.new_token(), **put}
     return update
 

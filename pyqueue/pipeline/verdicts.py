@@ -20,11 +20,10 @@ import anyio
 from bson import ObjectId
 
 from pyqueue.async_queues import AsyncQueue
-from pyqueue.backends.ending import finish_cancelled
 from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.invalid import CHECKED_FIRST, Tally
 from pyqueue.backends.queue_plans import found, found_target
-from pyqueue.backends.settling import Output, fan_out
+from pyqueue.backends.settling import Output, fan_out, finish_cancelled
 from pyqueue.backends.taking_kind import again_in_kind
 from pyqueue.delivery import BatchFailed, Drop, Many, Reject, RetryLater, To
 from pyqueue.documents import hashable_id

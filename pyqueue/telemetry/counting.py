@@ -196,9 +196,9 @@ def _is_of(error: ErrorInfo, held: Reservation[Any]) -> bool:
     Stored times have milliseconds, so the try before may have failed in the millisecond of this
     claim. Messages of packs store no errors.
     """
-    if error.at is None or isinstance(held, PackedReservation):
-        return error.at is not None and error.at >= held.reserved
-    return error.at > held.reserved
+    if error.at == held.reserved:
+        return isinstance(held, PackedReservation)
+    return error.at is not None and error.at > held.reserved
 
 
 def _claim_of(held: Any) -> object:

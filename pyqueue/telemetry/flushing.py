@@ -18,7 +18,8 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final, overload
 
-from pyqueue.errors import ConfigurationError, NotPermitted, QueueClosed
+from pyqueue import arguments
+from pyqueue.errors import NotPermitted, QueueClosed
 from pyqueue.hooks import HookCalls
 from pyqueue.requests import Plan, ServerTime
 from pyqueue.runtime import forks
@@ -285,11 +286,7 @@ def attach(
     Raises:
         ConfigurationError: ``wanted`` is neither True nor False.
     """
-    if not isinstance(wanted, bool):
-        raise ConfigurationError(
-            f"telemetry: expected True or False, found {type(wanted).__name__}"
-        )
-    if not wanted:
+    if not arguments.flag("telemetry", wanted):
         return None
     if isinstance(connection, Connection):
         return Telemetry(connection)

@@ -10,9 +10,10 @@ import pytest
 
 from pyqueue import LeaseLost, QueueError, Reservation, Unavailable
 from pyqueue.backends.cancelling import cancel
-from pyqueue.backends.ending import CANCELLATIONS, find_cancelled, finish_cancelled
+from pyqueue.backends.ending import CANCELLATIONS, find_cancelled
 from pyqueue.backends.extending import renew
 from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.settling import finish_cancelled
 from pyqueue.requests import Delete, Find, Plan, Update
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import NOW, Runner, after, message, record, reservation, standard
