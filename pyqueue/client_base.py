@@ -8,7 +8,6 @@ from pyqueue import arguments
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.backends.streams.plans import StreamPlans
-from pyqueue.errors import ConfigurationError
 from pyqueue.limits import Limit, check_limit
 from pyqueue.messages import Duration, OnFailure, QueueOptions
 from pyqueue.payloads import Codec
@@ -29,8 +28,8 @@ def shape_of(
     Raises:
         ConfigurationError: A value is not allowed.
     """
-    if strict is not None and not isinstance(strict, bool):
-        raise ConfigurationError(f"strict: expected True or False, found {type(strict).__name__}")
+    if strict is not None:
+        arguments.flag("strict", strict)
     if on_failure is not None:
         arguments.one_of("on_failure", on_failure, ("block", "skip"))
     kept_s = None if retention is None else arguments.retention(retention)

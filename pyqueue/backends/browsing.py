@@ -119,11 +119,9 @@ def checked(**options: Unpack[BrowseOptions]) -> Wanted:
     Raises:
         ConfigurationError: one of them is not allowed.
     """
-    state, newest = options["state"], options["newest"]
+    state, newest = options["state"], arguments.flag("newest", options["newest"])
     if state is not None:
         arguments.one_of("state", state, get_args(State))
-    if not isinstance(newest, bool):
-        raise ConfigurationError(f"newest: expected True or False, found {type(newest).__name__}")
     return Wanted(
         state,
         conditions(options["where"]),

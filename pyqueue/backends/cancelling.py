@@ -41,8 +41,7 @@ def cancel(id: Id, force: bool, terms: QueueTerms | None = None) -> Plan[Cancell
             stream.
         Unavailable: other processes keep changing it.
     """
-    if not isinstance(force, bool):
-        raise ConfigurationError(f"force: expected True or False, found {type(force).__name__}")
+    arguments.flag("force", force)
     spellings = arguments.spellings(id)
     scope: Filter = finding.IN_QUEUES
     if terms is not None:

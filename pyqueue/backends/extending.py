@@ -167,8 +167,8 @@ def _divided(group: Held, parts: int) -> Iterable[Held]:
 def _extend_group(group: Held, until: datetime, how: Extension, limits: _Limits) -> Plan[Held]:
     """Extend a group with one command. Return the reservations that are no longer held.
 
-    If the caller asks for cancelled messages, the command does not match these. They are extended
-    by a command of their own, so that the caller pays for asking only if there are some.
+    If the caller asks for cancelled messages, the command does not match these. A second command
+    extends them, so the caller pays for the question only if there are some.
     """
     match = transitions.holds_filter(group)
     if how.told is not None:

@@ -18,7 +18,7 @@ from pyqueue.requests import Document, Plan
 #: Why a packed message refuses an argument, and the remedy, by argument.
 _REFUSED = {
     "payload": ", and its queue keeps no history; leave payload out",
-    "result": ", and nobody asked for its result; leave result out",
+    "result": ", so it keeps no result; leave result out, or push the message with result=",
     "update": "; use payload= instead",
     "reservation": (
         ", which cannot store progress or checkpoints; push it with a key, or to a queue of "

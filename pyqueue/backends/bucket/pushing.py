@@ -74,7 +74,7 @@ def push(
 
 
 def _packable(given: Checked, entries: Sequence[RawBSONDocument], now: datetime) -> list[int]:
-    """Return the places of messages that fit in packs: small, due, without fields of their own."""
+    """Return the places of messages that fit in packs: small, due, with no key, id or result."""
     later = {each for each in set(given.starts) if arguments.starting(now, *each) > now}
     return [
         place
