@@ -22,7 +22,7 @@ from pyqueue.backends.claim_terms import ClaimTerms, Scan
 from pyqueue.backends.claiming import Claimed
 from pyqueue.backends.kind import Kind, Ordering, ScanStart
 from pyqueue.backends.options import QueueTerms
-from pyqueue.backends.receiving import CLAIMS, Reception, Waiting, accept
+from pyqueue.backends.receiving import CLAIMS, Reception, Waiting, accept_each
 from pyqueue.backends.scan import Scanned, ScanState
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import MAX_RECEIVED_BYTES, NEVER, Duration, Id, Message
@@ -151,9 +151,4 @@ def _claim(how: Reception, record: Mapping[str, Any], id: Id) -> Plan[list[Claim
     room = ByteLimit(state, [Limits(1, MAX_RECEIVED_BYTES)])
     scan = _ChosenScan(terms, state, _OneMessage(id), room, now, wanted=1)
     documents, _ = yield from terms.kind.claim(scan)
-    accepted: list[Claimed] = []
-    for document in documents:
-        message = yield from accept(how, document, now)
-        if message is not None:
-            accepted.append((document, message))
-    return accepted
+    return (yield from accept_each(how, documents, now))

@@ -324,7 +324,7 @@ def _claim_messages(
         documents, ended = yield from terms.kind.claim(scan)
         if room.excess:
             yield from give_back_excess(terms, room.take_excess())
-        accepted = yield from _accept_each(how, documents, now)
+        accepted = yield from accept_each(how, documents, now)
         room.add([document for document, _ in accepted])
         claimed += accepted
         if claimed and not how.pop:
@@ -346,7 +346,7 @@ def is_stopped(how: Reception, claimed: Sequence[Claimed]) -> bool:
     return how.misfits.verdict is not None
 
 
-def _accept_each(
+def accept_each(
     how: Reception, documents: Sequence[Document], now: datetime
 ) -> Plan[list[Claimed]]:
     """Return the messages of the claimed documents that can be delivered. Bury the rest."""
