@@ -22,6 +22,8 @@ from tests.chaos.stream_load import endpoints
 from tests.chaos.workload import Workload
 
 STORM_TASKS = 24
+#: In how many seconds the tasks that hold messages end.
+ENDS_S = 4.0
 
 
 def _recorded(workload: Workload, step: Step) -> AbstractContextManager[Call]:
@@ -188,8 +190,9 @@ class AsyncRunner:
                 await self._run(self._workload.until_ok(push))
                 end = asyncio.get_running_loop().time() + seconds
                 async with asyncio.TaskGroup() as tasks:
-                    for _ in ids:
-                        tasks.create_task(self._hold(end))
+                    for _ in ids:  # no program commits thousands of messages at one instant
+                        early = self._workload.dice.uniform(0, ENDS_S)
+                        tasks.create_task(self._hold(end - early))
             await self._pause(0.05)
 
     async def _hold(self, end: float) -> None:

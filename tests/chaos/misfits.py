@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from pymongo import MongoClient, WriteConcern
+from pymongo.client_session import ClientSession
 from pymongo.errors import PyMongoError
 
 from pyqueue import Unavailable
@@ -57,10 +58,14 @@ def insert(spec: dict[str, Any], documents: Sequence[dict[str, Any]]) -> None:
                 spec["namespace"], write_concern=WriteConcern("majority")
             )
             messages.insert_many(documents)
-            with mongo.start_session() as session, session.start_transaction():
-                first = {"_id": documents[0]["_id"]}
+            first = {"_id": documents[0]["_id"]}
+
+            def lock(session: ClientSession) -> None:
                 messages.update_one(first, {"$set": {"locked": True}}, session=session)
                 time.sleep(_LOCKED_S)
                 session.abort_transaction()
+
+            with mongo.start_session() as session:
+                session.with_transaction(lock)  # again if a consumer changes it at this moment
     except PyMongoError as error:
         raise Unavailable(str(error)) from error

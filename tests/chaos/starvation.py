@@ -48,6 +48,8 @@ _SHORT_S = 0.25
 OVERTAKEN = 500
 #: The precision of the times in the change log, and of the clock that clients estimate.
 _CLOCK_ERROR_S = 0.1
+#: How long the first renewal may take from the moment that a claim is stored.
+_RENEWAL_S = 1.0
 
 
 @dataclass(slots=True)
@@ -75,6 +77,8 @@ class Availability:
         self._waits: dict[tuple[str, float, float, float], Wait] = {}
         #: The received messages: the time of receipt and the ``when``, by queue.
         self.taken: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        #: When the last message of each claim of renewed leases was stored, by token.
+        self._stored: dict[str, float] = {}
         #: The renewed leases that lapsed: the message, when, and when that was noticed.
         self.lapses: list[tuple[str, float, float]] = []
         #: The queues with limits.
@@ -129,6 +133,8 @@ class Availability:
         self._left(id, at, received=claimed)
         queue = "" if "processed" in put else put.get("q", place.queue)
         self._places[id] = _Place(queue, put.get("when", place.when), token, at)
+        if claimed and queue == RENEWED_QUEUE:
+            self._stored[token] = at
 
     def _left(self, id: str, at: float, *, received: bool) -> None:
         place = self._places[id]
@@ -142,10 +148,12 @@ class Availability:
         if judged and at - since > _SHORT_S:
             key = (place.queue, round(place.when, 1), round(since, 1), round(at, 1))
             self._waits.setdefault(key, Wait(id, place.queue, place.when, since, at))
-        # A process without a processor for seconds stores a claim when its lease has ended.
-        held = place.queue == RENEWED_QUEUE and place.token and place.since <= place.when
-        if held and at > place.when + _CLOCK_ERROR_S:
-            self.lapses.append((id, place.when, at))
+        if place.queue == RENEWED_QUEUE and place.token and at > place.when + _CLOCK_ERROR_S:
+            # A server without a processor for seconds takes until the end of the lease to store a
+            # claim. Its holder learns of all its messages together, and can renew none before.
+            known = max(place.since, self._stored.get(place.token, -math.inf))
+            if known <= place.when - _RENEWAL_S:
+                self.lapses.append((id, place.when, at))
 
 
 class _Starvation:

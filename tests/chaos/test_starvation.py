@@ -175,6 +175,17 @@ def test_times_claim_that_was_stored_late_has_not_lapsed(scenario: Scenario) -> 
     expect_only(scenario.check_times(), "lapsed")
 
 
+@pytest.mark.parametrize(("stored", "wrong"), [(5.8, []), (4.5, ["lapsed"])])
+def test_times_claim_is_known_with_its_last_message(
+    scenario: Scenario, stored: float, wrong: list[str]
+) -> None:
+    """The server took seconds to store a claim: no renewal could come before its reply."""
+    scenario.inserted("a", "renewed", at=0.5).inserted("b", "renewed", at=0.5)
+    scenario.claimed("a", "1", at=3.0, when=6.0).claimed("b", "1", at=stored, when=6.0)
+    scenario.updated("b", at=6.0, when=11.0).deleted("b", at=8.0).deleted("a", at=9.0)
+    expect_only(scenario.check_times(), *wrong)
+
+
 @pytest.mark.parametrize(
     ("kind", "what", "excused"),
     [
