@@ -61,7 +61,7 @@ def run(
     Args:
         minutes: For how long faults are injected.
         seed: The seed of all random choices: the faults, their order and lengths, the workload.
-        kinds: The faults to inject, by name; at least one of servers and one of clients.
+        kinds: The faults to inject, by name.
         at_least: How often to inject each kind of fault, even if that takes longer.
         haste: The factor for the lengths of faults.
         pause: The shortest and the longest pause between two faults, in seconds.

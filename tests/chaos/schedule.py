@@ -60,7 +60,7 @@ class Schedule:
     @property
     def rounds(self) -> int:
         """How often each kind of fault has been injected."""
-        return (len(self.events) - bool(self.active)) // self._kinds
+        return (len(self.events) - bool(self.active)) // max(self._kinds, 1)
 
     def step(self, *, more: bool) -> bool:
         """Take the next step if it is due.
@@ -86,7 +86,7 @@ class Schedule:
         return self._injection is not None
 
     def _begin(self, more: bool) -> None:
-        if more and self._ready():
+        if more and self._kinds and self._ready():
             self.active, fault = next(self._faults)
             self._began = time.monotonic()
             self._injection = fault(self._cluster, self._dice)

@@ -207,6 +207,13 @@ def schedule(fault: Fault, timeout: float = 60.0) -> Schedule:
     return Schedule(faults, cluster, "1", ready, 1.0, (0.0, 0.0), timeout=timeout)
 
 
+def test_schedule_without_faults_does_nothing() -> None:
+    """A mutant may need faults of clients alone."""
+    nothing = Schedule({}, SimpleNamespace(), "1", lambda: True, 1.0, (0.0, 0.0))  # type: ignore[arg-type]
+    assert not nothing.step(more=True)
+    assert (nothing.rounds, nothing.events) == (0, [])
+
+
 def test_schedule_raises_if_a_fault_does_not_end() -> None:
     def forever(cluster: Cluster, dice: random.Random) -> Injection:
         while True:
