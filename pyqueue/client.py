@@ -12,8 +12,6 @@ from pyqueue import arguments, client_receiving, client_settling
 from pyqueue.backends import all_queues, awaiting, cancelling, finding, freeing, reshaping
 from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
-from pyqueue.backends.schedules import managing as schedules
-from pyqueue.backends.schedules.definitions import definition
 from pyqueue.client_base import make_backend, make_stream_backend, shape_of
 from pyqueue.limits import Limit
 from pyqueue.messages import (
@@ -30,13 +28,12 @@ from pyqueue.messages import (
     QueueInfo,
     QueueOptions,
     Reservation,
-    ScheduleInfo,
-    ScheduleOptions,
 )
 from pyqueue.pipeline import Pipeline, Report
 from pyqueue.queue_base import requesting
 from pyqueue.queues import Queue
-from pyqueue.runtime.connecting import Connected, Connection, Durability
+from pyqueue.runtime.connecting import Connection, Durability
+from pyqueue.scheduling import Scheduling
 from pyqueue.specs import QueueSpec
 from pyqueue.streams import Consumer, Stream
 from pyqueue.telemetry.flushing import attach
@@ -46,7 +43,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Client(Connected[Connection]):
+class Client(Scheduling):
     """A client for blocking code. Any number of threads of the process that made it may use it.
 
     Creating a client does no I/O. It connects to the server at the first operation, or when it is
@@ -545,95 +542,6 @@ class Client(Connected[Connection]):
         )
         by = self._connection.owner()
         self._connection.run(reshaping.reshape(name, shape, self.namespace, by))
-
-    def schedule(
-        self,
-        name: str,
-        *,
-        queue: str,
-        cron: str | None = None,
-        **options: Unpack[ScheduleOptions],
-    ) -> bool:
-        """Push a message to a queue at certain times, from any running worker or pipeline.
-
-        Each tick pushes one message, however many workers run. The schedule is stored, so it
-        outlives this program. Another call with the same name changes the schedule.
-
-        Args:
-            name: 1-110 of A-Z a-z 0-9 _ - . : >.
-            queue: The name of the queue.
-            cron: Five fields, such as "0 3 * * *": minute, hour, day of the month, month, weekday.
-            options: ``every``: instead of ``cron``, the seconds between two ticks, at least 1.
-                ``timezone``: the time zone of ``cron``; default "UTC". ``payload`` (default {}),
-                ``headers``, ``key``, ``priority`` and ``group``: of the messages, as for a push. If
-                another message has the key, the new message has none. ``missed``: after ticks at
-                which no worker ran, push one message for all of them ("once", the default), none
-                ("skip"), or one for each of the last 100 ("all", which needs ``overlap=True``).
-                ``overlap``: whether a tick pushes a message while the last one is still in a queue
-                other than a dead-letter queue; by default, the tick is skipped. ``grace``: how many
-                seconds late a tick may be before it counts as missed; default 60, at least 1.
-
-        Returns:
-            Whether the schedule is new or has changed.
-
-        Raises:
-            ConfigurationError: An argument is not allowed, or the queue is a stream or does not
-                offer an option. Nothing is stored.
-            InvalidMessage: The payload cannot be stored.
-        """
-        given = definition(name, queue, cron, options)
-        return self._connection.run(schedules.schedule(given))
-
-    def schedules(self) -> list[ScheduleInfo]:
-        """Return the schedules of this namespace, sorted by name."""
-        return self._connection.run(schedules.schedules())
-
-    def unschedule(self, name: str) -> bool:
-        """Delete a schedule. Messages that it has pushed stay.
-
-        Args:
-            name: The name of the schedule.
-
-        Returns:
-            Whether there was such a schedule.
-        """
-        return self._connection.run(schedules.unschedule(name))
-
-    def pause_schedule(self, name: str) -> bool:
-        """Stop the ticks of a schedule, in all processes. A change of the schedule keeps it paused.
-
-        Args:
-            name: The name of the schedule.
-
-        Returns:
-            Whether there is such a schedule.
-        """
-        return self._connection.run(schedules.pause(name, True))
-
-    def resume_schedule(self, name: str) -> bool:
-        """Let a paused schedule continue at its next tick. Ticks in the pause are not missed ticks.
-
-        Args:
-            name: The name of the schedule.
-
-        Returns:
-            Whether there is such a schedule.
-        """
-        return self._connection.run(schedules.pause(name, False))
-
-    def run_schedule(self, name: str) -> Id | None:
-        """Push the message of a schedule now, even if it is paused. Its next tick does not change.
-
-        Args:
-            name: The name of the schedule.
-
-        Returns:
-            The id of the message, or None if there is no such schedule.
-
-        Raises:
-            ConfigurationError: The queue refuses the message.
-        """
-        return self._connection.run(schedules.run(name))
 
     def transaction(self) -> AbstractContextManager[Any]:
         """Start a transaction: commit when the block ends, abort when it raises an exception.

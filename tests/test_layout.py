@@ -65,11 +65,11 @@ LAYERS: dict[str, set[str]] = {
     "queues": {
         *("claim", "each", "queue_base", "queues", "reserved", "stream_base", "streams", "telling"),
         *("async_queues", "async_selections", "async_streams", "selection_base", "selections"),
-        *("async_readable", "readable"),
+        *("async_readable", "readable", "async_manageable", "manageable"),
     },
     "client": {
         *("async_client", "client", "client_base", "client_receiving", "client_settling"),
-        "worker",
+        *("async_scheduling", "scheduling", "worker"),
     },
 }
 #: Other layers that the modules of each layer may import. "": the package.

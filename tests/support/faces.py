@@ -20,7 +20,7 @@ from typing import TypeGuard
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "pyqueue"
-MODULES = ("client", "queues", "readable", "selections", "streams")
+MODULES = ("client", "scheduling", "queues", "manageable", "readable", "selections", "streams")
 HEADER = "# Generated from {0}.py by `make faces`. Edit {0}.py, and run `make faces`.\n"
 
 #: The calls that reach the server.
@@ -31,7 +31,8 @@ CALLS = re.compile(
 NAMES = {
     **{name: f"Async{name}" for name in ("Bus", "Claim", "Client", "Connection", "Consumer")},
     **{name: f"Async{name}" for name in ("Each", "Iterator", "PlanRunner", "Queue", "Stream")},
-    **{name: f"Async{name}" for name in ("Readable", "Selectable", "Selection")},
+    "Scheduling": "AsyncScheduling",
+    **{name: f"Async{name}" for name in ("Manageable", "Readable", "Selectable", "Selection")},
     **{name: f"{name}_async" for name in ("claimed", "holding", "renewing")},
     "AbstractContextManager": "AbstractAsyncContextManager",
     "contextmanager": "asynccontextmanager",
@@ -50,8 +51,10 @@ PHRASES = {
     "a database of pymongo or mongomock": "a database of AsyncMongoClient or motor",
     "a thread of the client's renewer": "the event loop",
     "for blocking code": "for async code",
+    "from pyqueue.manageable": "from pyqueue.async_manageable",
     "from pyqueue.queues": "from pyqueue.async_queues",
     "from pyqueue.readable": "from pyqueue.async_readable",
+    "from pyqueue.scheduling": "from pyqueue.async_scheduling",
     "from pyqueue.selections": "from pyqueue.async_selections",
     "from pyqueue.streams": "from pyqueue.async_streams",
     "import Callable": "import Awaitable, Callable",

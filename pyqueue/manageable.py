@@ -1,0 +1,168 @@
+"""``Manageable``: the methods of a queue that change messages without receiving them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from pyqueue.backends.browsing import BrowseOptions
+from pyqueue.messages import Cancelled, Id, Page, State
+from pyqueue.readable import Readable
+
+T = TypeVar("T")
+
+
+class Manageable(Readable[T]):
+    """The part of a queue that is there for operators, for blocking code."""
+
+    def redrive(self, limit: int | None = None) -> int:
+        """Send buried messages back to the queues that they came from.
+
+        Their tries start again, and a message gets its key back if the key is free in that queue.
+
+        Args:
+            limit: The maximum number of messages; None: all.
+
+        Returns:
+            The number of messages that were sent back; 0 for a queue without buried messages.
+
+        Raises:
+            Unavailable: The server did not answer. The text says how many messages were sent back.
+        """
+        return self._runner.run(self._backend.redrive(limit))
+
+    def remove(self, id: Id) -> bool:
+        """Remove a message from the queue.
+
+        Args:
+            id: The id of the message; the text of an ObjectId is accepted.
+
+        Returns:
+            False if the id is unknown, or the message is finished or held under a live lease.
+        """
+        return self._runner.run(self._backend.remove(id))
+
+    def cancel(self, id: Id, force: bool = False) -> Cancelled | None:
+        """Cancel a message. If it is not held, it ends, with the outcome "cancelled".
+
+        Otherwise its holder is asked to end it: a worker cancels its handler, or sets
+        ``Delivery.cancelled``. If the holder commits the message, it is committed. If the holder
+        moves it or gives it back, the next claim ends it.
+
+        Args:
+            id: As in ``remove``.
+            force: End a held message at once. Its holder gets ``LeaseLost``.
+
+        Returns:
+            "cancelled": it has ended. "requested": its holder was asked to end it. None: the id is
+            unknown in this queue, or the message is finished.
+
+        Raises:
+            ConfigurationError: The message is in a pack of a bucket and held.
+        """
+        return self._runner.run(self._cancel(id, force))
+
+    def requeue(self, id: Id) -> bool:
+        """Make a scheduled or dead message ready now.
+
+        A scheduled message keeps its tries, and in an ordered queue its place in its group. A dead
+        message goes back to the queue that it came from, as by ``redrive``.
+
+        Args:
+            id: As in ``remove``.
+
+        Returns:
+            False if the id is unknown in this queue, or the message is finished or held. The
+            messages of a pack are held together.
+
+        Raises:
+            ConfigurationError: A dead message came from a stream; use ``move`` for it.
+        """
+        return self._runner.run(self._requeue(id))
+
+    def reprioritize(self, id: Id, priority: int) -> bool:
+        """Change the priority of a message. For a held message, it applies from the next try on.
+
+        Args:
+            id: As in ``remove``.
+            priority: As in ``push``.
+
+        Returns:
+            False if the id is unknown, or the message is finished.
+        """
+        return self._runner.run(self._reprioritize(id, priority))
+
+    def browse(
+        self,
+        state: State | None = None,
+        where: Mapping[str, object] | None = None,
+        after: str | None = None,
+        limit: int = 100,
+        newest: bool = False,
+        budget: int = 5000,
+    ) -> Page[T]:
+        """Return a page of messages in any state, sorted by the time when they become eligible.
+
+        A held message is eligible at the end of its lease; finished messages come last. If nothing
+        changes, the pages together have each message once.
+
+        Args:
+            state: "scheduled", "ready", "reserved", "finished" or "dead"; None: any state.
+            where: Maps paths, such as "payload.n", "headers.tenant" or "error.type", to values or
+                to conditions of ``pyqueue.where``.
+            after: The ``after`` of the previous page. None: start at the beginning.
+            limit: The maximum number of messages to return.
+            newest: Start at the end of the order.
+            budget: The maximum number of messages to examine. If it is reached, a page has fewer
+                than ``limit`` messages although it is not the last page.
+
+        Returns:
+            The page. A message that does not fit the model has its raw payload and an ``error``.
+
+        Raises:
+            ConfigurationError: An argument is not allowed, or the name belongs to a stream.
+        """
+        options = BrowseOptions(
+            state=state, where=where, after=after, limit=limit, newest=newest, budget=budget
+        )
+        return self._runner.run(self._browse(options))
+
+    def pause(self) -> None:
+        """Stop the consumers of every process from receiving. Pushes still work.
+
+        Consumers notice this at once with a bus, and within 5 s without.
+        """
+        return self._runner.run(self._backend.pause(True))
+
+    def resume(self) -> None:
+        """Let the consumers receive again."""
+        return self._runner.run(self._backend.pause(False))
+
+    def notify(self) -> None:
+        """Wake waiting consumers. Call it after a transaction that you committed yourself."""
+        return self._runner.run(self._notify())
+
+    def purge(self) -> int:
+        """Delete all ready and scheduled messages.
+
+        The history and messages under a lease stay. Messages that an open transaction holds are
+        deleted last, when the transaction ends.
+
+        Returns:
+            The number of deleted messages. If it raises ``Unavailable``, because the server did
+            not answer or a transaction is still open, the text says how many were deleted.
+        """
+        return self._runner.run(self._backend.purge())
+
+    def replay(self, *ids: Id) -> int:
+        """Make finished messages ready again.
+
+        Their tries start again, and a message gets its key back if the key is free.
+
+        Args:
+            ids: The ids of messages in the history, as in ``get``.
+
+        Returns:
+            The number of ids that were found.
+        """
+        return self._runner.run(self._backend.replay(ids))
