@@ -287,8 +287,8 @@ def _split(
     claimed: list[Claimed], limits: Sequence[Limits], room: ByteLimit
 ) -> tuple[list[list[Claimed]], list[Claimed]]:
     """Return the messages for each caller, in order, and the messages that are left over."""
-    if len(limits) == 1:
-        return [claimed], []
+    if len(limits) == 1:  # claims whose outcome was unknown at first may add to its messages
+        return [claimed[: limits[0].messages]], claimed[limits[0].messages :]
     # The sizes matter only to callers that want several messages, if these may be too large.
     least = min((each.bytes for each in limits if each.messages > 1), default=None)
     measured = room.full or (least is not None and room.taken_at_most > least)
