@@ -30,8 +30,10 @@ MAX_MEMBERS = 30
 #: The clients of the testing kit are clients, too.
 API_CLASSES = {
     *("Queue", "AsyncQueue", "Client", "AsyncClient", "TestClient", "AsyncTestClient"),
-    *("Consumer", "AsyncConsumer"),
+    *("Consumer", "AsyncConsumer", "Manageable", "AsyncManageable"),
 }
+#: The modules whose public functions may take any number of arguments.
+WITH_API = {*API_MODULES, "manageable", "async_manageable", "scheduling", "async_scheduling"}
 MAX_FUNCTION = 60
 MAX_ARGUMENTS = 5
 #: The most fields of a value, and the most values that a call gives by position.
@@ -174,7 +176,7 @@ def many_arguments() -> dict[str, int]:
     found = {}
     for path in package_files():
         name = name_of(path)
-        if path.stem in API_MODULES or name.startswith("pyqueue/cli/"):
+        if path.stem in WITH_API or name.startswith("pyqueue/cli/"):
             continue
         for node in ast.walk(tree_of(path)):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):

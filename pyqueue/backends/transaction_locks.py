@@ -19,6 +19,7 @@ can wait for other members after it has deleted, so it never gets this limit.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -51,6 +52,8 @@ SLOW_SERVER_LIMITS_S: Final = (4 * CLAIM_LIMIT_S, 16 * CLAIM_LIMIT_S, None)
 SLOW_SERVER_INTERVAL: Final = timedelta(seconds=10)
 #: How long a process expects locked messages after a claim timed out.
 EXPECTED_FOR: Final = timedelta(seconds=60)
+#: For how many times its length claims with an update for each message avoid a blocked claim.
+BLOCKED_PAUSE: Final = 4
 #: The fields that are read of each message.
 PLACE: Final = {"_id": 1, "when": 1}
 #: How far ahead of now the record of a queue is put. See ``scan.Sentinel``.
@@ -82,6 +85,8 @@ class LockedMessages:
     _too_short: int = 0
     _slow_until: datetime | None = None
     _expected_until: datetime | None = None
+    #: Until when claims with an update for each message claim one by one, on the monotonic clock.
+    singly_until: float = -math.inf
 
     def limit_s(self, now: datetime) -> float | None:
         """Return the server's time limit for a claim, in seconds; None: the server is very slow."""
@@ -96,6 +101,10 @@ class LockedMessages:
     def on_time_limit(self, now: datetime) -> None:
         """Learn that a claim timed out."""
         self._expected_until = now + EXPECTED_FOR
+
+    def on_blocked_claim(self, began: float, ended: float) -> None:
+        """Learn that a claim with an update for each message was blocked during this time."""
+        self.singly_until = ended + BLOCKED_PAUSE * (ended - began)
 
     def on_slow_server(self, now: datetime) -> None:
         """Learn that every write timed out."""

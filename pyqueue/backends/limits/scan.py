@@ -263,13 +263,16 @@ def _claim_and_learn(
 
 def _claim(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Document] | None]:
     """Claim messages, each with a slot. Return None if the server is too slow."""
-    if len(chosen) > 1 and not scan.state.transaction_locks.expected(scan.now):
+    locked = scan.state.transaction_locks
+    began = yield from MonotonicTime()
+    if len(chosen) > 1 and began >= locked.singly_until:
         # A transaction, for example, may block a claim of several messages, but not of one. It
         # would cost each of the next claims as long, so these claim one after the other.
         with suppress(Unavailable):
             taken = yield from take_first(scan.choose(with_slots(chosen)))
             if taken is not None and (taken.documents or scan.room.full):
                 return taken.documents  # if the room is full, a claim of one would not fit either
+        locked.on_blocked_claim(began, (yield from MonotonicTime()))
     return (yield from _claim_one_by_one(scan, chosen))
 
 
