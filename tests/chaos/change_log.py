@@ -17,9 +17,13 @@ any client. Each change that the checker needs is a line of JSON:
 ``["set", id, {field: value}, at]``
     It was updated: ``q``, ``token`` (None: removed), ``owner``, ``when``, ``processed``, ``dead``,
     ``n``, and ``by``, the token that the settling client wrote into the message with the same
-    update; ``due``. A pack: ``left``, how many messages it still has, ``done``, the numbers with
+    update; ``due``; ``outcome``, if it was cancelled or removed; ``tries``, if the end of a claim
+    lowered them. A pack: ``left``, how many messages it still has, ``done``, the numbers with
     its bits, and ``handed``, the token and the ids of messages that it hands over. A hidden copy:
     ``target``, ``with``, the token of the claim, and ``dead``.
+``["tick", id, {field: value}, at]``
+    A schedule was stored or changed: ``when``, its next tick in milliseconds, or None if it is
+    paused; ``last``, the id of the last message that it has pushed. ``gone``: it was deleted.
 ``["out", id, at]``
     It was deleted.
 
@@ -41,11 +45,14 @@ from pymongo import MongoClient
 from pymongo.errors import PyMongoError
 
 from pyqueue.backends.bucket.packs import is_pack
+from pyqueue.clock import BAND
 from tests.chaos.names import document_of, name_of
 
 #: The id of the document that ends the log. The program inserts it when the workload has ended.
 END = "~end"
 
+#: How the ids of schedules begin.
+_SCHEDULES = "~cron:"
 #: Fields that go into the log with their values.
 _COPIED = ("q", "token", "owner")
 
@@ -54,6 +61,8 @@ def line_of(event: Mapping[str, Any]) -> list[Any] | None:
     """Return the line of an event of the change stream, or None if the checker does not need it."""
     kind, id = event["operationType"], str(event["documentKey"]["_id"])
     at = _monotonic(event["wallTime"])
+    if id.startswith(_SCHEDULES):
+        return _of_schedule(event, id, at)
     if id.startswith("~"):  # the record of a queue
         put = event.get("updateDescription", {}).get("updatedFields", {})
         limit = put.get("shape.limit") or put.get("shape", {}).get("limit") or {}
@@ -83,6 +92,10 @@ def line_of(event: Mapping[str, Any]) -> list[Any] | None:
     for name in ("when", "due"):
         if name in put:
             logged[name] = _monotonic(put[name])
+    if "token" in removed and "tries" in put and "q" not in put:
+        logged["tries"] = put["tries"]
+    if put.get("outcome") in ("cancelled", "removed"):
+        logged["outcome"] = put["outcome"]
     logged |= _of_packs(put)
     for name in ("processed", "dead"):
         if name in put:
@@ -93,6 +106,18 @@ def line_of(event: Mapping[str, Any]) -> list[Any] | None:
         for name, value in put.items():
             logged |= _evidence(name, value)
     return ["set", id, logged, at] if logged else None
+
+
+def _of_schedule(event: Mapping[str, Any], id: str, at: float) -> list[Any] | None:
+    """Return the line of a change of a schedule."""
+    if event["operationType"] == "delete":
+        return ["tick", id, {"gone": True}, at]
+    put = event.get("fullDocument") or event["updateDescription"]["updatedFields"]
+    logged: dict[str, Any] = {"last": put["last"]} if "last" in put else {}
+    if "when" in put:
+        when: datetime = put["when"]
+        logged["when"] = round(when.timestamp() * 1000) if when < BAND else None
+    return ["tick", id, logged, at] if logged else None
 
 
 def _contents(copy: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,6 +164,8 @@ def _evidence(name: str, value: Any) -> dict[str, Any]:
     if name == "payload":
         content = {"n": value["n"]} if "n" in value else {}
         return content | ({"by": value["trail"][-1][1]} if value["trail"] else {})
+    if name == "result" and isinstance(value, dict):
+        return {"by": value["by"]}
     if name == "payload.trail":
         return {"by": value[-1][1]}
     if name.startswith("payload.trail."):

@@ -11,12 +11,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from tests.chaos.cancel_checker import Cancels, Effects
 from tests.chaos.group_checker import Groups
 from tests.chaos.limit_checker import Limits
+from tests.chaos.loop_checker import Bodies
 from tests.chaos.names import (
     BUCKETS,
     DELETED_QUEUE,
@@ -30,8 +32,13 @@ from tests.chaos.order_checker import Entrances
 from tests.chaos.pack_log import PackLog
 from tests.chaos.pop_checker import Disturbances, Popped, Returned, UnknownPop, check_pops
 from tests.chaos.removal_checker import Removal, miscounted
+from tests.chaos.result_checker import Asked as AskedResults
+from tests.chaos.result_checker import Results
 from tests.chaos.stream_checker import StreamCalls
 from tests.chaos.stream_load import GROUPS, is_of_streams
+from tests.chaos.telemetry_checker import Process
+from tests.chaos.tick_checker import Ticks
+from tests.chaos.tries_checker import TRIED, Tries
 
 #: The figures that must be 0. "undone" counts acknowledged settles that the database lacks.
 MUST_BE_ZERO = (
@@ -44,9 +51,12 @@ _ENDS = {
     "commit": ("out",),
     "move": ("moved",),
     "rollback": ("back", "buried"),
+    "postpone": ("back",),
     "release": ("back",),
     "bury": ("buried",),
 }
+#: Calls that say nothing about messages.
+_OTHERS = ("counts", "reshape", "enter", "exit", "work", "schedule", "flush", "flushed")
 _KEYED_QUEUE = "states"
 _SHOWN = 10  # lines of each kind in the result
 #: A receive that takes longer counts as a wait, even if it returns messages.
@@ -72,6 +82,8 @@ class StoredMessage:
     queue: str
     token: str | None = None
     owner: str | None = None
+    #: Whether it has ended, and its end is kept.
+    finished: bool = False
 
 
 class ChangeLog:
@@ -113,13 +125,18 @@ class ChangeLog:
         self.groups = Groups()
         #: The queues with limits.
         self.limits = Limits()
+        #: The messages that are cancelled, changed in bulk, or asked for their results.
+        self.effects, self.asked = Effects(), AskedResults()
+        #: The schedules, and the tries of messages.
+        self.ticks, self.tries = Ticks(), Tries()
         log = PackLog(lines)
         for line in log:
             self.groups.add(line)
             self.limits.add(line)
-            self.entrances.add(line)
+            for each in (self.entrances, self.effects, self.asked, self.tries):
+                each.add(line)
             kind, id, *rest = line
-            if kind == "limit":
+            if kind == "limit" or self.ticks.add(line):
                 continue
             if kind == "in":
                 self._inserted(id, *rest)
@@ -146,6 +163,8 @@ class ChangeLog:
 
     def _deleted(self, id: str, at: float) -> None:
         message = self.stored.pop(id)
+        if message.finished:  # its end is not kept any longer
+            return
         if message.queue == DELETED_QUEUE:
             self.deleted_at[id] = at
         if message.queue == PURGED_QUEUE:
@@ -173,6 +192,7 @@ class ChangeLog:
             if message.token is not None:
                 self.claims[message.token][id] = "held"
         message.queue = put.get("q", message.queue)
+        message.finished = message.finished or "processed" in put
 
     def ended(self, id: str, token: str) -> str | None:
         """Return how a claim ended, or None if it never was or a fail-over rolled it back."""
@@ -182,7 +202,7 @@ class ChangeLog:
 def _end_of_claim(put: Mapping[str, Any]) -> str:
     """Return how a claim ended, given the update that ended it."""
     if "processed" in put:
-        return "out"
+        return str(put.get("outcome", "out"))
     if put["token"] is not None:
         return "taken"
     if "q" in put:
@@ -280,6 +300,8 @@ def _is_expected(call: RecordedCall) -> bool:
     """Return whether a call may have this outcome without a fault that excuses it."""
     if call.outcome == "taken":  # by an earlier push, or by the message that has the id
         return call.queue in (_KEYED_QUEUE, RESULTS) or call.queue in BUCKETS
+    if call.outcome in ("failed", "timeout"):  # see ``result_checker``
+        return call.op in ("wait", "request")
     return call.outcome in ("cancelled", "late")
 
 
@@ -339,8 +361,15 @@ class Ledgers:
         self.asked: dict[str, list[Asked]] = defaultdict(list)
         #: The calls that raised Unavailable.
         self.unavailable: list[UnavailableCall] = []
+        #: The calls that cancel and change messages, those that wait for results, and the bodies of
+        #: loops.
+        self.cancels, self.results, self.bodies = Cancels(), Results(), Bodies()
+        #: The tries with which some messages were received, by id and token.
+        self.tries: dict[tuple[str, str], int] = {}
         #: The calls on the stream and its groups.
         self.streams = StreamCalls()
+        #: The calls and the flushes of each process, for telemetry.
+        self.processes: list[Process] = []
         for name, lines in ledgers.items():
             self._read(name, lines)
         self.times.pushes.sort()
@@ -349,15 +378,21 @@ class Ledgers:
     def _read(self, name: str, lines: Iterable[Line]) -> None:
         calls: dict[int, RecordedCall] = {}
         answered = self.times.answered[name] = []
+        process = Process()
+        self.processes.append(process)
         for kind, number, at, *rest in lines:
             if kind == "call":
                 calls[number] = RecordedCall(at, *rest)
+                process.called(rest[0], at)
                 continue
             if kind == "error":
                 self._add_error(*rest)
                 continue
             call = calls.pop(number)
             call.ended, (call.outcome, call.result) = at, rest
+            process.add(call)
+            if call.op == "flush":
+                continue
             if call.outcome in ("ok", "refused") or (
                 call.outcome == "taken" and call.queue == _KEYED_QUEUE
             ):
@@ -369,13 +404,14 @@ class Ledgers:
             elif not _is_expected(call):
                 self._add_error(f"{call.op} in {call.queue}: {call.outcome}", str(call.result))
             self._add(name, call)
-            if call.op in ("reserve", "pop") and (
+            if call.op in ("reserve", "next", "pop") and (
                 at - call.began > _longest_receive(call)
                 if call.outcome == "ok" and call.result
                 else call.outcome in ("ok", "unknown")
             ):
                 self.asked[call.queue].append(Asked(call.began, at, name))
         for call in calls.values():
+            process.add(call)
             self._add(name, call)
 
     def _add_error(self, text: str, trace: str) -> None:
@@ -383,19 +419,16 @@ class Ledgers:
         self.traces.setdefault(text, trace)
 
     def _add(self, name: str, call: RecordedCall) -> None:
+        if self.cancels.add(call) or self.results.add(call):
+            return
         if is_of_streams(call.queue):
             self.streams.add(call)
         elif call.op == "push":
             self._add_push(call)
         elif call.op == "pop":
             self._add_pop(name, call)
-        elif call.op == "reserve":
-            for token, ids in call.result.items() if call.outcome == "ok" else ():
-                self.received[token].update(ids)
-                self.figures["received"] += len(ids)
-                self.figures["redelivered"] += sum(tries > 1 for tries in ids.values())
-            if call.queue == ROWS and call.outcome == "ok":
-                self.receives.append(call.result)
+        elif call.op in ("reserve", "next"):
+            self._add_receive(call)
         elif call.op in ("delete", "purge", "remove"):
             until = call.ended if call.outcome == "ok" else call.began + _LATE_DELETE_S
             if call.op == "delete":
@@ -405,8 +438,22 @@ class Ledgers:
                 self.removals.append(Removal(call.began, until, count))
         elif call.op == "plant":
             self.planted |= dict.fromkeys(call.items, call.queue)
-        elif call.op not in ("counts", "reshape"):
+        elif call.op not in _OTHERS:
             self._add_settle(call)
+
+    def _add_receive(self, call: RecordedCall) -> None:
+        if call.op == "next":
+            self.bodies.add(call)
+            refused = call.result if call.outcome == "refused" else None
+            self._add_settle(replace(call, op="commit", result=refused))
+        for token, ids in call.result.items() if call.outcome == "ok" else ():
+            self.received[token].update(ids)
+            self.figures["received"] += len(ids)
+            self.figures["redelivered"] += sum(tries > 1 for tries in ids.values())
+            if call.queue in TRIED:
+                self.tries.update({(id, token): tries for id, tries in ids.items()})
+        if call.queue == ROWS and call.outcome == "ok":
+            self.receives.append(call.result)
 
     def _add_push(self, call: RecordedCall) -> None:
         self.figures["pushed"] += len(call.items)
@@ -490,11 +537,12 @@ class _Check:
         self.wrong["lost"] += [
             f"{id}: deleted while it had no claim"
             for id in sorted(self._log.deleted_unclaimed)
-            if not self._was_removed(id)
+            if not (self._was_removed(id) or self._ledgers.cancels.asked(id))
         ]
         for token, ends in self._log.claims.items():
             for id, end in ends.items():
                 asked = id in self._ledgers.committing.get(token, ())
+                asked = asked or self._ledgers.cancels.asked(id)
                 if end == "out" and not asked and not self._was_removed(id):
                     self.wrong["lost"].append(
                         f"{id}: finished, although its holder ({token}) had not asked for that"
@@ -595,6 +643,20 @@ class _Check:
             if len(ids) > 1
         ]
 
+    def jobs(self) -> None:
+        """Cancels, results, ticks, tries and loops must do what they say."""
+        log, ledgers = self._log, self._ledgers
+        every = [
+            ledgers.cancels.check(log.effects, ledgers.received, self._known.broken),
+            ledgers.results.check(log.asked, log.ended),
+            log.ticks.check(),
+            {"undone": log.tries.check(ledgers.settled, ledgers.tries)},
+            {"settled_twice": ledgers.bodies.twice()},
+        ]
+        for found in every:
+            for name, lines in found.items():
+                self.wrong[name] += lines
+
     def errors(self) -> None:
         """Only lost leases, and errors that faults explain, may be raised or logged."""
         self.wrong["errors"] += [
@@ -613,6 +675,7 @@ class _Check:
             if op in _ENDS
             and self._log.ended(id, token) in _ENDS[op]
             and not (op == "commit" and self._was_removed(id))
+            and not self._ledgers.cancels.asked(id)
         ]
 
 
@@ -644,6 +707,7 @@ def check(
     found.kinds()
     found.removals()
     found.misfits()
+    found.jobs()
     found.errors()
     found.refusals()
     streams = ledgers.streams

@@ -16,6 +16,7 @@ from pymongo.errors import PyMongoError
 
 from pyqueue.backends.bucket import packs
 from pyqueue.errors import Unavailable
+from pyqueue.telemetry.storing import METRICS, TOTAL
 from tests.chaos.change_log import END
 from tests.chaos.members import Member, ReplicaSet
 from tests.chaos.names import name_in
@@ -134,6 +135,8 @@ class Cluster:
         self.locks: list[Lock] = []
         #: The contents of the stream at the end, and how far its groups are behind.
         self.contents: dict[int, str] = {}
+        #: The counts that telemetry has stored at the end: a document for each queue and group.
+        self.metrics: list[dict[str, Any]] = []
         self.behind = 0
         with ExitStack() as stack:
             self.servers = stack.enter_context(ReplicaSet(folder))
@@ -222,6 +225,8 @@ class Cluster:
         self.messages.insert_one({"_id": END, "q": END, "when": datetime.now(UTC), "record": True})
         self._logger.wait()
         self.contents, self.behind = contents_of(self.messages), behind(self.messages)
+        metrics = self.mongo[DATABASE][f"{NAMESPACE}.{METRICS}"]
+        self.metrics = list(metrics.find({"_id": {"$regex": f"^{TOTAL.letter} "}}))
         messages = {"record": {"$exists": False}, "_id": {"$not": {"$regex": "^~"}}}
         fields = dict.fromkeys(("q", "processed", "done", "b.h", "at"), 1)
         return list(self.messages.find(messages, fields))

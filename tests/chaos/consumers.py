@@ -6,9 +6,18 @@ import time
 from typing import Any
 
 from tests.chaos.limit_checker import METERED_QUEUE
-from tests.chaos.names import BUCKETS, CRATES, RESULTS, name_in
+from tests.chaos.names import BUCKETS, CRATES, MIXED, MIXED_QUEUES, RESULTS, ROWS, name_in
 from tests.chaos.queues import BATCH, LONG_WAIT_S, NEXT, PACKED_NEXT, QUEUES
-from tests.chaos.steps import Held, Plan, Step, WorkloadState, by_claim, push_many_step, settle_step
+from tests.chaos.steps import (
+    Held,
+    Plan,
+    Step,
+    WorkloadState,
+    by_claim,
+    push_many_step,
+    rollback_step,
+    settle_step,
+)
 
 #: How many messages of a batch a consumer holds for too long. Each costs a command to settle.
 HELD_TOO_LONG = 20
@@ -45,6 +54,26 @@ class Consumers(WorkloadState):
             yield from self.complete(queue, call.result or [])
             if call.outcome != "ok":
                 yield 0.1
+
+    def receive_from_several(self) -> Plan:
+        """Receive from queues of several kinds at once, and settle their messages together."""
+        while not self.stopping.is_set():
+            queues = [self.queues[name] for name in MIXED_QUEUES]
+            limit = self.dice.choice([1, 5, 20])
+            receive = Step("reserve", MIXED, "receive", (queues, limit), {"timeout": 0.5})
+            receive.on_client = True
+            call = yield receive
+            held: Held = list(call.result or [])
+            part = 0 if self.draining else len(held) // 10
+            steps = [
+                rollback_step(MIXED, held[:part], counted=False, delay=0),
+                settle_step("commit", MIXED, held[part:]),
+            ]
+            for step in steps:
+                step.on_client = True
+                if step.args:
+                    yield step
+            yield 0.1 if call.outcome != "ok" else self.dice.uniform(0, 1)
 
     def clean(self, queue: str) -> Plan:
         """Commit the rest of a queue at the end of the run."""
@@ -99,7 +128,10 @@ class Consumers(WorkloadState):
             ends[end].append(each)
         for token, members in by_claim(ends["rollback"]).items():
             delay = self.dice.choice([0, 0.5])
-            yield settle_step("rollback", queue, members, delay=delay, error=f"by {token}")
+            # A message of ``rows`` that comes back has another place; its tries must show that.
+            counted = queue == ROWS or self.dice.random() < 0.5
+            error = f"by {token}"
+            yield rollback_step(queue, members, counted=counted, delay=delay, error=error)
         if ends["release"]:
             yield settle_step("release", queue, ends["release"])
         yield from self.complete(queue, ends["complete"])

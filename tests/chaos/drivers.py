@@ -13,9 +13,10 @@ import pymongo
 
 from pyqueue import AsyncClient, Client, Delivery, QueueError, To
 from tests.chaos import clock_skew, mutants
+from tests.chaos.flushes import record_flushes
 from tests.chaos.ledger import Call, ids_by_token
 from tests.chaos.limit_checker import KEYED_QUEUE
-from tests.chaos.names import BUCKETS, PACKED_QUEUE, POPPED
+from tests.chaos.names import BUCKETS, CHORES_DEAD, PACKED_QUEUE, POPPED
 from tests.chaos.queues import BATCH, COMMAND_TIMEOUT_S, LONG_WAIT_S, NEXT, OF_GROUPS, QUEUES
 from tests.chaos.steps import Plan, Step, push_many_step
 from tests.chaos.stream_load import endpoints
@@ -31,6 +32,14 @@ def _recorded(workload: Workload, step: Step) -> AbstractContextManager[Call]:
     return workload.ledger.recorded(step.op, step.queue, step.items, hurried=hurried)
 
 
+def _queues(client: Client | AsyncClient) -> dict[str, Any]:
+    """Return the queues, streams and groups of the workload, by their names in the ledger."""
+    found = endpoints(client, **OF_GROUPS)
+    found |= {name: client.queue(name, **options) for name, options in QUEUES.items()}
+    found[CHORES_DEAD] = client.queue(CHORES_DEAD)
+    return found
+
+
 def _options(step: Step, queues: dict[str, Any]) -> dict[str, Any]:
     """Return the options of a call. A bucket is an object: its name alone makes another kind."""
     to = step.options.get("to")
@@ -44,8 +53,8 @@ def _in_time(step: Step) -> AbstractContextManager[Any]:
 
 def run_blocking(workload: Workload, client: Client) -> None:
     """Run the generators of a process in threads until it stops, and raise the first error."""
-    queues: dict[str, Any] = endpoints(client, **OF_GROUPS)
-    queues |= {name: client.queue(name, **options) for name, options in QUEUES.items()}
+    queues = workload.queues = _queues(client)
+    workload.client = client
     failed: list[BaseException] = []
 
     def run(plan: Plan) -> None:
@@ -58,10 +67,10 @@ def run_blocking(workload: Workload, client: Client) -> None:
                     if isinstance(step, Step):
                         with _recorded(workload, step) as answer, _in_time(step):
                             called = client if step.on_client else queues[step.queue]
-                            method = step.function or getattr(called, step.method)
-                            answer.result = step.as_list(
-                                method(*step.args, **_options(step, queues))
-                            )
+                            options = _options(step, queues)
+                            # No variable may keep the iterator of a loop that is left.
+                            result = step.called_on(called)(*step.args, **options)
+                            answer.result = step.as_list(result)
                     elif step:
                         workload.stopping.wait(step)
         except BaseException as error:
@@ -89,8 +98,8 @@ class AsyncRunner:
     def __init__(self, workload: Workload, client: AsyncClient) -> None:
         self._workload, self._client = workload, client
         self._stopped = asyncio.Event()
-        self._queues: dict[str, Any] = endpoints(client, **OF_GROUPS)
-        self._queues |= {name: client.queue(name, **options) for name, options in QUEUES.items()}
+        self._queues = workload.queues = _queues(client)
+        workload.client = client
 
     async def run(self) -> None:
         """Run until the process stops."""
@@ -145,7 +154,7 @@ class AsyncRunner:
     async def _call(self, step: Step) -> Call:
         with _recorded(self._workload, step) as call, _in_time(step):
             called = self._client if step.on_client else self._queues[step.queue]
-            method = getattr(called, step.method)
+            method = step.called_on(called)
             call.result = step.as_list(await method(*step.args, **_options(step, self._queues)))
         return call
 
@@ -260,6 +269,7 @@ def work(spec: dict[str, Any]) -> None:
         "namespace": spec["namespace"],
         "owner": workload.name,
         "command_timeout": COMMAND_TIMEOUT_S,
+        "telemetry": True,
         "signals": random.Random(f"{spec['seed']}/{workload.name}/bus").choice(
             ["capped:", spec["redis"], "none:"]
         ),
@@ -267,6 +277,7 @@ def work(spec: dict[str, Any]) -> None:
 
     async def main() -> None:
         client = AsyncClient(spec["url"], **options)
+        record_flushes(workload.ledger, client)
         try:
             await AsyncRunner(workload, client).run()
         finally:
@@ -276,6 +287,7 @@ def work(spec: dict[str, Any]) -> None:
         asyncio.run(main())
     else:
         client = Client(spec["url"], **options)
+        record_flushes(workload.ledger, client)
         try:
             run_blocking(workload, client)
         finally:

@@ -9,7 +9,10 @@ outcome, items]``. Messages have names in place of ids; see ``names``. The items
 
 * of a push or pop, ids; of a settle, ``{token: [ids]}``; of a reserve, ``{token: {id: tries}}``;
 * of an append, contents, and in its result positions;
-* in the result of a purge or a remove, the number of messages that it removed;
+* in the result of a purge or a remove, the number of messages that it removed; in the result of a
+  "bulk" call, how many messages it changed and passed;
+* of "next", by which a loop commits its last message and receives another, as of a settle, and in
+  its result as of a reserve; in the result of a cancel, a wait or a request, what it returned;
 * in the result of a refused settle, the two lists ``lost`` and ``unknown`` of LeaseLost, each in
   the form of a settle;
 * in the result of a call that raised, the text of Unavailable, or the traceback of another error.
@@ -32,7 +35,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pyqueue import DuplicateKey, LeaseLost, Reservation, Unavailable
+from pyqueue import DuplicateKey, JobFailed, LeaseLost, Reservation, Unavailable
 from tests.chaos.clock_skew import true_monotonic
 from tests.chaos.names import name_in
 
@@ -54,12 +57,13 @@ class Call:
         #: The value that it returned.
         self.result: Any = None
         #: "ok", "refused" (LeaseLost), "unknown" (Unavailable), "late" (the same, but the caller
-        #: had a deadline), "taken" (DuplicateKey), "cancelled", or the type and text of another
-        #: error.
+        #: had a deadline), "taken" (DuplicateKey), "failed" (JobFailed), "timeout" (TimeoutError),
+        #: "cancelled", or the type and text of another error.
         self.outcome = "ok"
         #: The ``lost`` and ``unknown`` of a refused settle.
         self.refused: list[Any] = []
-        #: The text of Unavailable, or the traceback, and the ids whose outcome is unknown.
+        #: The text of Unavailable, the reason of JobFailed, or the traceback; and the ids whose
+        #: outcome is unknown.
         self.error = ""
         self.ids: list[Any] = []
 
@@ -108,6 +112,10 @@ class Ledger:
                 call.outcome = f"Unavailable names {len(error.ids)} ids of {len(items)}: {error}"
         except DuplicateKey:
             call.outcome = "taken"
+        except JobFailed as error:
+            call.outcome, call.error = "failed", error.reason
+        except TimeoutError:
+            call.outcome = "timeout"
         except Exception as error:
             call.outcome = f"{type(error).__name__}: {str(error)[:200]}"
             call.error = traceback.format_exc()
@@ -159,7 +167,7 @@ class _ErrorLog(logging.Handler):
 
 def _items_of(op: str, queue: str, result: Any) -> object:
     """Return the items of a result in the form of the ledger."""
-    if op == "reserve":
+    if op in ("reserve", "next"):
         found: dict[str, dict[str, int]] = {}
         for each in result or ():
             found.setdefault(each.token, {})[name_in(each.queue, each.id)] = each.tries
@@ -170,6 +178,12 @@ def _items_of(op: str, queue: str, result: Any) -> object:
         return list(result or ())
     if op in ("purge", "remove"):
         return int(result)
+    if op.startswith("bulk "):
+        return [result.done, result.passed]
+    if op in ("cancel", "request"):
+        return result
+    if op == "wait":
+        return None if result is None else result.result
     if op == "push":
         return [None if id is None else name_in(queue, id) for id in result or ()]
     return None

@@ -1,4 +1,4 @@
-"""The work of managers: change the limit of a queue, purge a queue, and delete a queue."""
+"""The work of managers: change queues and their messages beside the work of others."""
 
 from __future__ import annotations
 
@@ -7,9 +7,21 @@ from collections.abc import Generator
 from typing import Any
 
 from pyqueue import Limit
+from pyqueue.where import one_of
 from tests.chaos.ledger import Call
 from tests.chaos.limit_checker import LIMITS
-from tests.chaos.steps import Plan, Step, WorkloadState, push_many_step
+from tests.chaos.names import CHORES, CHORES_DEAD, TICKS
+from tests.chaos.steps import (
+    Held,
+    Plan,
+    Step,
+    WorkloadState,
+    new_payload,
+    push_many_step,
+    rollback_step,
+    settle_step,
+)
+from tests.chaos.tick_checker import EVERY_S, SCHEDULE
 
 #: The limit for a short time, the one for a long time, and these times.
 NARROW, WIDE_S, NARROW_S = 2, 10.0, 25.0
@@ -18,6 +30,8 @@ NARROW_BATCH, NARROW_PAUSE_S = 10, 2.5
 #: How many messages are pushed to the queue that is purged, and their delays. Those with a delay
 #: are still there when a purge begins.
 PURGED_BATCH, PURGED_DELAYS_S = 8, [None, 2.0, 5.0]
+#: The delay of the messages that are changed in bulk.
+SORTED_DELAY_S = 4.0
 
 
 class Managers(WorkloadState):
@@ -66,3 +80,77 @@ class Managers(WorkloadState):
             step = Step("delete", queue, "delete_queue", (queue,), {"force": True})
             step.on_client = True
             yield step
+
+    def cancel(self) -> Plan:
+        """Push to a queue, and cancel messages: before, while and after a consumer holds them."""
+        while not self.stopping.is_set():
+            delay = self.dice.choice([None, None, 3.0])
+            call = yield from self._push(CHORES, self.dice.randint(1, 4), delay)
+            for id in (call.result or [])[:2]:
+                yield self.dice.uniform(0, 1)
+                step = Step("cancel", CHORES, "cancel", (id,), {}, [id])
+                step.options["force"] = self.dice.random() < 0.5
+                step.on_client = self.dice.random() < 0.5
+                yield step
+            yield self.dice.uniform(1, 4)
+
+    def sort_out(self) -> Plan:
+        """Change scheduled messages in bulk, and send dead letters back."""
+        while not self.stopping.is_set():
+            call = yield from self._push(CHORES, self.dice.randint(2, 6), SORTED_DELAY_S)
+            yield self.dice.uniform(0.5, 2)
+            verb = self.dice.choice(["remove", "move", "requeue", "redrive"])
+            selected: dict[str, Any] = {"state": "scheduled"}
+            if call.result and self.dice.random() < 0.5:
+                selected = {"where": {"payload.n": one_of(call.result)}}
+            step = Step(f"bulk {verb}", CHORES, verb, selected=selected)
+            if verb == "redrive":
+                step.queue, step.selected = CHORES_DEAD, {}
+            elif verb == "move":
+                step.args = ("billed",)
+            yield step
+            yield 1.0  # so that the times of two calls do not overlap
+
+    def tend(self) -> Plan:
+        """Hold a few messages for a moment, in which they may be cancelled, and settle them."""
+        while not self.stopping.is_set():
+            call = yield Step("reserve", CHORES, "reserve_many", (4,), {"timeout": 0.5})
+            held: Held = list(call.result or [])
+            if held and not self.draining:
+                yield self.dice.uniform(0, 1.5)
+            for each in held:
+                chance = 1.0 if self.draining else self.dice.random()
+                error = f"by {each.token}"
+                if chance < 0.1:
+                    yield settle_step("bury", CHORES, [each], error=error)
+                elif chance < 0.25:
+                    counted = self.dice.random() < 0.5
+                    yield rollback_step(CHORES, [each], counted=counted, delay=0, error=error)
+                elif chance < 0.3:
+                    yield settle_step("release", CHORES, [each])
+                elif chance > 0.32:
+                    payload = {**each.payload, "trail": [[CHORES, each.token]]}
+                    yield settle_step("commit", CHORES, [each], payload=payload)
+            if call.outcome != "ok":
+                yield 0.1
+
+    def keep_time(self) -> Plan:
+        """Store a schedule, pause and resume it, and delete it at the end: then its queue drains.
+
+        Any process may be killed between two of these calls, so each call is repeated.
+        """
+        options = {"queue": TICKS, "every": EVERY_S, "payload": new_payload(SCHEDULE)}
+        options |= {"missed": "all", "overlap": True, "grace": 5}
+        while not self.stopping.is_set():
+            yield self._of_schedule("schedule", **options)
+            if self.dice.random() < 0.2:
+                yield self._of_schedule("pause_schedule")
+                yield 1.0
+            yield self._of_schedule("resume_schedule")
+            yield self.dice.uniform(4, 8)
+        for _ in range(2):
+            if (yield self._of_schedule("unschedule")).outcome == "ok":
+                return
+
+    def _of_schedule(self, method: str, **options: Any) -> Step:
+        return Step("schedule", TICKS, method, (SCHEDULE,), options, on_client=True)

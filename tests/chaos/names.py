@@ -22,6 +22,17 @@ POPPED: Final = ("events", JARS)
 PURGED_QUEUE: Final = "drafts"
 #: The queue of results.
 RESULTS: Final = "results"
+#: The queue that is consumed by loops, and the one whose messages operators cancel and change, with
+#: its dead letters.
+LOOPS: Final = "loops"
+CHORES, CHORES_DEAD = "chores", "chores.dead"
+#: The queue whose producers wait for results, and the one that a schedule pushes to.
+ASKS: Final = "asks"
+TICKS: Final = "ticks"
+#: The queue, in the ledger, of a call that receives from several queues or settles their messages.
+MIXED: Final = "mixed"
+#: These queues.
+MIXED_QUEUES: Final = ("urgent", "turns", "calls", CRATES, "billed")
 #: How the name of a malformed document begins.
 MISFIT: Final = "misfit-"
 #: The ordered queue with common instants.

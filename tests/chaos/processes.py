@@ -22,7 +22,7 @@ from pyqueue import _watchdog
 from pyqueue.errors import QueueError
 
 ROOT = Path(__file__).parents[2]
-END_TIMEOUT_S = 30.0
+END_TIMEOUT_S = 60.0
 
 
 class Process:

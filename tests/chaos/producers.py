@@ -11,7 +11,7 @@ from tests.chaos.clock_skew import true_now
 from tests.chaos.forked import push_in_child
 from tests.chaos.limit_checker import KEYED_QUEUE, METERED_QUEUE, PACED_QUEUE
 from tests.chaos.misfits import insert, misfits
-from tests.chaos.names import DELETED_QUEUE, JARS, MISFIT, PACKED_QUEUE, SHEAVES, SHIFTS
+from tests.chaos.names import DELETED_QUEUE, JARS, LOOPS, MISFIT, PACKED_QUEUE, SHEAVES, SHIFTS
 from tests.chaos.queues import BATCH, KEYS, MANY, with_next
 from tests.chaos.steps import Plan, Step, WorkloadState, push_many_step, push_step
 from tests.chaos.stream_load import STREAM
@@ -82,10 +82,6 @@ class Producers(WorkloadState):
             yield from self.until_ok(push)
             yield self.dice.uniform(0, 2)
 
-    def until_ok(self, push: Step) -> Plan:
-        while (yield push).outcome != "ok" and not self.stopping.is_set():
-            yield 0.05
-
     def wait_for_room(self, queue: str) -> Plan:
         """Wait while the queue and those after it hold too many messages."""
         while not self.stopping.is_set():
@@ -102,7 +98,7 @@ class Producers(WorkloadState):
         while not self.stopping.is_set():
             [id] = self.new_ids(1)
             yield from self.until_ok(push_step("orders", id, id=id))
-            yield self.dice.uniform(0, 0.2)
+            yield self.dice.uniform(0, 0.25)
 
     def pack(self, queue: str) -> Plan:
         """Push to a bucket at the rate, in packs. Some messages are scheduled, some have keys."""
@@ -157,6 +153,13 @@ class Producers(WorkloadState):
             step = Step("plant", queue, "insert", (documents,), {}, ids)
             step.function = partial(insert, self.spec)
             yield step
+
+    def push_to_loops(self) -> Plan:
+        """Push a few messages for loops."""
+        while not self.stopping.is_set():
+            ids = self.new_ids(self.dice.randint(1, 4))
+            yield from self.until_ok(push_many_step(LOOPS, ids, ids=ids))
+            yield self.dice.uniform(0, 2)
 
     def push_with_keys(self) -> Plan:
         """Push with a few keys again and again."""

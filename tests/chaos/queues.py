@@ -13,6 +13,10 @@ Messages of ``jars`` are popped, by callers that are often cancelled. Messages o
 moved to ``rows``. Some of ``drafts`` are removed before they are received. Malformed documents are
 inserted into ``states``.
 
+Messages of ``loops`` are received by loops. Messages of ``chores`` are cancelled, and changed in
+bulk, beside their consumers. Producers wait for the results of ``asks``. A schedule pushes to
+``ticks``. One consumer receives from several queues at once.
+
 Each tenant of ``calls`` has a limit, each tenant of ``metered`` a rate, ``paced`` has a rate, and
 the limit of ``narrow`` changes; see ``limit_checker``. There are also many queues with few
 messages, and with consumers that wait for them, and a stream; see ``stream_load``.
@@ -24,15 +28,19 @@ from typing import Any, Final
 
 from tests.chaos.limit_checker import LIMITS, NARROW_QUEUE
 from tests.chaos.names import (
+    ASKS,
     BUCKETS,
+    CHORES,
     CRATES,
     DELETED_QUEUE,
+    LOOPS,
     PACKED_QUEUE,
     PURGED_QUEUE,
     RESULTS,
     ROWS,
     SHEAVES,
     SHIFTS,
+    TICKS,
 )
 
 POLL_S: Final = 4.0
@@ -53,7 +61,9 @@ QUEUES: Final[dict[str, dict[str, Any]]] = {
     "urgent": {"lease": 3, "poll": POLL_S, "kind": "priority"},
     "turns": {"lease": 3, "poll": POLL_S, "kind": "ordered"},
     SHIFTS: {"lease": 3, "poll": POLL_S, "kind": "ordered"},
-    **{name: {"lease": 3, "poll": POLL_S} for name in (RESULTS, ROWS, PURGED_QUEUE)},
+    **{name: {"lease": 3, "poll": POLL_S} for name in (RESULTS, ROWS, PURGED_QUEUE, ASKS, TICKS)},
+    LOOPS: {"lease": 5, "poll": POLL_S},
+    CHORES: {"lease": 3, "poll": POLL_S, "history": 86400},
     **{name: {"lease": 3, "poll": POLL_S, "kind": "bucket"} for name in BUCKETS},
     **{name: {"lease": 3, "poll": POLL_S, "limit": limit} for name, limit in LIMITS.items()},
     # All programs name its first limit, so that no message is ever held without a slot.

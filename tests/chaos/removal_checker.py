@@ -31,7 +31,7 @@ def miscounted(
     perhaps: Iterable[float],
     broken: Iterable[tuple[float, float]],
 ) -> list[str]:
-    """Return the calls that counted other messages than they removed, in words.
+    """Return the calls that counted other messages than they removed or changed, in words.
 
     Args:
         removals: The calls.
@@ -50,7 +50,7 @@ def miscounted(
         most = least + sum(begin <= at <= end for at in perhaps)
         if not least <= each.counted <= most:
             found.append(
-                f"a removal from {each.began:.2f} to {each.until:.2f} counted {each.counted} "
-                f"messages, and removed {least} to {most}"
+                f"a call from {each.began:.2f} to {each.until:.2f} counted {each.counted} "
+                f"messages, and changed {least} to {most}"
             )
     return found

@@ -31,6 +31,7 @@ from tests.chaos.queues import QUEUES
 from tests.chaos.report import Result, is_good, progress, timings
 from tests.chaos.schedule import PAUSE_S, POLL_S, Event, Schedule
 from tests.chaos.starvation import Availability, check_times
+from tests.chaos.telemetry_checker import check_telemetry
 from tests.chaos.windows import windows_of
 
 #: The servers, the network and the load share the processors. With a rate of more than this for
@@ -40,6 +41,8 @@ RATE = 8.0 * (os.cpu_count() or 1)
 PERIOD_S, QUIET_S = 120.0, 30.0
 #: The length of a round with a mutant, and the time until a mutant must be noticed.
 ROUND_MINUTES, MUTANT_S = 0.75, 600.0
+#: How many lines of a figure are shown.
+MOST_SHOWN = 10
 ALL_FAULTS = (*SERVER_FAULTS, *CLIENT_FAULTS)
 
 
@@ -121,6 +124,10 @@ def _judge(
     changes = ChangeLog(ledger.read(cluster.change_log))
     ids = [id for each in stored for id in ids_of(each)]
     found = check(ledgers, changes, ids, known, cluster.contents)
+    counts = check_telemetry(ledgers.processes, cluster.metrics, broken)
+    found["miscounted"] = len(counts)
+    if counts:
+        found["wrong"]["miscounted"] = counts[:MOST_SHOWN]
     found["unfinished"] = cluster.unfinished(stored)
     recovered = {event["at"]: _recovered(ledgers.times, event["at"]) for event in servers}
     windows = windows_of(events, recovered, SCOPES, cluster.locks)
@@ -226,5 +233,6 @@ def _keep(folder: Path, cluster: Cluster, known: Disturbances, events: list[Even
     for path in (*cluster.workload.ledgers, cluster.change_log):
         shutil.copy(path, folder)
     (folder / "known.json").write_text(json.dumps(asdict(known)))
+    (folder / "metrics.json").write_text(json.dumps(cluster.metrics, default=str))
     faults = {"events": events, "locks": cluster.locks}
     (folder / "faults.json").write_text(json.dumps(faults))

@@ -8,6 +8,7 @@ from typing import Any, Self
 from tests.chaos.checker import MUST_BE_ZERO, ChangeLog, Ledgers, check
 from tests.chaos.pop_checker import Disturbances
 from tests.chaos.starvation import Availability, check_times
+from tests.chaos.telemetry_checker import check_telemetry
 from tests.chaos.windows import Windows
 
 Line = list[Any]
@@ -41,12 +42,14 @@ class Scenario:
         pushed: int = 1,
         at: float = 0.0,
         place: Sequence[Any] = (),
+        content: str | None = None,
     ) -> Self:
         """A message was stored. One that is given back has the same time of its push.
 
-        ``place``: the group and the number of a message that has one.
+        ``place``: the group and the number of a message that has one. ``content``: if it is not
+        the id.
         """
-        return self._changed("in", id, queue, id, pushed, at, at, *place)
+        return self._changed("in", id, queue, content or id, pushed, at, at, *place)
 
     def packed(self, id: str, contents: list[str], queue: str = "parcels") -> Self:
         """A pack of a bucket was stored."""
@@ -72,6 +75,10 @@ class Scenario:
     def limited(self, queue: str, most: int, *, at: float) -> Self:
         """The record of a queue got another limit."""
         return self._changed("limit", f"~queue:{queue}", queue, most, at)
+
+    def ticked(self, name: str, at: float = 0.0, **put: Any) -> Self:
+        """A schedule was stored, decided on a tick, or was deleted."""
+        return self._changed("tick", f"~cron:{name}", put, at)
 
     def deleted(self, id: str, at: float | None = None) -> Self:
         """A message was deleted, now or at a given time."""
@@ -177,6 +184,18 @@ class Scenario:
         queues = {line[2] for line in self._changes if line[0] in ("in", "pack")}
         found = Availability(iter(self._changes), queues)
         return check_times(self._read_ledgers(), found, windows or Windows())
+
+    def check_telemetry(
+        self, stored: dict[str, dict[str, int]], *broken: tuple[float, float]
+    ) -> list[str]:
+        """Return the stored counts that do not agree with the ledgers.
+
+        Args:
+            stored: The counts by queue.
+            broken: When faults of the servers began and ended.
+        """
+        documents = [{"q": queue, **counts} for queue, counts in stored.items()]
+        return check_telemetry(self._read_ledgers().processes, documents, broken)
 
     def _read_ledgers(self) -> Ledgers:
         return Ledgers({name: iter(lines) for name, lines in self._ledgers.items()})

@@ -17,14 +17,14 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from tests.chaos.checker import Asked, Ledgers, Line, UnavailableCall
 from tests.chaos.group_checker import Groups, Turn
 from tests.chaos.limit_checker import Limits
-from tests.chaos.names import MISFIT, document_of
+from tests.chaos.names import LOOPS, MISFIT, document_of
 from tests.chaos.pack_log import PackLog
 from tests.chaos.queues import COMMAND_TIMEOUT_S, POLL_S
 from tests.chaos.stream_load import GROUPS
@@ -38,8 +38,10 @@ LONGEST_WAIT_S = POLL_S + 1.0
 LONGEST_WAIT_AFTER_FAULT_S = 5.0
 #: The queue with priorities: later messages of a higher priority come first.
 URGENT_QUEUE = "urgent"
-#: The queue whose leases are renewed as long as its messages are held. Its consumers do not always
-#: ask for messages, so none starves there.
+#: The queues whose leases are renewed as long as their messages are held. In ``loops``, a message
+#: that no body gets, or whose loop is left, comes back before its lease ends, too.
+_RENEWED: Final = ("renewed", LOOPS)
+#: The first of them. Its consumers do not always ask for messages, so none starves there.
 RENEWED_QUEUE = "renewed"
 _SHOWN = 10
 #: Shorter waits are not judged.
@@ -60,6 +62,18 @@ class _Place:
     when: float
     token: str | None
     since: float
+    owner: str = ""
+
+
+class _Lapse(NamedTuple):
+    """A lease that ended while its message should have been held: who had it, when, and the time
+    at which this was noticed.
+    """
+
+    id: str
+    owner: str
+    when: float
+    at: float
 
 
 class Availability:
@@ -79,8 +93,8 @@ class Availability:
         self.taken: dict[str, list[tuple[float, float]]] = defaultdict(list)
         #: When the last message of each claim of renewed leases was stored, by token.
         self._stored: dict[str, float] = {}
-        #: The renewed leases that lapsed: the message, when, and when that was noticed.
-        self.lapses: list[tuple[str, float, float]] = []
+        #: The renewed leases that lapsed.
+        self.lapses: list[_Lapse] = []
         #: The queues with limits.
         self.limits = Limits()
         groups = Groups()
@@ -132,8 +146,9 @@ class Availability:
         claimed = token is not None and token != place.token and "processed" not in put
         self._left(id, at, received=claimed)
         queue = "" if "processed" in put else put.get("q", place.queue)
-        self._places[id] = _Place(queue, put.get("when", place.when), token, at)
-        if claimed and queue == RENEWED_QUEUE:
+        owner = put.get("owner", place.owner)
+        self._places[id] = _Place(queue, put.get("when", place.when), token, at, owner)
+        if claimed and queue in _RENEWED:
             self._stored[token] = at
 
     def _left(self, id: str, at: float, *, received: bool) -> None:
@@ -148,12 +163,12 @@ class Availability:
         if judged and at - since > _SHORT_S:
             key = (place.queue, round(place.when, 1), round(since, 1), round(at, 1))
             self._waits.setdefault(key, Wait(id, place.queue, place.when, since, at))
-        if place.queue == RENEWED_QUEUE and place.token and at > place.when + _CLOCK_ERROR_S:
+        if place.queue in _RENEWED and place.token and at > place.when + _CLOCK_ERROR_S:
             # A server without a processor for seconds takes until the end of the lease to store a
             # claim. Its holder learns of all its messages together, and can renew none before.
             known = max(place.since, self._stored.get(place.token, -math.inf))
             if known <= place.when - _RENEWAL_S:
-                self.lapses.append((id, place.when, at))
+                self.lapses.append(_Lapse(id, place.owner, place.when, at))
 
 
 class _Starvation:
@@ -260,9 +275,9 @@ def check_times(ledgers: Ledgers, found: Availability, windows: Windows) -> dict
         excused = windows.servers.plus(locked) if locked else windows.servers
         in_faults.add(wait, spans, overtaken, excused)
     lapsed = [
-        f"{id}: its lease lapsed {at - when:.1f} s before the next renewal"
-        for id, when, at in found.lapses
-        if not windows.servers.within(when - 5.0, at)
+        f"{each.id}: its lease lapsed {each.at - each.when:.1f} s before the next renewal"
+        for each in found.lapses
+        if not windows.excuses(each.owner, each.when - 5.0, each.at)
     ]
     unavailable = [
         f"{call.op} in {call.queue} by {call.process}, from {call.began:.1f} to {call.ended:.1f}: "

@@ -37,14 +37,29 @@ class Step:
     deadline_s: float | None = None
     #: After how many seconds the caller cancels the call, if the client is async.
     cancel_s: float | None = None
+    #: The arguments of ``select``, if the method belongs to its result.
+    selected: dict[str, Any] | None = None
     #: Called in place of the method.
     function: Callable[..., Any] | None = None
+
+    def called_on(self, called: Any) -> Callable[..., Any]:
+        """Return the function of this call.
+
+        Args:
+            called: The queue, stream, group or client of the call.
+        """
+        if self.function is not None:
+            return self.function
+        if self.selected is not None:
+            called = called.select(**self.selected)
+        function: Callable[..., Any] = getattr(called, self.method)
+        return function
 
     def as_list(self, result: Any) -> Any:
         """Return the result in a list if the call handles one message."""
         if self.method == "push":
             return [result]
-        if self.method in ("pop", "reserve"):
+        if self.method in ("pop", "reserve") or self.op == "next":
             return [] if result is None else [result]
         return result
 
@@ -63,6 +78,9 @@ class WorkloadState:
         self.rate: float = spec["rate"]
         self.dice = random.Random(f"{spec['seed']}/{self.name}")
         self.ledger = Ledger(Path(spec["ledger"]))
+        #: The client, and its queues, streams and groups by their names in the ledger.
+        self.client: Any = None
+        self.queues: dict[str, Any] = {}
         self.stopping = threading.Event()
         #: Whether to settle everything at once, without faults of consumers.
         self.draining = False
@@ -71,6 +89,11 @@ class WorkloadState:
     def new_ids(self, count: int) -> list[str]:
         """Return ids that no other process uses."""
         return [f"{self.name}.{next(self._numbers)}" for _ in range(count)]
+
+    def until_ok(self, push: Step) -> Plan:
+        """Repeat a push until it succeeds."""
+        while (yield push).outcome != "ok" and not self.stopping.is_set():
+            yield 0.05
 
     def perhaps_again(self, step: Step) -> Plan:
         """Make a call, and repeat it perhaps if its outcome is unknown."""
@@ -107,3 +130,19 @@ def by_claim(held: Held) -> dict[str, Held]:
     for each in held:
         found.setdefault(each.token, []).append(each)
     return found
+
+
+def rollback_step(queue: str, held: Held, *, counted: bool, **options: Any) -> Step:
+    """Return the step that rolls reservations back. In the ledger, one that does not count differs.
+
+    Args:
+        queue: Their queue.
+        held: The reservations.
+        counted: Whether the try counts.
+        options: Other options of ``rollback``.
+    """
+    step = settle_step("rollback", queue, held, **options)
+    if not counted:
+        step.op = "postpone"
+        step.options["counted"] = False
+    return step

@@ -28,6 +28,8 @@ def timeless(line: list[Any]) -> list[Any]:
     if kind in ("in", "pack", "copy"):
         at, when = rest[3:5]
         del rest[3:5]
+    elif kind == "tick":
+        at = when = rest.pop()
     elif kind == "set":
         *rest, at = rest
         when = rest[0].pop("when", at)
@@ -99,7 +101,7 @@ def test_change_log_shows_each_operation(client: Client, log: Log) -> None:
     assert abs(line[-1] / 1000 - time.time()) < 60
     held, _ = log.reserve(orders, "a")
     assert log.lines(orders.extend, held) == [["set", "a", {}]]
-    assert log.lines(orders.release, held) == moved()
+    assert log.lines(orders.release, held) == moved(tries=0)
     held, token = log.reserve(orders, "a")
     assert log.lines(orders.rollback, held, delay=0, error=f"by {token}") == moved(by=token)
     # The first mark of the trail, a later one, and a new payload.
@@ -129,7 +131,7 @@ def test_change_log_shows_messages_with_keys(client: Client, log: Log) -> None:
     assert log.lines(states.push, {"n": "2", "trail": []}, **again) == [["set", "s", {"n": "2"}]]
     log.reserve(states, "s")
     assert log.lines(states.push, {"n": "3", "trail": []}, **again) == [
-        ["set", "s", {"n": "3", "token": None}]
+        ["set", "s", {"n": "3", "token": None, "tries": 0}]
     ]
     held, _ = log.reserve(states, "s")
     assert log.lines(states.bury, held) == [
@@ -174,6 +176,46 @@ def test_change_log_shows_groups_and_packs(client: Client, log: Log) -> None:
     again = [f"{ObjectId()}:0"]
     (line,) = log.lines(parcels.push_many, [{"n": "e", "trail": []}], ids=again)
     assert line[:4] == ["in", again[0], "parcels", "e"]
+
+
+def test_change_log_shows_ends_tries_and_results(client: Client, log: Log) -> None:
+    """A message that was cancelled or removed, and a try that does not count."""
+    chores = client.queue("chores", history=60)
+    for id in "abcd":
+        chores.push({"n": id, "trail": []}, id=id, result=60)
+    assert log.lines(chores.cancel, "a")[-1] == [
+        "set",
+        "a",
+        {"processed": True, "outcome": "cancelled"},
+    ]
+    assert log.lines(chores.select(where={"payload.n": "b"}).remove) == [
+        ["set", "b", {"processed": True, "outcome": "removed"}]
+    ]
+    held, token = log.reserve(chores, "c")
+    again = {"delay": 60, "counted": False, "error": f"by {token}"}
+    assert log.lines(chores.rollback, held, **again) == [
+        ["set", "c", {"token": None, "tries": 0, "by": token}]
+    ]
+    assert log.lines(chores.select(state="scheduled").requeue) == [["set", "c", {}]]
+    held, token = log.reserve(chores, "d")
+    ((_, _, put),) = log.lines(chores.commit, held, result={"n": "d", "by": token})
+    assert put.pop("token") not in (None, token)
+    assert put == {"processed": True, "by": token}
+
+
+def test_change_log_shows_schedules(client: Client, log: Log) -> None:
+    """A message that a schedule pushes enters its queue as a copy."""
+    begun = time.time()
+    every: dict[str, Any] = {"queue": "ticks", "every": 60, "payload": {"n": "beat"}}
+    ((kind, id, put),) = log.lines(client.schedule, "beat", **every)
+    assert (kind, id) == ("tick", "~cron:beat")
+    assert abs(put["when"] / 1000 - begun - 60) < 60
+    ids: list[Any] = []
+    lines = log.lines(lambda: ids.append(client.run_schedule("beat")))
+    assert ["tick", id, {"last": ids[0]}] in lines
+    assert [line[:2] for line in lines if line[0] != "tick"] == [["copy", ids[0]], ["set", ids[0]]]
+    assert log.lines(client.pause_schedule, "beat") == [["tick", id, {"when": None}]]
+    assert log.lines(client.unschedule, "beat") == [["tick", id, {"gone": True}]]
 
 
 def test_change_log_continues_after_a_failed_stream(

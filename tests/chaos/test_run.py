@@ -196,6 +196,7 @@ def result_with(**found: Any) -> dict[str, Any]:
         **scenario.check_times(),
         "wrong": {},
         "unfinished": 0,
+        "miscounted": 0,
         "longest_outage": {"producer": 1.0, "consumer": 2.0},
         "recovery": {"primary killed": {"push": {"median": 1.5, "longest": 1.5}}},
         "events": [],

@@ -2,8 +2,8 @@
 
 The work of a process is written once for both kinds of client, as generators; see ``steps``.
 ``drivers`` runs them: a process with a blocking client runs each in a thread, a process with an
-async client in a task. ``queues`` describes the queues; ``producers``, ``consumers`` and
-``managers`` have the generators.
+async client in a task. ``queues`` describes the queues; ``producers``, ``consumers``, ``loops``,
+``askers`` and ``managers`` have the generators.
 
 The client that settles a message also writes its token into it by the same update, if the operation
 allows it: a move and a commit with history into ``trail`` of the payload, a rollback into the
@@ -20,19 +20,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.chaos import clock_skew
+from tests.chaos.askers import Askers
 from tests.chaos.consumers import Consumers
 from tests.chaos.limit_checker import KEYED_QUEUE, METERED_QUEUE, NARROW_QUEUE, PACED_QUEUE
+from tests.chaos.loops import Loops
 from tests.chaos.managers import Managers
 from tests.chaos.names import (
     CRATES,
     DELETED_QUEUE,
     JARS,
+    LOOPS,
     PACKED_QUEUE,
     PURGED_QUEUE,
     RESULTS,
     ROWS,
     SHEAVES,
     SHIFTS,
+    TICKS,
 )
 from tests.chaos.producers import PRODUCED, Producers
 from tests.chaos.queues import MANY
@@ -63,6 +67,7 @@ ROLES: dict[str, Role] = {
             *(("pack", PACKED_QUEUE), ("append",), ("call",), ("schedule",)),
             *(("pack", DELETED_QUEUE), ("delete", DELETED_QUEUE), ("reshape", NARROW_QUEUE)),
             *(("fork", "turns"), ("plant", "states"), ("purge", PURGED_QUEUE)),
+            *(("push_to_loops",), ("cancel",), ("sort_out",), ("ask",), ("keep_time",)),
         ),
     ),
     "producer-2": Role(
@@ -73,6 +78,7 @@ ROLES: dict[str, Role] = {
             *(("push_with_keys",), ("push_one_by_one",), ("push_to_many",), ("append",)),
             *(("pack", PACKED_QUEUE), ("pack_one_by_one",), ("call",), ("schedule",)),
             *(("meter_one_by_one",), ("hurry",), ("pack", JARS), ("pack", SHEAVES)),
+            *(("cancel",), ("ask",), ("ask",), ("keep_time",)),
         ),
     ),
     "mover-1": Role(
@@ -88,7 +94,7 @@ ROLES: dict[str, Role] = {
         True,
         (
             *(("pipeline",), *_settle("parsed", PACKED_QUEUE), ("carry", DELETED_QUEUE)),
-            ("return_in_parts", SHEAVES),
+            *(("return_in_parts", SHEAVES), ("receive_from_several",)),
         ),
     ),
     "consumer-1": Role(
@@ -98,6 +104,7 @@ ROLES: dict[str, Role] = {
             *_settle("billed", "packed", "urgent", "turns", PACKED_QUEUE, CRATES),
             *_settle(KEYED_QUEUE, PACED_QUEUE, SHIFTS, ROWS),
             *(("pop", "events"), ("pop", JARS), ("consume", GROUPS[0]), ("keep", NARROW_QUEUE)),
+            *(("loop", LOOPS), ("answer",), ("work", TICKS)),
         ),
     ),
     "consumer-2": Role(
@@ -109,6 +116,7 @@ ROLES: dict[str, Role] = {
             *(
                 ("pop", "events"),
                 ("pop_and_cancel", JARS),
+                *(("loop", LOOPS), ("answer",), ("tend",), ("work", TICKS)),
                 *(("consume", group) for group in GROUPS[:2]),
             ),
         ),
@@ -119,6 +127,7 @@ ROLES: dict[str, Role] = {
         (
             *_settle("orders", "billed", "states", "turns", KEYED_QUEUE, METERED_QUEUE),
             *(("consume", GROUPS[1]), ("roll_back_singly", ROLLED_BACK)),
+            *(("loop", "turns"), ("tend",), ("receive_from_several",)),
         ),
     ),
     "consumer-4": Role("consumer", True, tuple(("wait_and_commit", name) for name in MANY)),
@@ -126,7 +135,7 @@ ROLES: dict[str, Role] = {
 }
 
 
-class Workload(Producers, Consumers, Managers):
+class Workload(Producers, Consumers, Managers, Loops, Askers):
     """The state and the generators of one process.
 
     Args:
