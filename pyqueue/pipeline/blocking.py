@@ -212,6 +212,7 @@ class ClientRunner:
                 "client"
             )
         second = Connection(url, namespace=self.namespace)
+        second.hooks = self._connection.hooks
         second.enter()
         try:
             yield second

@@ -147,7 +147,8 @@ def _close_clients() -> None:
     for (pid, _, _), client in list(_clients.items()):
         if pid == os.getpid():
             with suppress(Exception):  # a server may be gone; closing waits for it a second
-                runner_of(client).close()
+                # A Client stores its last figures.
+                getattr(client, "close", runner_of(client).close)()
 
 
 atexit.register(_close_clients)

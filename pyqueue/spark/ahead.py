@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from pyqueue import telling
 from pyqueue.backends.claims.claims import ClaimRange, NamedClaims, id_order
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.documents import eligible_since
@@ -30,6 +31,7 @@ from pyqueue.messages import MAX_BATCH_BYTES, NEVER, Id, Reservation
 from pyqueue.requests import Document, Plan, ServerTime
 from pyqueue.reserved import log_failed_rollback
 from pyqueue.runtime.connecting import Connection
+from pyqueue.spark.told import Told
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +118,13 @@ def working(
         # The next claims are smaller, so no document may have more messages than they take.
         pieces = 1 if blames or misuse else 2
         try:
-            connection.run(
+            given_back = connection.run(
                 claims.rollback(claimed.token, claimed.upto, error, tried=tried, pieces=pieces)
             )
         except QueueError as failure:  # the first exception matters more
             log_failed_rollback(f"the batch of group {claims.group!r}", failure)
+        else:
+            Told(connection, claims.backend).settled("rollback" if tried else "release", given_back)
         raise
 
 
@@ -137,8 +141,9 @@ def bury_killer(source: QueuePlans, held: Reservation[Any]) -> Plan[bool]:
     if most is None or held.tries <= most:
         return False
     error = Rejected("the process ended each time it worked on this message")
+    plan = source.rollback((held,), error=error)
     with suppress(LeaseLost):
-        yield from source.rollback((held,), error=error)
+        yield from telling.settling(plan, telling.tells_of(source, "rollback", (held,)))
     return True
 
 

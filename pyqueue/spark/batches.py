@@ -36,6 +36,7 @@ from pyqueue.spark.models import frame, payload_type
 from pyqueue.spark.outputs import Held, Output, Report, Route, Tally, Transform
 from pyqueue.spark.runners import GroupRunner, members_of
 from pyqueue.spark.sinks import TableSink
+from pyqueue.spark.told import Told
 
 log = logging.getLogger("pyqueue")
 
@@ -94,6 +95,7 @@ class Batches:
         self._connection = connection
         self.run = connection.run
         self.source = source
+        self.told = Told(connection, source)
         self._runner = GroupRunner(
             connection, members_of(source, group, members), source.options.lease, source.terms.owner
         )
@@ -169,6 +171,7 @@ class Batches:
         return self.run(_has_ready(self.source))
 
     def _run_once(self, session: Callable[[], SparkSession], *, ahead: bool) -> Report:
+        began = time.monotonic()
         claimed = self._ahead.take()
         if claimed is None or not claimed.held or claimed.token != self._runner.token:
             # A process that runs the group checks before it claims. An idle check writes nothing.
@@ -180,6 +183,7 @@ class Batches:
             claimed = self.run(claimed_now(self.claims, token, self._limit))
         if not claimed.held:
             return Report()
+        self.told.received(claimed.held.values(), began)
         token, upto, documents = claimed.token, claimed.upto, claimed.documents
         batch, model = Batch(self, claimed), self.source.codec.model
         with working(self._connection, self.claims, claimed):
@@ -209,6 +213,7 @@ class Batches:
                 "which chooses its member itself; leave members out of both, and use a different "
                 "group for each query"
             )
+        began = time.monotonic()
         progress = self.run(self.claims.progress())
         token, upto = progress.token, progress.claimed
         self.run(self.claims.begin_work(token, upto))
@@ -222,6 +227,7 @@ class Batches:
                 "nothing claimed; the streaming query must read that queue for that group, with "
                 "the data source pyqueue"
             )
+        self.told.received(batch.held.values(), began)
         batch.work(
             lambda part: (
                 df.where(df["id"].isin([str(id) for id in part]))
@@ -381,14 +387,15 @@ class Batch:
 
     def _roll_back(self) -> None:
         self.refresh()
-        source = self._source
+        source, told = self._source, self._batches.told
         for id, error in self._tally.failed:
             if id in self.held:
                 with suppress(LeaseLost):
-                    self._run(source.rollback((self.held[id],), error=error))
+                    plan = source.rollback((self.held[id],), error=error)
+                    self._run(told.settling("rollback", (self.held[id],), plan))
         untried = tuple(self.held[id] for id in self._untried if id in self.held)
         with suppress(LeaseLost):
-            self._run(source.release(untried))
+            self._run(told.settling("release", untried, source.release(untried)))
 
     def report(self) -> Report:
         """Return the outcome of the batch."""

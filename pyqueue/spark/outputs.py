@@ -25,6 +25,7 @@ from pyqueue.runtime.connecting import Connection
 from pyqueue.runtime.server_errors import shown_cause, translated
 from pyqueue.spark.columns import label
 from pyqueue.spark.row_reader import Reader
+from pyqueue.spark.told import Told
 
 #: The function of a stage. Without a target, it returns nothing and may take the claim's number.
 Transform = (
@@ -105,6 +106,7 @@ class Output:
             )
         self._connection = connection
         self._source = route.source
+        self._told = Told(connection, route.source)
         #: The targets, by the queue that a row names. If rows name none, the key is None.
         self._targets = {each.queue if route.by_column else None: each for each in route.targets}
         self._transform: Callable[..., Any] = transform or (lambda df: df)
@@ -163,6 +165,8 @@ class Output:
             str(row.id): (by_id[str(row.id)], self._changed(by_id[str(row.id)], row, payloads))
             for row in rows
         }
+        moved: dict[str, list[Reservation[Any]]] = {}
+        lost: list[Reservation[Any]] = []
         for each, outcome in self._move_each(list(pairs.values())):
             if isinstance(outcome, Unavailable):
                 raise outcome
@@ -170,12 +174,18 @@ class Output:
                 tally.failed.append((each.id, outcome))
             elif outcome == "done":
                 tally.written += 1
+                target = self._targets[pairs[str(each.id)][1].queue].queue
+                moved.setdefault(target, []).append(each)
             else:
                 tally.lost += 1
+                lost.append(each)
+        for target, some in moved.items():
+            self._told.settled("move", some, to=target)
+        self._told.settled("move", lost, error=LeaseLost("no longer held", lost=lost))
         absent = tuple(each for id, each in by_id.items() if id not in pairs)
         gone = 0
         try:
-            self._connection.run(self._source.commit(absent))
+            self._connection.run(self._told.settling("commit", absent, self._source.commit(absent)))
         except LeaseLost as error:
             gone = len(error.lost) + len(error.unknown)
         tally.dropped += len(absent) - gone
@@ -239,6 +249,7 @@ class Output:
         except PyMongoError as error:
             meant = translated(error)
             raise meant from shown_cause(error, meant)
+        self._told.settled("commit", held.values())
 
 
 def _by_queue(each: Iterable[E], row_of: Callable[[E], NewMessage]) -> dict[str | None, list[E]]:

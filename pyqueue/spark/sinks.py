@@ -9,6 +9,7 @@ messages that make the function fail are found.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Final
 
@@ -17,11 +18,12 @@ from pyspark.sql import SparkSession
 from pyqueue import arguments
 from pyqueue.backends.claims.claims import NamedClaims, forget_tries
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.errors import ConfigurationError, Fenced, QueueClosed, Unavailable
+from pyqueue.errors import ConfigurationError, Fenced, LeaseLost, QueueClosed, Unavailable
 from pyqueue.runtime.connecting import Connection
 from pyqueue.spark.ahead import Claimed, bury_killer, claimed_now, working
 from pyqueue.spark.models import frame
 from pyqueue.spark.outputs import Report
+from pyqueue.spark.told import Told
 
 log = logging.getLogger("pyqueue")
 
@@ -65,6 +67,7 @@ class TableSink:
         self.takes_number = arguments.takes_second("transform", function, ("df", "number"))
         self._connection = connection
         self._source = source
+        self._told = Told(connection, source)
         self._function = function
         self._limit = limit
         #: The size of the next claim. It shrinks while the function fails.
@@ -82,11 +85,13 @@ class TableSink:
         """
         run = self._connection.run
         while True:
+            began = time.monotonic()
             before = run(claims.progress(token))
             claimed = run(claimed_now(claims, token, self._size))
             count = len(claimed.held)
             if not count:
                 return Report()
+            self._told.received(claimed.held.values(), began)
             outstanding = claimed.upto <= before.claimed
             if outstanding and before.adopted >= DEATHS and self._divided(claims, claimed):
                 continue
@@ -108,6 +113,9 @@ class TableSink:
                     raise
                 return Report(1, failed=1)
             done = run(claims.finish(token, claimed.upto))
+            held = [*claimed.held.values()]
+            unknown = LeaseLost("no longer held", unknown=held) if done < count else None
+            self._told.settled("commit", held, error=unknown)
             self._size, self._failed = min(self._limit, 2 * self._size), 0
             return Report(count, done, lost=count - done)
 
@@ -122,7 +130,8 @@ class TableSink:
             return run(bury_killer(self._source, held[0]))
         # The parts will show which message killed the process. The rest is not to blame.
         run(forget_tries(claims, claimed.token))
-        run(claims.rollback(claimed.token, claimed.upto, tried=False, pieces=PARTS))
+        given_back = run(claims.rollback(claimed.token, claimed.upto, tried=False, pieces=PARTS))
+        self._told.settled("release", given_back)
         self._size = max(1, len(held) // PARTS)
         return True
 

@@ -28,6 +28,10 @@ def _waking(address: NamespaceAddress) -> Client:
     return Client(address.target, namespace=address.namespace)
 
 
+def _counting(address: NamespaceAddress) -> Client:
+    return Client(address.target, namespace=address.namespace, telemetry=True)
+
+
 class SparkStage:
     """A transform between queues.
 
@@ -65,6 +69,7 @@ class SparkStage:
             while the batch runs.
         max_tries: How often a message on which the transform fails is tried before it is buried.
             None: without a limit.
+        telemetry: Whether to count the messages of the batches; see docs/how-to/metrics.md.
 
     Raises:
         ConfigurationError: An argument is invalid.
@@ -86,6 +91,7 @@ class SparkStage:
         lease: Duration = 600,
         max_tries: int | None = 5,
         members: int = 1,
+        telemetry: bool = False,
     ) -> None:
         self._address = NamespaceAddress.of(uri, uri_env, namespace)
         self._source = source
@@ -94,6 +100,7 @@ class SparkStage:
         self._transform = transform
         self._model = model
         self._terms: QueueOptions = {"lease": lease, "max_tries": max_tries}
+        self._make = _counting if arguments.flag("telemetry", telemetry) else _waking
         self._options: BatchOptions = {
             "output": output,
             "max_messages": max_messages,
@@ -111,7 +118,7 @@ class SparkStage:
 
     def _connected(self) -> Batches:
         if self._batches is None:
-            client = shared_client(self._address, _waking)
+            client = shared_client(self._address, self._make)
             run = runner_of(client).run
             self._batches = self._make_batches(client, lambda each: run(found(each, names=True)))
         return self._batches

@@ -121,7 +121,7 @@ class Counting:
             return
         lost: Sequence[Message[Any]] = ()
         if isinstance(error, LeaseLost):
-            reservations, lost = _parted(reservations, error)
+            reservations, lost = parted(reservations, error)
         elif error is not None:
             return
         now = self._now()
@@ -179,7 +179,7 @@ class Counting:
         return found
 
 
-def _parted(
+def parted(
     reservations: Sequence[Message[Any]], error: LeaseLost
 ) -> tuple[list[Message[Any]], list[Message[Any]]]:
     """Return the reservations that were settled in spite of an error, and the lost ones."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from functools import cache
 from importlib import metadata
@@ -20,6 +21,49 @@ from pyqueue.telemetry.storing import Upsert
 _KEPT_SILENT: Final = timedelta(hours=1)
 #: How long the graph of a pipeline is kept after its last run.
 _KEPT_GRAPH: Final = timedelta(days=7)
+#: The seconds between two measurements of an event loop.
+_TURN_S: Final = 0.5
+
+
+class _Lag:
+    """Measures how late the event loop of a run calls its timers.
+
+    A handler that computes for long in the loop delays all other handlers.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._worst_s = 0.0
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        self._due = self._loop.time() + _TURN_S
+        self._timer = self._loop.call_at(self._due, self._turn)
+
+    def _turn(self) -> None:
+        self._worst_s = max(self._worst_s, self._loop.time() - self._due)
+        self._set_timer()
+
+    def take_s(self) -> float:
+        """Return the longest delay since the last call, in seconds. Any thread may call it."""
+        late_s = self._loop.time() - self._due  # the loop may be blocked now
+        worst_s, self._worst_s = max(self._worst_s, late_s), 0.0
+        return worst_s
+
+    def end(self) -> None:
+        """End the measurement."""
+        self._timer.cancel()
+
+
+class _Run:
+    """A run, and its event loop."""
+
+    def __init__(self, runner: Running) -> None:
+        self.runner = runner
+        #: None: it runs in no event loop.
+        self.lag: _Lag | None = None
+        with suppress(RuntimeError):
+            self.lag = _Lag()
 
 
 class Presence:
@@ -36,7 +80,7 @@ class Presence:
 
     def reset(self) -> None:
         """Forget everything, in a forked child."""
-        self._runs: dict[str, Running] = {}
+        self._runs: dict[str, _Run] = {}
         #: When the runs that may be stored were first noted, by id.
         self._began: dict[str, datetime] = {}
 
@@ -49,12 +93,14 @@ class Presence:
     def running(self, runner: Running) -> Iterator[None]:
         """Note that a worker or a pipeline runs, until the block ends."""
         id = uuid4().hex
-        self._runs[id] = runner
+        run = self._runs[id] = _Run(runner)
         self._begin()
         try:
             yield
         finally:
             self._runs.pop(id, None)
+            if run.lag is not None:
+                run.lag.end()
 
     def ended(self) -> Sequence[str]:
         """Return the ids of the runs that have ended and may still be stored."""
@@ -73,13 +119,14 @@ class Presence:
             every_s: The seconds until the next beat.
         """
         upserts: list[Upsert] = []
-        for id, runner in list(self._runs.items()):
-            described = runner.describe()
+        for id, run in list(self._runs.items()):
+            described = run.runner.describe()
             if described["kind"] == "pipeline":
                 upserts.append(_graph(described, now))
             shown = {
                 **described,
                 **_process(),
+                "lag": None if run.lag is None else run.lag.take_s(),
                 "owner": self._owner(),
                 "started": self._began.setdefault(id, now),
                 "beat": now,

@@ -30,11 +30,13 @@ MAX_QUEUES: Final = 500
 MAX_GROUPS: Final = 500
 #: The name under which the rest is summed.
 REST: Final = "_other"
+#: The states of the messages of a consumer group.
+GROUP_STATES: Final = ("ready", "scheduled", "reserved", "skipped")
 #: Counting a state of a queue stops at this number.
 CAP: Final = 10_001
 #: How many queues are counted by one command, and the seconds after which no more are counted.
 _PORTION: Final = 50
-_COUNTING_S: Final = 5.0
+COUNTING_S: Final = 5.0
 #: How many documents of a kind are read at most.
 _MAX_READ: Final = 5000
 #: A worker that has missed this many beats is silent.
@@ -93,22 +95,29 @@ def _read(suffix: str, match: Mapping[str, Any]) -> Plan[list[Document]]:
 def _count(page: _Page, names: Sequence[str]) -> Plan[None]:
     """Count the messages of queues and of consumer groups, until the time is used up."""
     family = page.family("pyqueue_messages", "gauge", f"Messages by state, up to {CAP}.")
-    began = yield from MonotonicTime()
+    about = "For how long the oldest message has waited."
+    ages = page.family("pyqueue_oldest_seconds", "gauge", about)
+    now, began = (yield from ServerTime()), (yield from MonotonicTime())
     left, groups = list(names), 0
-    while left and (yield from MonotonicTime()) - began < _COUNTING_S:
+    while left and (yield from MonotonicTime()) - began < COUNTING_S:
         portion, left = left[:_PORTION], left[_PORTION:]
         for info in (yield from all_queues.queues(CAP, held=True, only=portion)):
-            for state, number in _states(info).items():
-                labels = {"queue": page.name(info.name), "kind": info.kind, "state": state}
+            name = page.name(info.name)
+            for state, number in states_of(info).items():
+                labels = {"queue": name, "kind": info.kind, "state": state}
                 family.add(labels, number)
             if info.kind == STREAM:
                 groups += yield from _count_groups(family, info.name, MAX_GROUPS - groups)
+            elif name == info.name:  # ages cannot be summed
+                age = now - (info.oldest or now)
+                ages.add({"queue": name}, max(0.0, age.total_seconds()))
     counted = page.family("pyqueue_queues", "gauge", "Queues, and whether they were counted.")
     counted.add({"counted": "yes"}, len(names) - len(left))
     counted.add({"counted": "no"}, len(left))
 
 
-def _states(info: QueueInfo) -> dict[str, int]:
+def states_of(info: QueueInfo) -> dict[str, int]:
+    """Return how many messages a queue has in each state."""
     counts = info.counts
     if info.kind == STREAM:
         return {"kept": counts.ready}
@@ -121,7 +130,7 @@ def _count_groups(family: _Family, stream: str, room: int) -> Plan[int]:
     for place, group in enumerate(found):
         alone = place < room
         labels = {"stream": stream if alone else REST, "group": group.name if alone else REST}
-        for state in ("ready", "scheduled", "reserved", "skipped"):
+        for state in GROUP_STATES:
             family.add({**labels, "state": state}, getattr(group.counts, state))
     return min(len(found), max(0, room))
 
@@ -152,10 +161,18 @@ def _add_workers(page: _Page, documents: Sequence[Document], now: datetime) -> N
     """Add how many workers and pipelines run, or are silent."""
     family = page.family("pyqueue_workers", "gauge", "Workers and pipelines.")
     busy = page.family("pyqueue_worker_messages", "gauge", "Messages that handlers work on.")
+    about = "The longest delay of an event loop between two reports."
+    lags = page.family("pyqueue_worker_lag_seconds", "gauge", about)
+    longest: dict[str, float] = {}
     for each in documents:
+        kind = each["kind"]
         silent = now - each["beat"] > timedelta(seconds=_MISSED * each["every"])
-        family.add({"kind": each["kind"], "state": "silent" if silent else "running"}, 1)
-        busy.add({"kind": each["kind"]}, each["messages"])
+        family.add({"kind": kind, "state": "silent" if silent else "running"}, 1)
+        busy.add({"kind": kind}, each["messages"])
+        if not silent and (lag := each.get("lag")) is not None:
+            longest[kind] = max(longest.get(kind, 0.0), lag)
+    for kind, lag in longest.items():
+        lags.add({"kind": kind}, lag)
 
 
 # ---- the text

@@ -27,6 +27,7 @@ from pyqueue.queue_base import backend_of
 from pyqueue.runtime.connecting import runner_of
 from tests.pipeline.place import Place, counted
 from tests.spark.fakes import Frame, faked, no_session
+from tests.support.recorder import Books
 
 __all__ = ["faked"]  # a fixture
 
@@ -343,3 +344,17 @@ def test_spark_stage_on_an_async_client_needs_a_url(url: str) -> None:
                 await ours.pipeline().spark("b", positive, to="c").run(until_empty=True)
 
     asyncio.run(main())
+
+
+@pytest.mark.usefixtures("frames")
+def test_spark_stage_of_an_async_client_is_told(url: str) -> None:
+    books = Books()
+
+    async def main() -> None:
+        async with AsyncClient(url, hooks=[books]) as client:
+            await client.queue("b").push_many([{"n": number} for number in range(3)])
+            pipeline = client.pipeline().spark("b", positive, to="c")
+            await pipeline.run(until_empty=True, handle_signals=False)
+
+    asyncio.run(main())
+    assert +books.left == {("b", "move"): 2, ("b", "commit"): 1}

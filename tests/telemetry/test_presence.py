@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Iterator
-from datetime import UTC
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from pyqueue import Client, Worker
-from pyqueue.telemetry import flushing
+from pyqueue.telemetry import flushing, presence
 from tests.support.eventually import eventually
 
 
@@ -57,6 +58,7 @@ def test_worker_is_shown_while_it_runs(counting: Client, client: Client) -> None
         assert found["counters"][0]["in"] == found["messages"] > 0
         assert {each["q"] for each in found["in_progress"]} == {"a.b"}
         assert found["memory"] > 2**20
+        assert 0 <= found["lag"] < 60
         assert {"host", "pid", "version", "started"} <= found.keys()
         beat = found["beat"]
         eventually(lambda: shown(client)[0]["beat"] > beat, "a further beat")
@@ -98,3 +100,48 @@ def test_short_run_leaves_nothing(
         Worker(counting).on("a", print).run(until_empty=True, handle_signals=False)
     assert shown(client) == []
     assert client.queue("a").stats().counts["finished"] == 1
+
+
+class Loop:
+    """An event loop whose time the test sets."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, call: Callable[[], None]) -> Loop:
+        self.timers.append((when, call))
+        return self
+
+    def cancel(self) -> None:
+        self.timers.clear()
+
+    def turn(self, late_s: float) -> None:
+        """Call the timer, some seconds late."""
+        due, call = self.timers.pop()
+        self.now = due + late_s
+        call()
+
+
+def test_lag_is_the_longest_delay_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = Loop()
+    monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+    lag = presence._Lag()
+    for late_s in (0.0, 2.0, 0.5):
+        loop.turn(late_s)
+    assert (lag.take_s(), lag.take_s()) == (2.0, 0.0)
+    loop.now += 30  # it is blocked now, and no timer is called
+    assert lag.take_s() > 29
+    lag.end()
+    assert loop.timers == []
+
+
+def test_run_without_an_event_loop_has_no_lag() -> None:
+    shown = presence.Presence(lambda: "me", lambda: None)
+    runner = Worker(Client("memory:")).on("a", print)
+    with shown.running(runner):
+        (_, beat) = shown.beats(datetime.now(UTC), 5.0)[0]
+    assert beat["$set"]["lag"] is None

@@ -74,6 +74,20 @@ def test_messages_are_counted_by_state(memory: Client) -> None:
     assert found['pyqueue_queues{counted="yes"}'] == 3
 
 
+def test_age_of_the_oldest_message_is_shown(memory: Client) -> None:
+    for name in ("a", "b"):
+        memory.queue(name).push(1)
+    assert memory.queue("b").pop(0) is not None
+    memory.stream("s").append(1)
+    past = datetime.now(UTC) - timedelta(seconds=60)
+    collection = memory.collection("x").database[memory.namespace]
+    collection.update_one({"q": "a", "payload": 1}, {"$set": {"when": past, "due": past}})
+    found = {key: value for key, value in values(memory).items() if "oldest" in key}
+    assert found.keys() == {f'pyqueue_oldest_seconds{{queue="{name}"}}' for name in "ab"}
+    assert 60 <= found['pyqueue_oldest_seconds{queue="a"}'] < 120
+    assert found['pyqueue_oldest_seconds{queue="b"}'] == 0
+
+
 def test_stored_sums_are_counters_and_histograms(memory: Client) -> None:
     queue = memory.queue("a")
     for _ in range(2):
@@ -135,7 +149,7 @@ def test_counting_ends_when_its_time_is_used_up(
     monkeypatch.setattr(prometheus, "_PORTION", 1)
     for number in range(3):
         memory.queue(f"a{number}").push(1)
-    monkeypatch.setattr(prometheus, "_COUNTING_S", 0.0)
+    monkeypatch.setattr(prometheus, "COUNTING_S", 0.0)
     found = values(memory)
     assert found['pyqueue_queues{counted="no"}'] == 3
     assert not [key for key in found if key.startswith("pyqueue_messages")]
@@ -162,6 +176,7 @@ def test_workers_are_running_or_silent(memory: Client) -> None:
         beat = now - timedelta(seconds=age_s)
         expires = now + timedelta(hours=1)
         worker = {"_id": number, "kind": kind, "beat": beat, "every": 5.0, "messages": 2}
+        worker["lag"] = float(age_s)
         memory.collection("workers").insert_one({**worker, "expires": expires})
     memory.collection("workers").insert_one({"_id": "graph", "kind": "graph"})
     found = values(memory)
@@ -171,6 +186,8 @@ def test_workers_are_running_or_silent(memory: Client) -> None:
         'pyqueue_workers{kind="pipeline",state="running"}': 1,
         'pyqueue_worker_messages{kind="worker"}': 4,
         'pyqueue_worker_messages{kind="pipeline"}': 2,
+        'pyqueue_worker_lag_seconds{kind="worker"}': 1,
+        'pyqueue_worker_lag_seconds{kind="pipeline"}': 14,
     }
 
 
@@ -206,7 +223,7 @@ def test_without_permissions_messages_are_shown(
 
 
 def test_async_client_awaits_the_text(url: str, client: Client) -> None:
-    client.queue("a").push(1)
+    client.queue("a").push(1, delay=60)  # an age would grow between the two calls
 
     async def read() -> str:
         async with AsyncClient(url) as reading:
