@@ -426,7 +426,8 @@ class AsyncClient(AsyncScheduling):
             The finished message, with its ``result``.
 
         Raises:
-            JobFailed: The message was buried or removed, or it is gone, and its end was not kept.
+            JobFailed: The message was buried, removed or cancelled, it has expired, or it is gone
+                and its end was not kept.
             TimeoutError: It has not finished within the timeout. It stays where it is.
         """
         waiters = self._connection.waiters(self._connection.results)
@@ -447,7 +448,8 @@ class AsyncClient(AsyncScheduling):
         Args:
             queue: The queue, or its name.
             payload: As in ``AsyncQueue.push``.
-            timeout: Seconds to wait. Then the message is cancelled.
+            timeout: Seconds to wait. Then the message is cancelled, and no worker begins to work on
+                it; see ``expires`` of ``AsyncQueue.push``.
             headers: As in ``AsyncQueue.push``.
             priority: As in ``AsyncQueue.push``.
             group: As in ``AsyncQueue.push``.

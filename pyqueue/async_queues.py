@@ -62,6 +62,8 @@ class AsyncQueue(AsyncManageable[T]):
         priority: int | None = None,
         group: str | None = None,
         result: Duration | None = None,
+        expires: Duration | None = None,
+        unique_for: Duration | None = None,
         session: Any = None,
     ) -> Id | None:
         """Push a message.
@@ -83,17 +85,24 @@ class AsyncQueue(AsyncManageable[T]):
                 ``kind="ordered"``.
             result: Seconds for which the end of the message is kept, with the result of its
                 handler, at most 30 days; see ``AsyncClient.wait``. None: only a history keeps it.
+            expires: Seconds after which no consumer begins to work on the message. It then ends
+                with the outcome "expired". A message that was tried before does not expire. None:
+                it never expires.
+            unique_for: Seconds for which the key stays taken after the message was committed or
+                popped. None: its end frees the key.
             session: The session of a transaction. The push happens when the transaction commits.
 
         Returns:
-            The id of the message, or None if the key was taken and ``on_duplicate`` is "ignore".
+            The id of the message. None if the key was taken and ``on_duplicate`` is "ignore", or if
+            ``unique_for`` of a finished message keeps it and ``on_duplicate`` is "replace".
 
         Raises:
             InvalidMessage: The payload is not BSON, is too large or does not fit the model.
             DuplicateKey: The key is taken and ``on_duplicate`` is "error", or the id belongs to a
                 message that was never in this queue.
         """
-        own = {"keys": key, "ids": id, "priorities": priority, "groups": group, "results": result}
+        own: dict[str, object] = {"keys": key, "ids": id, "priorities": priority}
+        own |= {"groups": group, "results": result, "expires": expires, "uniques": unique_for}
         same = {"delay": delay, "at": at, "headers": headers, "session": session}
         ids = await self._runner.run(self._push(payload, on_duplicate, own, same))
         return ids[0]

@@ -419,7 +419,8 @@ class Client(Scheduling):
             The finished message, with its ``result``.
 
         Raises:
-            JobFailed: The message was buried or removed, or it is gone, and its end was not kept.
+            JobFailed: The message was buried, removed or cancelled, it has expired, or it is gone
+                and its end was not kept.
             TimeoutError: It has not finished within the timeout. It stays where it is.
         """
         waiters = self._connection.waiters(self._connection.results)
@@ -440,7 +441,8 @@ class Client(Scheduling):
         Args:
             queue: The queue, or its name.
             payload: As in ``Queue.push``.
-            timeout: Seconds to wait. Then the message is cancelled.
+            timeout: Seconds to wait. Then the message is cancelled, and no worker begins to work on
+                it; see ``expires`` of ``Queue.push``.
             headers: As in ``Queue.push``.
             priority: As in ``Queue.push``.
             group: As in ``Queue.push``.

@@ -16,6 +16,8 @@ from datetime import UTC, datetime, timedelta
 
 #: Instants given by users are earlier. The ``when`` of a finished message is this or later.
 BAND = datetime(8000, 1, 1, tzinfo=UTC)
+#: The ``when`` of a finished message that is kept for its message key only is this or later.
+BARE_BAND = datetime(9500, 1, 1, tzinfo=UTC)
 
 #: When the primary was asked and when it answered, by the monotonic clock; and its answer.
 Sample = tuple[float, float, datetime]

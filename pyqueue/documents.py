@@ -176,10 +176,42 @@ def deferral_of(document: Mapping[str, Any], now: datetime) -> Deferral | None:
     return "group" if "group" in document else None
 
 
-def ends_at_claim(document: Mapping[str, Any]) -> str | None:
-    """Return the outcome with which a claim ends a message; None: it delivers the message."""
-    cancelled = isinstance(document.get("cancel"), datetime) and "processed" not in document
-    return "cancelled" if cancelled else None
+def is_cancelled(document: Mapping[str, Any]) -> bool:
+    """Return whether a message was cancelled while a consumer held it."""
+    return isinstance(document.get("cancel"), datetime) and "processed" not in document
+
+
+def may_end(document: Mapping[str, Any]) -> bool:
+    """Return whether a claim may end a message; see ``ends_at_claim``. Few messages may end."""
+    return "cancel" in document or "best_before" in document or "dies" in document
+
+
+def may_expire(document: Mapping[str, Any], counted: bool) -> bool:
+    """Return whether a claimed message is in its first try, and has an instant of expiry.
+
+    ``counted``: whether the claim counted as a try.
+    """
+    if "best_before" not in document and "dies" not in document:
+        return False
+    tries = document.get("tries", 0)
+    return isinstance(tries, (int, float)) and tries - counted <= 0
+
+
+def ends_at_claim(document: Mapping[str, Any], now: datetime, counted: bool) -> str | None:
+    """Return the outcome with which a claim ends a message; None: it delivers the message.
+
+    Args:
+        document: The claimed message; or, for a pop that deletes it, the message before that.
+        now: The instant of the claim.
+        counted: Whether the claim counted as a try.
+    """
+    if is_cancelled(document):
+        return "cancelled"
+    if "processed" in document or not may_expire(document, counted):
+        return None
+    best_before = document.get("best_before", document.get("dies"))
+    expired = isinstance(best_before, datetime) and best_before <= now
+    return "expired" if expired else None
 
 
 def mark_dead(message: Message[Any]) -> Message[Any]:
@@ -264,8 +296,8 @@ def message_of(
     if "priority" in document:
         more["priority"] = priority_of(document)
     if lease is not None:
-        if "keep" in document:
-            more["keep"] = Keep.of(document["keep"])
+        if "keep" in document or "unique" in document:
+            more["keep"] = Keep.of(document)
         if type(slot := document.get("slot")) is str:
             more["slot"] = slot
         more["reserved"] = get("reserved", now)

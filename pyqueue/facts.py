@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, Self
 
 #: The longest time for which the end of a message is kept for a client: 30 days, in seconds.
 MAX_KEEP_S: Final = 30 * 86_400.0
+_CENTURY_S: Final = 100 * 366 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -157,27 +158,41 @@ class Attempt:
 
 
 class Keep(NamedTuple):
-    """How the end of a message is kept for a client that waits for it."""
+    """How the end of a message is kept."""
 
-    #: For how many seconds.
-    result: float
+    #: For how many seconds, for a client that waits for it; None: no client asked for it.
+    result: float | None
     #: The topic on which that client hears of the end.
-    topic: str
+    topic: str | None = None
+    #: For how many seconds the end keeps its message key; None: not at all.
+    unique: float | None = None
 
     @classmethod
-    def of(cls, stored: object) -> Self | None:
-        """Return the value of a stored field; None if another program has stored anything else."""
-        if not isinstance(stored, Mapping):
-            return None
-        seconds, topic = stored.get("result"), stored.get("topic")
-        if not isinstance(seconds, (int, float)) or isinstance(seconds, bool):
-            return None
-        valid = 0 < seconds <= MAX_KEEP_S and isinstance(topic, str)
-        return cls(float(seconds), str(topic)) if valid else None
+    def of(cls, document: Mapping[str, Any]) -> Self | None:
+        """Return the value of a stored message; None if it has none, or only invalid fields."""
+        keep = document.get("keep")
+        stored: Mapping[str, Any] = keep if isinstance(keep, Mapping) else {}
+        result, topic = _seconds(stored.get("result")), stored.get("topic")
+        if result is None or result > MAX_KEEP_S or not isinstance(topic, str):
+            result = topic = None
+        unique = _seconds(document.get("unique"))
+        return None if result is None and unique is None else cls(result, topic, unique)
 
     def stored(self) -> dict[str, Any]:
-        """Return the stored form."""
-        return self._asdict()
+        """Return the fields of a stored message."""
+        fields: dict[str, Any] = {}
+        if self.result is not None:
+            fields["keep"] = {"result": self.result, "topic": self.topic}
+        if self.unique is not None:
+            fields["unique"] = self.unique
+        return fields
+
+
+def _seconds(value: object) -> float | None:
+    """Return a length of time that is stored, or None if it is invalid."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    return float(value) if 0 < value <= _CENTURY_S else None
 
 
 def kept_s(history_s: float | None, keep: Keep | None) -> float | None:
@@ -187,4 +202,6 @@ def kept_s(history_s: float | None, keep: Keep | None) -> float | None:
         history_s: The history of its queue, in seconds, or None.
         keep: What its producer asked for, or None.
     """
-    return history_s if keep is None else max(history_s or 0.0, keep.result)
+    if keep is None or keep.result is None:
+        return history_s
+    return max(history_s or 0.0, keep.result)

@@ -110,8 +110,8 @@ class Hooks:
         Args:
             queue: The queue or the consumer group.
             verb: "commit", "rollback", "release", "move" or "bury"; "cancel" if a worker or a claim
-                ended a cancelled message; or "lost" if a renewal found that a lease was lost, so
-                that nothing was settled.
+                ended a cancelled message; "expire" if an expired message ended; or "lost" if a
+                renewal found that a lease was lost, so that nothing was settled.
             reservations: The messages. After a rollback or a "bury", their ``error`` is the error
                 that the holder gave.
             error: The error that the caller gets. ``LeaseLost`` names the messages that were not

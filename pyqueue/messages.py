@@ -58,6 +58,8 @@ Missed = Literal["once", "skip", "all"]
 #: Added to the ``when`` of a finished message. It moves the message out of the range that claims
 #: scan, and keeps the order of finishing.
 KEPT: Final = timedelta(days=2_556_698)  # 7000 years
+#: The same for an end that is kept for its message key only. It lies above the history.
+KEPT_BARE: Final = timedelta(days=2_739_319)  # 7500 years
 
 #: The range of priorities, and the default priority of a push. A higher priority goes first.
 HIGHEST_PRIORITY: Final = 9
@@ -157,7 +159,7 @@ class Reservation(Message[T]):
     reserved: datetime = field(kw_only=True)
     #: Its slot under the limit of its queue; None: there is no limit on concurrency.
     slot: str | None = field(default=None, kw_only=True, repr=False)
-    #: How its end is kept for ``Client.wait``; None: its producer asked for no result.
+    #: How its end is kept, for ``Client.wait`` or for its key; None: its producer did not ask.
     keep: Keep | None = field(default=None, kw_only=True, repr=False)
     #: How ``Client.commit`` and the like settle it. None: an older release pickled it.
     carried: Any = field(default=None, kw_only=True, repr=False)
@@ -194,7 +196,7 @@ def is_last_try(held: Reservation[Any], max_tries: int | None) -> bool:
 class Finished(Message[T]):
     """A finished message, from a queue with history."""
 
-    #: popped, committed or removed.
+    #: popped, committed, removed, cancelled or expired.
     outcome: str
     #: When the message was finished.
     processed: datetime
@@ -353,8 +355,16 @@ class Backoff:
         return wait * (1 + self.jitter * random.uniform(-1, 1))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lifetimes:
+    """How long a message may wait, and how long its key stays taken; see ``Push``."""
+
+    expires: Duration | None = None
+    unique_for: Duration | None = None
+
+
 @dataclass(frozen=True, slots=True)
-class Push(Generic[T]):
+class Push(_Lifetimes, Generic[T]):
     """A message to push with its own options, for ``Queue.push_many``.
 
     Args:
@@ -367,6 +377,8 @@ class Push(Generic[T]):
         priority: From 0 to 9, highest first; None means 4. Only with ``kind="priority"``.
         group: The name of a group. Only with ``kind="ordered"``.
         result: Seconds for which the end of the message is kept; see ``Queue.push``.
+        expires: Seconds after which no consumer begins to work on it; see ``Queue.push``.
+        unique_for: Seconds for which its key stays taken after its end; see ``Queue.push``.
     """
 
     payload: T

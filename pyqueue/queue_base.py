@@ -13,12 +13,13 @@ from pyqueue.backends.browsing import BrowseOptions
 from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.next_message import next_message
-from pyqueue.backends.pushing import PushOptions, unpacked
+from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.queue_plans import QueuePlans, in_recorded_kind
 from pyqueue.backends.receiving import ReceiveOptions
 from pyqueue.backends.receiving import checked as checked_receive
+from pyqueue.backends.unpacking import unpacked
 from pyqueue.each import LoopPlans
-from pyqueue.errors import ConfigurationError, LeaseLost
+from pyqueue.errors import ConfigurationError, JobFailed, LeaseLost
 from pyqueue.facts import Keep
 from pyqueue.messages import (
     MAX_RECEIVED_BYTES,
@@ -52,6 +53,8 @@ class PushTerms(TypedDict, total=False):
     priority: int | None
     group: str | None
     result: Duration | None
+    expires: Duration | None
+    unique_for: Duration | None
     session: Any
 
 
@@ -118,8 +121,8 @@ class QueueBase(Generic[T, Runs]):
         # Most pushes give no option, and then have nothing to check.
         given: Any = {name: value for name, value in same.items() if value is not None}
         given |= {name: [value] for name, value in own.items() if value is not None}
-        if "results" in given:
-            given["keeps"] = self._keeps(given.pop("results"))
+        if "results" in given or "uniques" in given:
+            given["keeps"] = self._keeps(given, 1)
         if on_duplicate != "ignore":
             given["on_duplicate"] = on_duplicate
         return self._pushes([payload], given)
@@ -127,13 +130,14 @@ class QueueBase(Generic[T, Runs]):
     def _push_many(self, payloads: Iterable[Any], how: PushOptions) -> Plan[list[Id | None]]:
         given, how = unpacked(payloads, how)
         if "results" in how:
-            how = {**how, "keeps": self._keeps(how.pop("results"))}
+            how["keeps"] = self._keeps(how, len(given))
         return self._pushes(given, how)
 
-    def _keeps(self, lengths: Iterable[Any]) -> list[Keep | None]:
-        """Return how the ends of messages are kept. ``lengths``: the ``result=`` of each."""
-        topic = self._runner.results
-        return [None if each is None else Keep(results.length(each), topic) for each in lengths]
+    def _keeps(self, how: PushOptions, number: int) -> list[Keep | None]:
+        """Take out of the options of a push how the ends of its messages are kept. Return it."""
+        none = [None] * number
+        wanted, uniques = how.pop("results", none), how.pop("uniques", none)
+        return results.keeps(wanted, uniques, self._runner.results)
 
     def _pushes(self, payloads: list[Any], how: PushOptions) -> Plan[list[Id | None]]:
         hooks = self._runner.hooks
@@ -276,6 +280,7 @@ def requesting(
     runner = queue._runner
     own = {"priorities": options["priority"], "groups": options["group"]}
     own["results"] = timeout_s + awaiting.SPARE_S
+    own["expires"] = max(timeout_s, 0.001)
     [id] = yield from queue._push(payload, "ignore", own, {"headers": options["headers"]})
     assert id is not None  # it has no key that could be taken
     try:
@@ -283,6 +288,11 @@ def requesting(
     except TimeoutError:
         yield from cancelling.cancel(id, False)
         raise
+    except JobFailed as failed:
+        if failed.reason != "expired":
+            raise
+        text = f"message {id} has expired: no worker has begun to work on it in {timeout_s:g} s"
+        raise TimeoutError(text) from failed
     return finished.result
 
 

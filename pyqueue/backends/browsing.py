@@ -30,10 +30,10 @@ from pyqueue.backends.matching import Where, conditions
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import QueueTerms
 from pyqueue.backends.transitions import messages_only
-from pyqueue.clock import BAND
+from pyqueue.clock import BAND, BARE_BAND
 from pyqueue.documents import mark_dead
 from pyqueue.errors import ConfigurationError
-from pyqueue.messages import NEVER, Id, Message, Page, State
+from pyqueue.messages import Id, Message, Page, State
 from pyqueue.payloads import OPTIONS, Codec
 from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, Sort
 
@@ -319,7 +319,7 @@ def _range(state: State | Literal["live"] | None, now: datetime) -> dict[str, da
         return {"$gt": now, "$lt": BAND}
     if state in ("dead", "live"):
         return {"$lt": BAND}
-    return {"$gte": BAND, "$lte": NEVER} if state == "finished" else {"$lte": NEVER}
+    return {"$gte": BAND, "$lt": BARE_BAND} if state == "finished" else {"$lt": BARE_BAND}
 
 
 def _ahead(walk: Walk) -> Filter:

@@ -6,14 +6,12 @@ from datetime import datetime
 from typing import Final, Literal
 
 from pyqueue import arguments
-from pyqueue.backends import finding, namespace, reading, transitions
-from pyqueue.backends import kind as kinds
+from pyqueue.backends import finding, namespace, transitions
 from pyqueue.backends.bucket import packs
 from pyqueue.backends.bucket.managing import find_packed
 from pyqueue.backends.bucket.managing import remove as remove_packed
-from pyqueue.backends.ending import CANCELLATIONS, Ending, end_free, end_held
+from pyqueue.backends.ending import CANCELLATIONS, Ending, end_free, end_held, recorded
 from pyqueue.backends.kind import Kind
-from pyqueue.backends.naming_kind import GUESSED_KIND
 from pyqueue.backends.options import QueueTerms
 from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, Unavailable
@@ -77,10 +75,7 @@ def _how(queue: str, terms: QueueTerms | None) -> Plan[tuple[Kind, Ending]]:
     """Return the kind of a queue, and how its messages end: by ``terms``, or by its record."""
     if terms is not None:
         return terms.kind, Ending("cancelled", terms.options.history)
-    kind = kinds.lookup((yield from namespace.kind_of(queue)) or GUESSED_KIND)
-    stored = (yield from reading.options_of(queue)).get("history")
-    history_s = float(stored) if isinstance(stored, (int, float)) and stored > 0 else None
-    return kind, Ending("cancelled", history_s)
+    return (yield from recorded(queue, "cancelled"))
 
 
 def _end(document: Document, terms: QueueTerms | None, now: datetime, *, held: bool) -> Plan[bool]:

@@ -116,7 +116,7 @@ class Remove:
             [(each, ending_free(kind, each, ending, step.now) or {}) for each in documents]
         )
         yield from kind.ended(step.terms.queue, documents)
-        yield from results.announce(Keep.of(each.get("keep")) for each in documents)
+        yield from results.announce(Keep.of(each) for each in documents)
 
     def settle(self, step: Step, held: Sequence[Reservation[Any]]) -> Plan[None]:
         """Remove messages of one shared document."""

@@ -1,8 +1,9 @@
-"""End messages that no consumer is to work on: removed and cancelled messages.
+"""End messages that no consumer is to work on: removed, cancelled and expired messages.
 
 A message that is not held ends at once. A held message that is cancelled stays with its holder,
 and gets the field ``cancel``. The holder may still commit it or move it. A move or a rollback keeps
-the field, and the next claim ends the message instead of delivering it. So all claims pass through
+the field, and the next claim ends the message instead of delivering it. A message that has expired
+before its first try ends in the same way; see ``expiring``. So all claims pass through
 ``end_at_claim``, and the end of a message needs no other process.
 """
 
@@ -13,13 +14,15 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from pyqueue.backends import results, transitions
+from pyqueue.backends import kind as kinds
+from pyqueue.backends import namespace, reading, results, transitions
 from pyqueue.backends.applying import SettlementUpdate
 from pyqueue.backends.claim_terms import Scan
 from pyqueue.backends.claiming import claim
 from pyqueue.backends.invalid import decode
 from pyqueue.backends.kind import Kind
-from pyqueue.documents import ends_at_claim, hashable_id
+from pyqueue.backends.naming_kind import GUESSED_KIND
+from pyqueue.documents import ends_at_claim, hashable_id, is_cancelled, may_end
 from pyqueue.facts import Keep, kept_s
 from pyqueue.hooks import Tell
 from pyqueue.messages import Reservation
@@ -28,6 +31,8 @@ from pyqueue.requests import Delete, Document, Filter, Find, Plan, ServerTime, U
 
 #: The topic of a namespace on which workers hear that held messages were cancelled.
 CANCELLATIONS: Final = "~cancel"
+#: The verb by which hooks hear of messages that end with an outcome without a consumer.
+_VERBS: Final = MappingProxyType({"cancelled": "cancel", "expired": "expire"})
 #: Matches held messages that were cancelled.
 CANCELLED: Final[Filter] = MappingProxyType({"cancel": {"$type": "date"}})
 
@@ -41,17 +46,27 @@ class Ending(NamedTuple):
     history_s: float | None
 
 
+def recorded(queue: str, outcome: str) -> Plan[tuple[Kind, Ending]]:
+    """Return the kind of a queue, and how its messages end, both as its record tells."""
+    kind = kinds.lookup((yield from namespace.kind_of(queue)) or GUESSED_KIND)
+    stored = (yield from reading.options_of(queue)).get("history")
+    history_s = float(stored) if isinstance(stored, (int, float)) and stored > 0 else None
+    return kind, Ending(outcome, history_s)
+
+
 def end_free(
     queue: str, kind: Kind, document: Document, ending: Ending, now: datetime
 ) -> Plan[bool]:
     """End a message that is not held. Return False if it was claimed, or has left the queue.
 
-    ``document``: its fields ``key``, ``dead``, ``group``, ``lock`` and ``keep``, as read.
+    ``document``: its fields ``key``, ``dead``, ``group``, ``lock``, ``keep`` and ``dies``, as read.
     """
     match = transitions.not_held_filter(queue, now) | {"_id": document["_id"]}
     update = ending_free(kind, document, ending, now)
     if update is not None and "group" in document:
         match = match | {"group": {"$exists": True}}  # unless a claim has renamed it since
+    if "dies" in document:
+        match = match | {"dies": document["dies"]}  # unless a claim or a new push has changed it
     return (yield from _end(queue, kind, document, match, update))
 
 
@@ -78,7 +93,7 @@ def _finishing(kind: Kind, document: Document, ending: Ending, now: datetime) ->
     """Return the update that finishes a message; None: the message is deleted."""
     # A dead letter keeps the key of its former queue as ``last_key``.
     keyed = "key" in document or "dead" in document
-    stay_s = kept_s(ending.history_s, Keep.of(document.get("keep")))
+    stay_s = kept_s(ending.history_s, Keep.of(document))
     update = kind.finishing(now, ending.outcome, stay_s, keyed=keyed)
     if update is not None and "token" in document:  # a slow pop would match the old token
         update["$set"]["token"] = transitions.new_token()
@@ -94,7 +109,7 @@ def _end(
     else:
         ended = bool((yield from Update(match, update)).matched)
     yield from kind.ended(queue, [document])
-    yield from results.announce([Keep.of(document.get("keep"))])
+    yield from results.announce([Keep.of(document)])
     return ended
 
 
@@ -104,7 +119,7 @@ def _end(
 def claim_and_end(scan: Scan) -> Plan[tuple[list[Document], bool]]:
     """Claim the first messages, and end those that are not delivered; see ``claiming.claim``."""
     documents, ended = yield from claim(scan)
-    if any(map(ends_at_claim, documents)):
+    if any(map(may_end, documents)):
         _, documents = yield from end_at_claim(scan, documents)
     return documents, ended
 
@@ -121,13 +136,13 @@ def end_at_claim(
     over: list[Document] = []
     left: list[Document] = []
     for document in documents:
-        outcome = ends_at_claim(document)
+        outcome = ends_at_claim(document, scan.now, terms.counts_try)
         if outcome is None:
             left.append(document)
             continue
         over.append(document)
         if scan.deletes:  # the claim has deleted it
-            yield from _tell_end(terms.queue, document, now)
+            yield from tell_end(terms.queue, document, outcome, now)
         else:
             ending = Ending(outcome, terms.history_s)
             yield from end_claimed(terms.queue, terms.kind, document, ending, now)
@@ -139,12 +154,12 @@ def end_claimed(
 ) -> Plan[None]:
     """End a message that was just claimed, in place of its delivery."""
     if (yield from end_held(queue, kind, document, ending, now)):
-        yield from _tell_end(queue, document, now)
+        yield from tell_end(queue, document, ending.outcome, now)
 
 
-def _tell_end(queue: str, document: Document, now: datetime) -> Tell:
+def tell_end(queue: str, document: Document, outcome: str, now: datetime) -> Tell:
     """Return the report of the end of a message that no consumer has received."""
-    return Tell("settled", queue, [decode(Codec(), document, now)], verb="cancel")
+    return Tell("settled", queue, [decode(Codec(), document, now)], verb=_VERBS[outcome])
 
 
 # ---- by the holder
@@ -154,5 +169,5 @@ def find_cancelled(held: Sequence[Reservation[Any]]) -> Plan[list[Reservation[An
     """Return which held messages were cancelled. This takes one read."""
     match = {"_id": {"$in": [each.id for each in held]}, **CANCELLED}
     found = yield from Find(match, {"token": 1, "cancel": 1})
-    tokens = {hashable_id(each["_id"]): each.get("token") for each in found if ends_at_claim(each)}
+    tokens = {hashable_id(each["_id"]): each.get("token") for each in found if is_cancelled(each)}
     return [each for each in held if tokens.get(hashable_id(each.id), "") == each.token]

@@ -17,7 +17,7 @@ from pyqueue.backends import forms, transitions
 from pyqueue.backends.ending import CANCELLED
 from pyqueue.backends.forms import Extension, Failures, Held
 from pyqueue.backends.options import QueueTerms
-from pyqueue.documents import ends_at_claim, hashable_id
+from pyqueue.documents import hashable_id, is_cancelled
 from pyqueue.errors import LeaseLost, QueueError, Unavailable, first_ten
 from pyqueue.messages import Reservation, seconds_left
 from pyqueue.requests import Find, Plan, ServerTime, Update
@@ -213,7 +213,7 @@ def _not_extended(
             lost.append(each)
         elif told is not None and "cancel" in document:
             others.append(each)
-            if ends_at_claim(document):
+            if is_cancelled(document):
                 told(each)
     return lost, others
 

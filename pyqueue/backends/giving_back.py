@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from pyqueue.backends import transitions
-from pyqueue.backends.kind import Kind
+from pyqueue.backends.kind import Kind, UpdateFields
 from pyqueue.backends.scan import FIRST
+from pyqueue.documents import may_expire
 from pyqueue.requests import Document, Plan, ServerTime, Signal, UpdateEach
 
 
@@ -22,13 +23,10 @@ def give_back(
     uncounted = transitions.COUNTS if counted else ()
     stored = [document.get("due") for document in documents]
     places = [due if isinstance(due, datetime) else FIRST for due in stored]
-    yield from UpdateEach(
-        [
-            (
-                {"_id": document["_id"], "token": document["token"]},
-                transitions.releasing(kind, place, now, uncounted=uncounted),
-            )
-            for document, place in zip(documents, places, strict=True)
-        ]
-    )
+    updates: list[UpdateFields] = []
+    for document, place in zip(documents, places, strict=True):
+        update = transitions.releasing(kind, place, now, uncounted=uncounted)
+        updates.append(transitions.untried(update) if may_expire(document, counted) else update)
+    mine = [{"_id": document["_id"], "token": document["token"]} for document in documents]
+    yield from UpdateEach(list(zip(mine, updates, strict=True)))
     yield from Signal(queue, min(places))

@@ -335,5 +335,10 @@ def _upsert_each(entries: Entries) -> Plan[Written]:
 
 
 def key_filter(queue: str, document: Document) -> dict[str, object]:
-    """Return the filter that matches the live message with the key of this document."""
+    """Return the filter that matches the message, live or finished, that has this key."""
     return {"q": queue, "key": document["key"]}
+
+
+def live_filter(queue: str, document: Document) -> dict[str, object]:
+    """Return the filter that matches the live message with the key of this document."""
+    return {**key_filter(queue, document), "processed": {"$exists": False}}

@@ -16,7 +16,7 @@ from pyqueue.backends.kind import Kind, ScanStart, UpdateFields, require
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import Options
 from pyqueue.backends.scan import SCAN_ORDER, page_end
-from pyqueue.clock import BAND
+from pyqueue.clock import BAND, BARE_BAND
 from pyqueue.documents import group_of, hashable_id, invalid_fields, priority_of
 from pyqueue.errors import InvalidName, Unavailable
 from pyqueue.messages import Id
@@ -279,7 +279,7 @@ def replay(queue: str, kind: Kind, ids: Sequence[Id]) -> Plan[int]:
     spellings = [arguments.spellings(id) for id in ids]
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
-    finished = {"q": queue, "processed": {"$exists": True}}
+    finished = {"q": queue, "processed": {"$exists": True}, "when": {"$lt": BARE_BAND}}
     wanted = [each for some in spellings for each in some]
     fields = {"last_key": 1, "priority": 1, "last_group": 1}
     found = yield from Find({"_id": {"$in": wanted}, **finished}, fields)

@@ -20,6 +20,7 @@ from pyqueue.backends.byte_limit import ByteLimit, Limits
 from pyqueue.backends.claim_terms import ClaimTerms, Scan
 from pyqueue.backends.claiming import Claimed
 from pyqueue.backends.handover import overwrite
+from pyqueue.backends.keeping import Finish, finish_of, finishing
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.receiving import (
     Claims,
@@ -32,7 +33,7 @@ from pyqueue.backends.receiving import (
 from pyqueue.backends.scan import ByAge, ScanState, due_of
 from pyqueue.documents import hashable_id
 from pyqueue.errors import DuplicateKey, Unavailable
-from pyqueue.facts import Keep, kept_s
+from pyqueue.facts import Keep
 from pyqueue.messages import TRAIL_LENGTH, Id
 from pyqueue.requests import (
     Delete,
@@ -78,7 +79,7 @@ def _pop_for_callers(
 
 def _is_deliverable(document: Document) -> bool:
     """Return whether a document that was deleted can be delivered."""
-    is_kept = "keep" in document  # its end is kept, which a deletion cannot do
+    is_kept = _is_kept(document)  # which a deletion cannot do
     return "payload" in document and not is_kept and not invalid.invalid_claimed_fields(document)
 
 
@@ -103,28 +104,35 @@ def finish_popped(
 
     Return the id and token of each message that this call did not finish.
     """
-    groups: dict[tuple[str, bool, float | None], list[Document]] = {}
+    groups: dict[tuple[str, Finish], list[Document]] = {}
     for document in claimed:
-        # A dead letter keeps the key of its former queue as ``last_key``.
-        keyed, stay_s = "key" in document or "dead" in document, _kept_s(document, terms.history_s)
-        groups.setdefault((document["token"], keyed, stay_s), []).append(document)
+        finish = _finish(document, terms.history_s)
+        groups.setdefault((document["token"], finish), []).append(document)
     lost: set[tuple[Hashable, str]] = set()
-    for (token, keyed, stay_s), documents in groups.items():
+    for (token, finish), documents in groups.items():
         ids = [document["_id"] for document in documents]
-        update = terms.kind.finishing(now, "popped", stay_s, keyed=keyed)
+        update = finishing(terms.kind, finish, now)
         if update is None:
             until = documents[0]["when"] - timedelta(seconds=terms.lease_s / 2)
             missing = yield from _delete_alike(ids, token, until)
         else:
             missing = yield from _keep_alike(ids, token, update)
         lost |= {(id, token) for id in missing}
-    yield from results.announce(Keep.of(each["keep"]) for each in claimed if "keep" in each)
+    yield from results.announce(Keep.of(each) for each in claimed if _is_kept(each))
     return lost
 
 
-def _kept_s(document: Document, history_s: float | None) -> float | None:
-    """Return for how many seconds a popped message is kept; None: it is deleted."""
-    return kept_s(history_s, Keep.of(document["keep"])) if "keep" in document else history_s
+def _is_kept(document: Document) -> bool:
+    """Return whether the producer of a message asked for its end to be kept."""
+    return "keep" in document or "unique" in document
+
+
+def _finish(document: Document, history_s: float | None) -> Finish:
+    """Return how a popped message finishes."""
+    # A dead letter keeps the key of its former queue as ``last_key``.
+    keyed = "key" in document or "dead" in document
+    keep = Keep.of(document) if _is_kept(document) else None
+    return finish_of("popped", history_s, keep, keyed=keyed)
 
 
 def _delete_alike(ids: Sequence[Id], token: str, until: datetime) -> Plan[set[Hashable]]:
@@ -248,7 +256,8 @@ def undo_pop(
     """
     again = []
     for document, _ in claimed:
-        if _kept_s(document, history_s) is None:
+        finish = _finish(document, history_s)
+        if finish.kept_s is None:
             free = {name: document[name] for name in document if name not in kind.held_fields}
             again.append(free | {"when": due_of(document)})
             continue
@@ -258,6 +267,8 @@ def undo_pop(
             "processed": {"$exists": True},
         }
         update = transitions.unfinishing(kind, due_of(document))
+        if finish.bare:
+            update["$set"]["payload"] = document["payload"]
         yield from update_with_key(match, update, document.get("key"))
     if again:
         now = yield from ServerTime()

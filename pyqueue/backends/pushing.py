@@ -10,20 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from datetime import datetime, timedelta
-from operator import attrgetter
-from typing import Any, Final, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 from bson import ObjectId
 
 from pyqueue import arguments
-from pyqueue.backends import inserting, namespace, transitions
-from pyqueue.backends.inserting import Entries, Written, ids_of_this_queue, key_filter
+from pyqueue.backends import expiring, inserting, namespace, transitions, uniqueness
+from pyqueue.backends.inserting import Entries, Written, ids_of_this_queue, live_filter
 from pyqueue.backends.kind import Kind, require
 from pyqueue.backends.options import Options
 from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, DuplicateKey, Unavailable, first_ten
 from pyqueue.facts import Keep
-from pyqueue.messages import Id, Push
+from pyqueue.messages import Id
 from pyqueue.payloads import Codec, each_of, encode
 from pyqueue.requests import (
     Document,
@@ -36,18 +35,6 @@ from pyqueue.requests import (
 )
 
 V = TypeVar("V")
-#: The options of a push that each ``Push`` has for itself, and its attributes.
-_OWN: Final = {
-    "payloads": "payload",
-    "delay": "delay",
-    "at": "at",
-    "labels": "headers",
-    "keys": "key",
-    "ids": "id",
-    "priorities": "priority",
-    "groups": "group",
-    "results": "result",
-}
 
 
 class PushOptions(TypedDict, total=False):
@@ -65,37 +52,13 @@ class PushOptions(TypedDict, total=False):
     ids: Sequence[Id | None] | None
     priorities: Sequence[int | None] | None
     groups: Sequence[str | None] | None
-    #: The ``result`` of each message, and how its end is therefore kept.
+    #: The ``result`` and the ``unique_for`` of each message, and how its end is therefore kept.
     results: Sequence[Any]
+    uniques: Sequence[Any]
     keeps: Sequence[Keep | None]
+    #: After how many seconds each message expires.
+    expires: Sequence[Any]
     session: object
-
-
-def unpacked(payloads: Iterable[Any], how: PushOptions) -> tuple[list[Any], PushOptions]:
-    """Return the payloads and the options of a push. Its messages may be ``Push`` objects.
-
-    Raises:
-        ConfigurationError: Only some of them are, or an option is set for all messages, too.
-    """
-    given = arguments.payloads(payloads, "push()")
-    wrapped = sum(type(each) is Push for each in given)
-    if not wrapped:
-        return given, how
-    if wrapped < len(given):
-        place, bare = next(pair for pair in enumerate(given) if type(pair[1]) is not Push)
-        raise ConfigurationError(
-            f"payloads: expected a Push at each place, found {type(bare).__name__} at place "
-            f"{place}; wrap each payload in a Push, or none"
-        )
-    for name, value in how.items():
-        if value is not None and name not in ("on_duplicate", "session"):
-            raise ConfigurationError(
-                f"{name}: expected None beside Push objects, found {value!r}; set it in each Push"
-            )
-    each_of_all = zip(*map(attrgetter(*_OWN.values()), given), strict=True)
-    own: Any = dict(zip(_OWN, map(list, each_of_all), strict=True))
-    own["starts"] = list(zip(own.pop("delay"), own.pop("at"), strict=True))
-    return own.pop("payloads"), {**how, **own}
 
 
 def push(
@@ -113,6 +76,7 @@ def push(
     now = yield from ServerTime()
     documents = given.documents(queue, kind, codec.name, now)
     encoded = each_of(encode, documents)
+    options = yield from given.noted(queue, kind, options)
     yield from namespace.ensure(queue, kind, options, given.priorities)
     chosen: Collection[Id] = ()
     if how.get("ids") is not None:
@@ -146,6 +110,20 @@ class Checked(NamedTuple):
     #: The ``delay`` and the ``at`` of each message.
     starts: list[tuple[Any, Any]]
     keeps: list[Keep | None]
+    #: After how many seconds each message expires.
+    expires: list[float | None]
+
+    def noted(self, queue: str, kind: Kind, options: Options) -> Plan[Options]:
+        """Note options of the messages that all users of the queue must know.
+
+        Returns:
+            The options with which to make sure of the record of the queue.
+        """
+        if self.expires.count(None) < len(self.expires):
+            options = yield from expiring.noted(queue, kind, options)
+        if any(keep is not None and keep.unique is not None for keep in self.keeps):
+            options = uniqueness.noted(options)
+        return options
 
     def only(self, places: Sequence[int]) -> Checked:
         """Return the content at these places."""
@@ -158,11 +136,12 @@ class Checked(NamedTuple):
         """Return the documents."""
         documents: list[Document] = []
         # This loop is cheap for one message.
-        for value, labels, key, id, level, turn, start, keep in zip(*self, strict=True):
-            content = Content(
-                type_name, value, labels, key, id, priority=level, group=turn, keep=keep
-            )
+        for value, labels, key, id, level, turn, start, keep, expires_s in zip(*self, strict=True):
             when = arguments.starting(now, *start)
+            dies = None if expires_s is None else expiring.instant(now, when, expires_s)
+            content = Content(
+                type_name, value, labels, key, id, priority=level, group=turn, keep=keep, dies=dies
+            )
             documents.append(new_document(queue, kind, now, when, content))
         return documents
 
@@ -181,7 +160,9 @@ def checked(
         none: Any = [None] * len(payloads)
         starts = [(None, None)] * len(payloads)
         values = each_of(codec.dump, payloads)
-        return Checked(values, none, none, none, none, groups=none, starts=starts, keeps=none)
+        return Checked(
+            values, none, none, none, none, groups=none, starts=starts, keeps=none, expires=none
+        )
     arguments.one_of(
         "on_duplicate", how.get("on_duplicate", "ignore"), ("ignore", "replace", "error")
     )
@@ -200,7 +181,10 @@ def checked(
     starts = _starts(how, len(payloads))
     values = each_of(codec.dump, payloads)
     keeps = list(how.get("keeps", [None] * len(payloads)))
-    return Checked(values, labels, keys, ids, priorities, groups=groups, starts=starts, keeps=keeps)
+    uniqueness.check(keeps, keys)
+    expires = _one_each("expires", how.get("expires"), len(payloads), expiring.length)
+    rest: dict[str, Any] = {"groups": groups, "starts": starts, "keeps": keeps}
+    return Checked(values, labels, keys, ids, priorities, expires=expires, **rest)
 
 
 def _starts(how: PushOptions, number: int) -> list[tuple[Any, Any]]:
@@ -232,7 +216,7 @@ def enter(kind: Kind, entries: Entries, on_duplicate: str) -> Plan[list[Id | Non
     if on_duplicate == "replace" and any("key" in document for document in entries.documents):
         written = yield from _replace_each(kind, entries)
     else:
-        written = yield from inserting.write(entries)
+        written = yield from uniqueness.write(entries)
     places = written.key_taken if on_duplicate == "error" else ()
     clashing = [str(entries.documents[place].get("key")) for place in places]
     inserting.raise_foreign_ids(entries.queue, written.foreign, clashing, written.ids)
@@ -320,6 +304,8 @@ class Content(NamedTuple):
     priority: int | None = None
     group: str | None = None
     keep: Keep | None = None
+    #: When it expires.
+    dies: datetime | None = None
 
 
 def new_document(
@@ -338,7 +324,9 @@ def new_document(
     if content.key is not None:
         document["key"] = content.key
     if content.keep is not None:
-        document["keep"] = content.keep.stored()
+        document |= content.keep.stored()
+    if content.dies is not None:
+        document["dies"] = content.dies
     document["payload"] = content.payload
     return document
 
@@ -370,11 +358,14 @@ def replace(kind: Kind, entry: Entries, foreign: list[Id]) -> Plan[Id | None]:
         foreign: the list to add its id to, if a message that was never in this queue has the id.
 
     Returns:
-        The id of the message, or None if it was not written.
+        The id of the message, or None if it was not written: the id is foreign, or the end of a
+        message keeps the key.
     """
     (document,) = entry.documents
     queue, session = entry.queue, entry.session
-    match = key_filter(queue, document)
+    match = live_filter(queue, document)
+    if session is not None and (yield from uniqueness.would_abort(queue, document, session)):
+        return None
     id: Id = document["_id"]
     if id in entry.given and not (yield from Find(match, {"_id": 1}, limit=1, session=session)):
         stored = yield from ids_of_this_queue(queue, [id], session)
@@ -397,6 +388,8 @@ def replace(kind: Kind, entry: Entries, foreign: list[Id]) -> Plan[Id | None]:
                 return id  # the message that had the key is finished, and this id is known
             if id in stored:
                 foreign.append(id)
+                return None
+            if (yield from uniqueness.keeps_out(queue, document)):
                 return None
         else:
             return id if former is None else (yield from _let_go(queue, kind, former, session))
@@ -431,7 +424,8 @@ def replace_by_id(queue: str, kind: Kind, document: Document, foreign: list[Id])
         foreign: the list to add the id to, if a document of another queue has it.
 
     Returns:
-        The id of the message that the queue has now; None if its id is foreign.
+        The id of the message that the queue has now; None if its id is foreign, or if the end of a
+        message keeps its key.
     """
     id: Id = document["_id"]
     with_id: Filter = {"_id": id, "q": queue, "processed": {"$exists": False}}
@@ -445,6 +439,8 @@ def replace_by_id(queue: str, kind: Kind, document: Document, foreign: list[Id])
                 return None
             if id in stored and not (yield from Find(with_id, {"_id": 1}, limit=1)):
                 return id  # its message has finished or moved on
+            if (yield from uniqueness.keeps_out(queue, document)):
+                return None
         else:
             return id if former is None else (yield from _let_go(queue, kind, former, None))
 
@@ -459,7 +455,7 @@ def _overwrite_live(
     """
     former = None
     if "key" in document:
-        match = key_filter(queue, document)
+        match = live_filter(queue, document)
         update = _overwriting(kind, document, match)
         former = yield from FindAndModify(match, update, before=True)
     if former is None:

@@ -16,7 +16,7 @@ from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import Options
 from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.backends.transitions import messages_only, record_id
-from pyqueue.clock import BAND
+from pyqueue.clock import BAND, BARE_BAND
 from pyqueue.messages import KEPT, NEVER, Counts, Finished, Id, Message
 from pyqueue.payloads import Codec
 from pyqueue.requests import AtOneInstant, Count, Document, Filter, Find, Plan, ServerTime
@@ -74,7 +74,7 @@ def states(queue: str, now: datetime) -> dict[str, Filter]:
     return {
         "ready": {**messages, "when": {"$lte": now}},
         "scheduled": {**later, "token": {"$exists": False}},
-        "history": {**messages, "when": {"$gte": BAND}},
+        "history": {**messages, "when": {"$gte": BAND, "$lt": BARE_BAND}},
         "reserved": {**later, "token": {"$exists": True}},
     }
 
@@ -127,6 +127,7 @@ def history(
         instant = min(NEVER - KEPT, arguments.instant("since", since))
         least = max(BAND, instant + KEPT)
     now = yield from ServerTime()
-    match = {"q": queue, "when": {"$gte": least}, "processed": {"$type": "date"}}
+    when = {"$gte": least, "$lt": BARE_BAND}
+    match = {"q": queue, "when": when, "processed": {"$type": "date"}}
     found = yield from Find(match, sort=(("when", -1), ("_id", -1)), limit=limit, hint=HOT)
     return [cast("Finished[Any]", decode(codec, document, now)) for document in found]

@@ -16,6 +16,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from pyqueue.backends import transitions
+from pyqueue.backends.expiring import EXPIRING, end_expired
 from pyqueue.backends.handover import GRACE, finish_decided
 from pyqueue.backends.hidden import ENDED, HANDED, MARK, is_copy, is_source, lists, token_of
 from pyqueue.backends.kind import ScanStart
@@ -169,11 +170,17 @@ def recover_queue(queue: str, grace: timedelta = GRACE) -> Plan[int]:
 
 
 def recover_all() -> Plan[int]:
-    """Finish the handovers of all queues. Return how many sources and copies were handled."""
+    """Finish the handovers of all queues, and end their expired messages.
+
+    Returns:
+        How many sources and copies were handled.
+    """
     done = 0
     for name in (yield from Distinct("q")):
         queue = name.removeprefix(HIDDEN) if isinstance(name, str) else "~"
         # Other names with "~" belong to streams.
         if queue != name and ("~" not in queue or queue == SCHEDULES):
             done += yield from recover_queue(queue)
+        elif name == EXPIRING:
+            yield from end_expired()
     return done

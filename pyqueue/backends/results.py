@@ -32,6 +32,26 @@ def length(value: Any) -> float:
     return seconds
 
 
+def keeps(wanted: Sequence[Any], uniques: Sequence[Any], topic: str) -> list[Keep | None]:
+    """Return how the ends of messages are kept.
+
+    Args:
+        wanted: the ``result`` of each message.
+        uniques: the ``unique_for`` of each message.
+        topic: the topic on which the client that pushes them hears of their ends.
+    """
+    found: list[Keep | None] = []
+    for result, unique in zip(wanted, uniques, strict=True):
+        unique_s = None
+        if unique is not None:
+            unique_s = arguments.duration("unique_for", unique, positive=True)
+        if result is not None:
+            found.append(Keep(length(result), topic, unique_s))
+        else:
+            found.append(None if unique_s is None else Keep(None, unique=unique_s))
+    return found
+
+
 def checked(result: Any) -> Any:
     """Return a result that can be stored.
 
@@ -49,7 +69,7 @@ def checked(result: Any) -> Any:
 
 def announce(keeps: Iterable[Keep | None], session: object = None) -> Plan[None]:
     """Tell the clients that wait for some messages that these have ended."""
-    topics = {keep.topic for keep in keeps if keep is not None}
+    topics = {keep.topic for keep in keeps if keep is not None and keep.topic is not None}
     if topics:
         now = yield from ServerTime()
         for topic in sorted(topics):

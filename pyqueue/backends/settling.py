@@ -20,7 +20,6 @@ from pyqueue.backends.applying import (
     settle,
     stored_claim,
 )
-from pyqueue.backends.ending import Ending
 from pyqueue.backends.extending import extend_documents
 from pyqueue.backends.forms import (
     Extension,
@@ -33,6 +32,7 @@ from pyqueue.backends.forms import (
     RollbackOptions,
 )
 from pyqueue.backends.handover import Handover, Result, discard, hand_over_whole
+from pyqueue.backends.keeping import Finish, finish_of, finishing
 from pyqueue.backends.kind import Kind, UpdateFields, require_target
 from pyqueue.backends.moving import dump, key_taken, move_documents, move_each, stay_of
 from pyqueue.backends.options import NewMessage, QueueTerms, Target
@@ -252,7 +252,8 @@ class Documents(Form[Reservation[Any]]):
             # An attempt differs by these facts of its reservation.
             told = None if error is None else (id(error), each.tries, each.owner, each.reserved)
             first = _knows_no_attempts(each)
-            group = ("rollback", delay_s, failure.counted, told, first, new_place)
+            untried = not failure.counted and each.tries == 1
+            group = ("rollback", delay_s, failure.counted, untried, told, first, new_place)
             settlements.append(Settlement(each, build, group, kind))
         plan = settle(terms.queue, settlements, failure.session)
         yield from results.announced(buried, plan, failure.session)
@@ -263,8 +264,8 @@ class Documents(Form[Reservation[Any]]):
         settlements = [
             Settlement(
                 each,
-                partial(transitions.releasing, kind, each.when, uncounted=uncounted),
-                ("release", each.when, uncounted),
+                partial(_releasing, kind, each.when, uncounted, each.tries == 1),
+                ("release", each.when, uncounted, each.tries == 1),
                 kind,
             )
             for each in held
@@ -303,10 +304,11 @@ class Documents(Form[Reservation[Any]]):
         """Finish a message, and publish documents in its place. Return the handover and result."""
         kind = terms.kind
         handover = Handover(terms.queue, held.id, held.token, copies, new=True)
+        # A hidden source cannot keep its key taken, so its end does not, either.
         stay_s, now = kept_s(terms.options.history, held.keep), (yield from ServerTime())
-        finishing = kind.finishing(now, "committed", stay_s, keyed=held.key is not None)
+        finish = Finish("committed", stay_s, held.key is not None)
         match = transitions.holds_filter([held])
-        result = yield from hand_over_whole(handover, match, kind, finishing)
+        result = yield from hand_over_whole(handover, match, kind, finishing(kind, finish, now))
         yield from results.announce([held.keep])
         return handover, result
 
@@ -336,21 +338,21 @@ def _finish(
     own = object() if put else None
     settlements = []
     for each in held:
-        ending = Ending(outcome, kept_s(terms.options.history, each.keep))
         keyed = each.key is not None
-        build = partial(_finishing, kind, ending, put, keyed)
-        settlements.append(Settlement(each, build, ("finish", ending, own, keyed), kind))
+        finish = finish_of(outcome, terms.options.history, each.keep, keyed=keyed)
+        build = partial(_finishing, kind, finish, put)
+        settlements.append(Settlement(each, build, ("finish", finish, own), kind))
     return results.announced(held, settle(terms.queue, settlements, session), session)
 
 
 def _finishing(
-    kind: Kind, ending: Ending, put: Mapping[str, Any], keyed: bool, now: datetime
+    kind: Kind, finish: Finish, put: Mapping[str, Any], now: datetime
 ) -> SettlementUpdate:
     """Return the update that finishes a message, and writes ``put``; None: it is deleted."""
-    update = kind.finishing(now, ending.outcome, ending.history_s, keyed=keyed)
+    update = finishing(kind, finish, now)
     if update is not None:
         # A new token tells this settlement from an earlier one by the same holder.
-        update["$set"] |= {"token": transitions.new_token(), **put}
+        update["$set"] |= {"token": transitions.new_token(), **({} if finish.bare else put)}
     return update
 
 
@@ -366,16 +368,30 @@ def _rolling_back(
     """Return the function that makes the update of a rollback."""
     build = partial(transitions.rolling_back, kind, delay_s, failure.error)
     if not failure.counted:
-        return partial(_uncounted, build)
+        return partial(_uncounted, build, held.tries == 1)
     attempt = failed_try(held, failure.error)
     if attempt is not None and _knows_no_attempts(held):
         return partial(_with_first_attempt, build, attempt)
     return partial(_with_attempt, build, attempt)
 
 
-def _uncounted(build: Callable[[datetime], UpdateFields], now: datetime) -> UpdateFields:
-    """Return a rollback that takes the count of the try back. It notes no attempt."""
-    return build(now) | {"$inc": {"tries": -1}}
+def _uncounted(
+    build: Callable[[datetime], UpdateFields], first: bool, now: datetime
+) -> UpdateFields:
+    """Return a rollback that takes the count of the try back. It notes no attempt.
+
+    ``first``: whether it was the first try, so that the message may expire again.
+    """
+    update = build(now) | {"$inc": {"tries": -1}}
+    return transitions.untried(update) if first else update
+
+
+def _releasing(
+    kind: Kind, due: datetime, uncounted: Sequence[str], first: bool, now: datetime
+) -> UpdateFields:
+    """Return the update of a release; ``first`` as in ``_uncounted``."""
+    update = transitions.releasing(kind, due, now, uncounted=uncounted)
+    return transitions.untried(update) if first else update
 
 
 def _knows_no_attempts(held: Reservation[Any]) -> bool:

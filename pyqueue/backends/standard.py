@@ -12,13 +12,14 @@ from pyqueue.backends import transitions
 from pyqueue.backends.claim_terms import ClaimTerms, Scan
 from pyqueue.backends.claiming import Take, claim
 from pyqueue.backends.ending import end_at_claim
+from pyqueue.backends.expiring import EXPIRES, EXPIRY_INDEXES
 from pyqueue.backends.kind import IndexTerms, ScanStart, UpdateFields, register
 from pyqueue.backends.limits import slots, waiting
 from pyqueue.backends.limits.indexes import needed
 from pyqueue.backends.limits.taking import follow, give_back_permits, take_of
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import ScanState
-from pyqueue.documents import ends_at_claim, stored_group
+from pyqueue.documents import may_end, stored_group
 from pyqueue.messages import Id
 from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, Sort
 
@@ -47,8 +48,9 @@ class Standard:
     _scan_and_claim = staticmethod(claim)
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
-        """Return the indexes that a limit needs."""
-        return needed(shape)
+        """Return the indexes that a limit and expiring messages need."""
+        expiring = shape is None or shape.get(EXPIRES)
+        return {**needed(shape), **(EXPIRY_INDEXES if expiring else {})}
 
     def prepare(self) -> Plan[None]:
         """Write nothing."""
@@ -90,15 +92,20 @@ class Standard:
         if scan.state.limit.limit is not None:
             take = yield from take_of(scan)
         found = yield from self._scan_and_claim(scan, take)
-        if any(map(ends_at_claim, found[0])):
-            return (yield from self._end_or_claim(scan, found[0]))
+        if any(map(may_end, found[0])):
+            return (yield from self._end_or_claim(scan, found))
         return found
 
     def _end_or_claim(
-        self, scan: Scan, documents: list[Document]
+        self, scan: Scan, found: tuple[list[Document], bool]
     ) -> Plan[tuple[list[Document], bool]]:
-        """End the claimed messages that are not delivered. If none is left, claim again."""
-        over, left = yield from end_at_claim(scan, documents)
+        """End the claimed messages that are not delivered. If none is left, claim again.
+
+        ``found``: the result of the claim.
+        """
+        over, left = yield from end_at_claim(scan, found[0])
+        if not over:
+            return found
         yield from give_back_permits(scan, over)
         if left:
             return left, False

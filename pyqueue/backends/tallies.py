@@ -25,7 +25,7 @@ from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.backends.streams.log import packs_between
 from pyqueue.backends.transitions import record_id
 from pyqueue.backends.turns import MAX_PAGE, Order
-from pyqueue.clock import BAND
+from pyqueue.clock import BAND, BARE_BAND
 from pyqueue.messages import Counts
 from pyqueue.requests import Command, Document, Filter, Find, Plan, ServerTime
 
@@ -221,7 +221,8 @@ def _all_numbers(queues: Sequence[Listed], now: datetime, held: bool) -> Plan[li
     later = {**mine, "when": {"$gt": now, "$lt": BAND}, "_id": {"$nin": records}}
     live = yield from SumByQueue({**mine, "when": {"$lt": BAND}}, _NUMBER)
     waiting = yield from SumByQueue(later, {**_NUMBER, **(_HELD if held else {})})
-    finished = yield from SumByQueue({**mine, "when": {"$gte": BAND}}, _NUMBER)
+    ended = {**mine, "when": {"$gte": BAND, "$lt": BARE_BAND}}
+    finished = yield from SumByQueue(ended, _NUMBER)
     numbers: list[dict[str, int]] = []
     for each in queues:
         some = waiting.get(each.name, {})
@@ -244,7 +245,7 @@ def _capped_numbers(
     """Count the documents of queues by state, at most ``cap`` of each."""
     later = {"when": {"$gt": now, "$lt": BAND}}
     filters: dict[str, Filter] = {"ready": {"when": {"$lte": now}}, "scheduled": later}
-    filters["history"] = {"when": {"$gte": BAND}}
+    filters["history"] = {"when": {"$gte": BAND, "$lt": BARE_BAND}}
     if held:
         filters["scheduled"] = {**later, "token": {"$exists": False}}
         filters["reserved"] = {**later, "token": {"$exists": True}}

@@ -26,6 +26,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Final
 
 from pyqueue.backends.kind import Kind, ScanStart, UpdateFields
@@ -39,12 +40,14 @@ HELD_FIELDS: Final = ("token", "owner", "reserved", "claim", "slot", "limited")
 #: The fields that belong to a message's stay in one queue.
 STAY_FIELDS: Final = (
     *("error", "attempts", "progress", "checkpoint", "dead", "deliveries"),
-    *("processed", "outcome", "expires"),
+    *("processed", "outcome", "expires", "free", "unique", "dies", "best_before"),
 )
 #: The fields that a message takes to the dead-letter queue and back.
 _KEPT_DEAD: Final = ("error", "attempts", "checkpoint", "type")
 #: The fields for which a claim ends a message; see ``ending``. Moves and burials keep them.
 ENDS: Final = ("cancel",)
+#: The field that a claim renames in every queue: ``dies`` shows that no first try has begun.
+_BEGINS: Final = MappingProxyType({"dies": "best_before"})
 #: The fields that a claim counts in, unless it is a pop.
 COUNTS: Final = ("tries", "deliveries")
 #: The beginning of the ``q`` of documents that are in no queue yet, or no longer; see ``handover``.
@@ -149,8 +152,8 @@ def claiming(now: datetime, lease_s: float, owner: str, *, count: bool) -> Updat
 
 
 def locking(kind: Kind, update: UpdateFields) -> UpdateFields:
-    """Return the update of a claim that also renames the lock fields of its kind."""
-    return update | {"$rename": dict(kind.lock_fields)} if kind.lock_fields else update
+    """Return the update of a claim that also renames ``dies`` and the lock fields of its kind."""
+    return {**update, "$rename": {**_BEGINS, **kind.lock_fields}}
 
 
 def waited_for(kind: Kind) -> dict[str, int]:
@@ -230,6 +233,12 @@ def releasing(
     return _unlocking(kind, update)
 
 
+def untried(update: UpdateFields) -> UpdateFields:
+    """Return an update that takes back the first try of a message, which may then expire again."""
+    names = {later: first for first, later in _BEGINS.items()}
+    return update | {"$rename": {**update.get("$rename", {}), **names}}
+
+
 def lapsing(kind: Kind) -> UpdateFields:
     """Return the update that ends a claim whose lease has ended. The message keeps its place."""
     return _unlocking(kind, {"$unset": unset(*kind.held_fields)})
@@ -247,7 +256,7 @@ def finishing(
         "outcome": outcome,
         "expires": now + timedelta(seconds=history_s),
     }
-    removed = unset(*(name for name in held_fields if name != "token"))
+    removed = unset("dies", *(name for name in held_fields if name != "token"))
     return _remembering_key({"$set": put, "$unset": removed}, keyed=keyed)
 
 
@@ -262,7 +271,7 @@ def _remembering_key(update: UpdateFields, *, keyed: bool) -> UpdateFields:
 
 def unfinishing(kind: Kind, due: datetime) -> UpdateFields:
     """Return the update that undoes the finish of a popped message."""
-    removed = unset(*kind.held_fields, "processed", "outcome", "expires")
+    removed = unset(*kind.held_fields, "processed", "outcome", "expires", "free")
     return {"$set": {"when": due}, "$unset": removed}
 
 

@@ -1,8 +1,9 @@
 """``pyqueue doctor``: check that the server, the indexes, the clocks and the bus suit the queues.
 
 Each line says OK or names a remedy. The doctor creates no index and pushes no message, and it tries
-the bus on a separate topic. It finishes handovers that a crash left half done, as consumers do. It
-never prints credentials: it shows the addresses that the server gives.
+the bus on a separate topic. As consumers do, it finishes handovers that a crash left half done, and
+ends messages that have expired. It never prints credentials: it shows the addresses that the server
+gives.
 """
 
 from __future__ import annotations
@@ -93,8 +94,8 @@ def doctor(
 ) -> None:
     """Check the server, the indexes, the clocks and the bus.
 
-    Without --repair it changes nothing, except that it publishes the outputs of workers that died
-    while they pushed them. The exit status is 1 if something is wrong.
+    Without --repair it changes nothing, except that it ends expired messages, and publishes the
+    outputs of workers that died while they pushed them. The exit status is 1 if something is wrong.
     """
     wrong = False
     try:

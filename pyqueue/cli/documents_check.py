@@ -12,15 +12,18 @@ from bson.datetime_ms import DatetimeMS
 from pyqueue import Client
 from pyqueue.backends.namespace import HOT
 from pyqueue.cli.streams_check import first_ids
+from pyqueue.clock import BARE_BAND
 
 MIN_KEY, MAX_KEY = MinKey(), MaxKey()
 MAX_HIDDEN_PER_RANGE = 10
 #: The parts of a queue's range in the index that no receive reads: values that are not dates, and
-#: dates after the live messages and before the finished messages, which lie 7000 years ahead.
+#: dates after the live messages and before the finished messages, which lie 7000 years ahead, or
+#: 7500 years if they are kept for their message keys only.
 HIDDEN_RANGES: list[tuple[Any, Any]] = [
     (MIN_KEY, DatetimeMS(-(1 << 63))),
     (datetime(8000, 1, 1, tzinfo=UTC), datetime(9020, 1, 1, tzinfo=UTC)),
-    (datetime(9500, 1, 1, tzinfo=UTC), MAX_KEY),
+    (BARE_BAND, datetime(9520, 1, 1, tzinfo=UTC)),
+    (datetime(9700, 1, 1, tzinfo=UTC), MAX_KEY),
 ]
 
 

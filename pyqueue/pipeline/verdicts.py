@@ -206,7 +206,7 @@ class Verdicts:
                 f"{stage.label} returned {shown_answer(answer)}, but a choice returns To, Drop or "
                 "Many"
             )
-        if message.keep is not None:
+        if message.keep is not None and message.keep.result is not None:
             return Verdict("out", self._finish, payload=self._results.of(message, answer))
         return Verdict("out", self._commit, "commit")
 

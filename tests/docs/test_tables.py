@@ -141,9 +141,7 @@ def test_names_that_a_page_advertises_exist(page: str) -> None:
 DENIED = [
     ("README.md", "Routing by topics or patterns", {"topic", "pattern", "routing_key", "exchange"}),
     (MIGRATE, "| `group`, `chord` | `Many` fans out; there is no join |", {"chord", "join"}),
-    (RECIPES, "| A job that expires: Celery `expires` |", {"expires", "best_before"}),
     (RECIPES, "parent of a BullMQ flow, batches of Oban Pro | none yet;", {"gather", "then"}),
-    (RECIPES, "the id is taken until the history ends |", {"unique_for"}),
     (RECIPES, "`client.queues()` and `queue.get(id)`; no web page |", {"dashboard"}),
 ]
 

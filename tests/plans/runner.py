@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from pyqueue.backends.kind import Kind
-from pyqueue.backends.options import Options
+from pyqueue.backends.options import Options, QueueShape
 from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.concurrently import Concurrently
 from pyqueue.hooks import Tell
@@ -169,6 +169,8 @@ class Runner:
                 return request.kind
             case Signal():
                 return self.signals.append((request.queue, request.when))
+            case QueueShape():
+                return {}
             case ForgetQueue():
                 return None
             case Tell():

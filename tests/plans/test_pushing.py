@@ -86,9 +86,9 @@ def test_unknown_replacement_names_all_possible_ids() -> None:
 def test_replacement_is_retried_after_a_concurrent_upsert(races: int) -> None:
     """Two upserts run at once; the second finds the document of the first, unless that ended."""
     nothing: list[Document] = []
-    runner = Runner(*[DuplicateKey("taken"), nothing] * races, {"_id": "theirs"})
+    runner = Runner(*[DuplicateKey("taken"), nothing, nothing] * races, {"_id": "theirs"})
     assert runner.run(standard().push([1], keys=["k"], on_duplicate="replace")) == ["theirs"]
-    kinds = [*[FindAndModify, Find] * races, FindAndModify]
+    kinds = [*[FindAndModify, Find, Find] * races, FindAndModify]
     assert [type(each) for each in runner.commands] == kinds
     assert runner.signals == [("a", NOW)]
 

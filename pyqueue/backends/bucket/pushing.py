@@ -1,8 +1,8 @@
 """Packs: how messages enter.
 
 The messages of one call share packs, and so do concurrent single pushes. A message with a key, a
-chosen id or a later time becomes an ordinary message. So does a message that is too large or was
-pushed alone.
+chosen id, a later time, an expiry or a result becomes an ordinary message. So does a message that
+is too large or was pushed alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Final, NamedTuple, Unpack
 
 from bson import ObjectId
 from bson.raw_bson import RawBSONDocument
@@ -30,6 +30,9 @@ from pyqueue.errors import DuplicateKey, QueueError, Unavailable
 from pyqueue.messages import MAX_PACK, Id
 from pyqueue.payloads import Codec, each_of, encode
 from pyqueue.requests import Coalesce, Document, Insert, Plan, ServerTime, Signal
+
+#: The options of a message that fits in a pack.
+_NO_OPTIONS: Final = (None, None, None, None)
 
 
 def push(
@@ -49,13 +52,14 @@ def push(
     bodies = [{"p": value, "h": labels} if labels else {"p": value} for value, labels in rows]
     entries = each_of(encode, bodies)
     packable = _packable(given, entries, now)
+    ordinary = sorted(set(range(len(entries))) - set(packable))
+    documents = given.only(ordinary).documents(queue, kind, codec.name, now) if ordinary else []
+    options = yield from given.noted(queue, kind, options)
     yield from namespace.ensure(queue, kind, options)
     if len(entries) == 1 and packable and how.get("session") is None:
         return [(yield from _push_one(queue, kind, codec.name, entries[0]))]
-    ordinary = sorted(set(range(len(entries))) - set(packable))
     some = [entries[place] for place in packable]
     packed = yield from new_packs(Entering(queue, kind, codec.name, now), some)
-    documents = given.only(ordinary).documents(queue, kind, codec.name, now)
     id_at: dict[int, Id | None] = dict(zip(packable, chain(*packed.ids), strict=True))
     id_at.update(zip(ordinary, [each["_id"] for each in documents], strict=True))
     try:
@@ -74,14 +78,13 @@ def push(
 
 
 def _packable(given: Checked, entries: Sequence[RawBSONDocument], now: datetime) -> list[int]:
-    """Return the places of messages that fit in packs: small, due, with no key, id or result."""
+    """Return the places of messages that fit in packs: small, due, and without other options."""
     later = {each for each in set(given.starts) if arguments.starting(now, *each) > now}
+    options = list(zip(given.keys, given.ids, given.keeps, given.expires, strict=True))
     return [
         place
         for place, entry in enumerate(entries)
-        if given.keys[place] is None
-        and given.ids[place] is None
-        and given.keeps[place] is None
+        if options[place] == _NO_OPTIONS
         and not (later and given.starts[place] in later)
         and len(entry.raw) <= packs.MAX_PACK_BYTES
     ]

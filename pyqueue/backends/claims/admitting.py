@@ -106,20 +106,20 @@ def admit(
         claimed: matches the claimed documents.
         lease_s: the length of the lease, in seconds.
         max_tries: bury messages that were claimed more often. None: no limit.
-        new: whether work on them has not begun. If so, end those that were cancelled.
+        new: whether work on them has not begun. If so, end those that were cancelled or expired.
     """
     contents, terms = contents_of(backend.kind), ClaimTerms.of(backend.terms, lease_s)
+    now = yield from ServerTime()
     filters = list(_INVALID)
     if max_tries is not None:
         # A message that was buried before is delivered in any case.
         filters.append({"tries": {"$gt": max_tries}, "dead": {"$exists": False}})
     if new:
-        filters.append(dict(CANCELLED))
+        filters += [dict(CANCELLED), {"best_before": {"$lte": now}, "tries": {"$lte": 1}}]
     how = receiving.Reception(terms, backend.codec, max_tries, pop=False, misfits=invalid.Misfits())
-    now = yield from ServerTime()
     match = {**claimed, **contents.separate, "$or": filters}
     for document in (yield from Find(match, hint=CLAIMS)):
-        outcome = ends_at_claim(document) if new else None
+        outcome = ends_at_claim(document, now, terms.counts_try) if new else None
         if outcome is None:
             yield from receiving.accept(how, document, now)
         else:

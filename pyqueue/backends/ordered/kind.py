@@ -26,7 +26,7 @@ from pyqueue.backends.ordered.groups import (
 from pyqueue.backends.ordered.scan import claim_next
 from pyqueue.backends.standard import Standard
 from pyqueue.backends.turns import bring_forward
-from pyqueue.documents import ends_at_claim, stored_group
+from pyqueue.documents import may_end, stored_group
 from pyqueue.requests import Document, Plan
 
 _INDEXES: Final[Mapping[str, IndexTerms]] = {
@@ -73,8 +73,8 @@ class Ordered(Standard):
     def claim(self, scan: Scan) -> Plan[tuple[list[Document], bool]]:
         """Claim the first messages of free groups."""
         found = yield from claim_next(scan)
-        if any(map(ends_at_claim, found[0])):
-            return (yield from self._end_or_claim(scan, found[0]))
+        if any(map(may_end, found[0])):
+            return (yield from self._end_or_claim(scan, found))
         return found
 
     def ended(

@@ -25,6 +25,7 @@ from typing import Any, Final
 from pyqueue.backends import transitions
 from pyqueue.backends.claim_terms import Choice, Scan
 from pyqueue.backends.claiming import Taken, claim, take_first
+from pyqueue.backends.kind import UpdateFields
 from pyqueue.backends.limits import scan as limit_scan
 from pyqueue.backends.limits.pacing import paced
 from pyqueue.backends.limits.slots import FreeSlots, free
@@ -40,9 +41,9 @@ from pyqueue.backends.turns import (
     write_due,
     write_when,
 )
-from pyqueue.documents import hashable_id
+from pyqueue.documents import hashable_id, may_expire
 from pyqueue.limits import WHOLE_QUEUE, Limit
-from pyqueue.requests import Document, Find, Plan, ServerTime, UpdateEach
+from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, UpdateEach
 
 #: The fields that a scan reads of each message.
 FIELDS: Final = dict.fromkeys(("_id", "when", "due", "group", "lock", *GROUPED.places), 1)
@@ -293,15 +294,13 @@ def _release(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
     """Give claimed messages back to their places, without counting the try."""
     terms, now = scan.terms, scan.now
     uncounted = transitions.COUNTS if terms.counts_try else ()
-    yield from UpdateEach(
-        [
-            (
-                {"_id": each["_id"], "token": each["token"]},
-                transitions.releasing(terms.kind, due_of(each), now, uncounted=uncounted),
-            )
-            for each in documents
-        ]
-    )
+    pairs = list[tuple[Filter, UpdateFields]]()
+    for each in documents:
+        update = transitions.releasing(terms.kind, due_of(each), now, uncounted=uncounted)
+        if may_expire(each, terms.counts_try):
+            update = transitions.untried(update)
+        pairs.append(({"_id": each["_id"], "token": each["token"]}, update))
+    yield from UpdateEach(pairs)
     yield from free(terms.queue, [each.get("slot") for each in documents])
 
 

@@ -1,0 +1,64 @@
+"""How the end of a finished message is kept: for a history, for a result, or for its key."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from pyqueue.backends.applying import SettlementUpdate
+from pyqueue.backends.kind import Kind
+from pyqueue.facts import Keep, kept_s
+from pyqueue.messages import KEPT_BARE
+
+#: The outcomes of a message on which the work succeeded. Only these keep its key.
+SUCCESS: Final = ("committed", "popped")
+
+
+class Finish(NamedTuple):
+    """How a message finishes. Messages with equal values finish by one update."""
+
+    #: The outcome that the history shows.
+    outcome: str
+    #: For how many seconds its end is kept; None: it is deleted.
+    kept_s: float | None
+    #: Whether it has a message key.
+    keyed: bool
+    #: For how many seconds its end keeps the key; None: not at all.
+    unique_s: float | None = None
+    #: Whether its end is kept for the key only, without the payload.
+    bare: bool = False
+
+
+def finish_of(outcome: str, history_s: float | None, keep: Keep | None, *, keyed: bool) -> Finish:
+    """Return how a message finishes.
+
+    Args:
+        outcome: the outcome.
+        history_s: the history of its queue, in seconds, or None.
+        keep: what its producer asked for, or None.
+        keyed: whether it has a message key.
+    """
+    stay_s = kept_s(history_s, keep)
+    if keep is None or keep.unique is None or not keyed or outcome not in SUCCESS:
+        return Finish(outcome, stay_s, keyed)
+    until_s = max(stay_s or 0.0, keep.unique)
+    return Finish(outcome, until_s, keyed, keep.unique, bare=stay_s is None)
+
+
+def finishing(kind: Kind, finish: Finish, now: datetime) -> SettlementUpdate:
+    """Return the update that finishes a message; None: it is deleted.
+
+    An end that is kept for its key only lies above the history, and has no payload.
+    """
+    update = kind.finishing(now, finish.outcome, finish.kept_s, keyed=finish.keyed)
+    if update is None or finish.unique_s is None:
+        return update
+    put = update["$set"]
+    put["free"] = now + timedelta(seconds=finish.unique_s)
+    names = {old: new for old, new in update.pop("$rename", {}).items() if old != "key"}
+    if names:
+        update["$rename"] = names
+    if finish.bare:
+        put["when"] = now + KEPT_BARE
+        update["$unset"]["payload"] = ""
+    return update
