@@ -38,6 +38,7 @@ LAYERS: dict[str, set[str]] = {
     "values": {
         *("_watchdog", "arguments", "carried", "clock", "concurrently", "delivery", "documents"),
         *("_watchdog", "arguments", "aside", "clock", "concurrently", "delivery", "documents"),
+        "durations",
         "embedded",
         *(
             "embedded",
@@ -143,6 +144,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "signals": {"runtime", "client", "spark", "cli"},
     "typer": {"cli"},
     "rich": {"cli", "demo"},
+    "textual": {"cli"},
 }
 
 #: The modules that hold plans and their building blocks: no I/O, no waiting, no clock of their

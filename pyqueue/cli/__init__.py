@@ -26,6 +26,7 @@ from pyqueue.cli import (
     queues,
     stages,
     streams,
+    top,
     trace,
     work,
 )
@@ -36,7 +37,6 @@ __all__ = ["app"]
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="Queues on MongoDB.",
 )
@@ -63,7 +63,8 @@ def pyqueue(
     """Queues on MongoDB."""
 
 
-for _part in (queues, browsing, moving, ended, managing, trace, work, doctor, metrics, checkout):
+_PARTS = (top, queues, browsing, moving, ended, managing, trace, work, doctor, metrics, checkout)
+for _part in _PARTS:
     app.add_typer(_part.app)
 app.add_typer(streams.app, name="stream")
 app.add_typer(stages.app, name="stage")

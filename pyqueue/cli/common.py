@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import pymongo
 import typer
@@ -25,8 +25,13 @@ from pyqueue import Client, ConfigurationError, Queue, QueueError
 from pyqueue.backends.all_queues import names as queue_names
 from pyqueue.backends.namespace import STREAM, kind_of
 from pyqueue.backends.reading import options_of
+from pyqueue.cli import completing
+from pyqueue.durations import seconds_of
 from pyqueue.messages import Id
 from pyqueue.runtime.connecting import runner_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 #: How long a command tries to reach the server.
 CONNECT_TIMEOUT_S = 5.0
@@ -73,7 +78,12 @@ Signals = Annotated[
         show_envvar=True,
     ),
 ]
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.")]
+QueueName = Annotated[
+    str,
+    typer.Argument(
+        metavar="QUEUE", help="The queue's name.", autocompletion=completing.queue_names
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs, one value per line.")]
 
 
@@ -169,6 +179,12 @@ def connect(url: str | None, namespace: str, signals: str | None = None) -> Iter
         yield client
 
 
+def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a queue that each of its programs chooses, as they last set them."""
+    names = ("lease", "max_tries", "dead_letter", "history")
+    return {name: options[name] for name in names if name in options}
+
+
 def queue_with_stored_options(client: Client, name: str) -> Queue[Any]:
     """Return a queue with the options that its programs last set.
 
@@ -184,13 +200,8 @@ def queue_with_stored_options(client: Client, name: str) -> Queue[Any]:
         raise ConfigurationError(
             f"QUEUE: {name!r} is a stream; use `pyqueue stream read`, `consumers` or `seek`"
         )
-    known = {
-        key: options[key]
-        for key in ("lease", "max_tries", "dead_letter", "history")
-        if key in options
-    }
     try:
-        return client.queue(name, kind=kind, **known)
+        return client.queue(name, kind=kind, **own_options(options))
     except QueueError as error:
         note(f"the stored options of queue {name!r} are ignored: {error}")
         return client.queue(name, kind=kind)
@@ -247,6 +258,21 @@ def parse_instant(option: str, text: str) -> datetime:
     return instant
 
 
+def duration(option: str) -> Callable[[object], float]:
+    """Return the ``parser=`` of an option that takes a duration. Its errors name the option."""
+
+    def parse(value: object) -> float:
+        if isinstance(value, (int, float)):  # the default
+            return float(value)
+        try:
+            return seconds_of(str(value))
+        except ValueError as error:
+            # Not a ValueError: Typer would print it in a frame of several lines.
+            raise QueueError(f"{option}: {error}") from None
+
+    return parse
+
+
 def parse_id(text: str) -> Id:
     """Return an id as typed. 24 hexadecimal digits are an ObjectId."""
     return ObjectId(text) if ObjectId.is_valid(text) else text
@@ -297,6 +323,57 @@ def age(instant: datetime) -> str:
     return f"in {length}{unit}" if passed_s < 0 else f"{length}{unit} ago"
 
 
+class Sheet(NamedTuple):
+    """Rows to print: a table at a terminal, tab-separated lines with a header otherwise."""
+
+    #: The names of the columns, in order.
+    columns: Sequence[str]
+    #: The values by column.
+    rows: Sequence[Mapping[str, object]]
+    #: The columns that are aligned to the right.
+    right: Sequence[str] = ()
+    #: The column whose values are never broken, so that they can be copied.
+    whole: str = "id"
+
+    def cells(self) -> list[list[str]]:
+        """Return the texts of the rows."""
+        return [[cell(row.get(name)) for name in self.columns] for row in self.rows]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the tab-separated lines."""
+        for line in (list(self.columns), *self.cells()):
+            yield "\t".join(each.replace("\t", " ").replace("\n", " ") for each in line)
+
+    def grid(self) -> Table:
+        """Return the table for a terminal."""
+        from rich import box
+        from rich.table import Column, Table
+        from rich.text import Text
+
+        heads = [
+            Column(name, justify="right" if name in self.right else "left", overflow="fold")
+            for name in self.columns
+        ]
+        cells = self.cells()
+        for head, *values in zip(heads, *cells, strict=True):
+            if head.header == self.whole:
+                head.min_width, head.no_wrap = max(map(len, values), default=0), True
+        grid = Table(*heads, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for line in cells:
+            grid.add_row(*map(Text, line))  # a text, and not markup
+        return grid
+
+    def print(self) -> None:
+        """Print the rows."""
+        if not sys.stdout.isatty():
+            for line in self.lines():
+                print(line)
+            return
+        from rich.console import Console
+
+        Console(highlight=False, markup=False).print(self.grid())
+
+
 def table(
     columns: Sequence[str],
     rows: Iterable[Mapping[str, object]],
@@ -304,31 +381,5 @@ def table(
     right: Sequence[str] = (),
     whole: str = "id",
 ) -> None:
-    """Print rows: a table at a terminal, tab-separated lines with a header otherwise.
-
-    Args:
-        columns: The names of the columns, in order.
-        rows: The values by column.
-        right: The columns that are aligned to the right.
-        whole: The column whose values are never broken, so that they can be copied.
-    """
-    cells = [[cell(row.get(name)) for name in columns] for row in rows]
-    if not sys.stdout.isatty():
-        for line in (list(columns), *cells):
-            print("\t".join(each.replace("\t", " ").replace("\n", " ") for each in line))
-        return
-    from rich import box
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    heads = [
-        Column(name, justify="right" if name in right else "left", overflow="fold")
-        for name in columns
-    ]
-    for head, *values in zip(heads, *cells, strict=True):
-        if head.header == whole:
-            head.min_width, head.no_wrap = max(map(len, values), default=0), True
-    grid = Table(*heads, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for line in cells:
-        grid.add_row(*line)
-    Console(highlight=False, markup=False).print(grid)
+    """Print rows; see ``Sheet``."""
+    Sheet(columns, [*rows], right, whole).print()

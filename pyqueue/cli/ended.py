@@ -18,6 +18,7 @@ from pyqueue.cli.common import (
     age,
     as_json_text,
     connect,
+    duration,
     emit,
     note,
     parse_id,
@@ -46,8 +47,8 @@ def get(
     wait: Annotated[
         float | None,
         typer.Option(
-            min=0,
-            metavar="SECONDS",
+            parser=duration("--wait"),
+            metavar="DURATION",
             help="Wait until the message has finished, and print its result.",
         ),
     ] = None,

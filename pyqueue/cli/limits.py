@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pyqueue import Client, ConfigurationError, Limit
 from pyqueue.backends.kind import known, require_limit
 from pyqueue.backends.namespace import RECORD_IDS
+from pyqueue.durations import seconds_of
 from pyqueue.limits import limit_or_none
 
 
@@ -45,6 +46,11 @@ def _number(name: str, text: str) -> float:
             return of(text)
         except ValueError:
             continue
+    if name == "period":
+        try:
+            return seconds_of(text)
+        except ValueError as error:
+            raise ConfigurationError(f"period: {error}") from None
     raise ConfigurationError(f"{name}: {text!r} is not allowed; use a number")
 
 

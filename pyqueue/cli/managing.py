@@ -15,6 +15,7 @@ from pyqueue.cli.common import (
     Signals,
     Url,
     connect,
+    duration,
     emit,
     note,
     parse_id,
@@ -23,7 +24,8 @@ from pyqueue.cli.common import (
     report_pause,
 )
 from pyqueue.cli.limits import limit_of, limit_text
-from pyqueue.cli.selecting import Chosen, DryRun, ErrorType, Older, Rate, WaitingState, Where
+from pyqueue.cli.option_groups import Server, grouped
+from pyqueue.cli.selecting import Chosen, Selected, WaitingState
 
 app = typer.Typer(cls=Commands)
 
@@ -83,7 +85,11 @@ def reshape(
     ] = None,
     retention: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="For a stream: how long messages are kept."),
+        typer.Option(
+            metavar="DURATION",
+            parser=duration("--retention"),
+            help="For a stream: how long messages are kept.",
+        ),
     ] = None,
     pack: Annotated[
         int | None,
@@ -157,45 +163,36 @@ def cancel(
 
 
 @app.command()
+@grouped
 def rm(
     name: QueueName,
+    chosen: Chosen,
+    server: Server,
     force: Annotated[
         bool, typer.Option("--force", help="Also delete its messages, reserved messages included.")
     ] = False,
-    where: Where = None,
     state: WaitingState = None,
-    older: Older = None,
-    error: ErrorType = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="How many messages that match.")
-    ] = None,
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    url: Url = None,
-    namespace: Namespace = "pyqueue",
-    signals: Signals = None,
-    as_json: Json = False,
 ) -> None:
     """Delete a queue with its history. Print how many messages were deleted.
 
     A queue with messages needs --force. Programs that still use the queue create it again. With a
     condition, such as --where, only the messages that match are removed, and the queue stays.
     """
-    chosen = Chosen(where, state, older, error, limit=limit, rate=rate, dry_run=dry_run)
-    selects = chosen.needs_filter()
+    selected = Selected(chosen, state)
+    selects = selected.needs_filter()
     if selects and force:
         raise ConfigurationError(
             "--force: messages that a consumer holds cannot be selected; leave it out"
         )
-    if limit is not None and not selects:
+    if chosen.limit is not None and not selects:
         raise ConfigurationError(
             "--limit: select messages with --where, --state, --older or --error"
         )
-    with connect(url, namespace, signals) as client:
+    with connect(server.url, server.namespace, server.signals) as client:
         refuse_unknown(client, name)
         if selects:
             queue = queue_with_stored_options(client, name)
-            chosen.change(queue, "removed", Selection.remove, as_json)
+            selected.change(queue, "removed", Selection.remove, server.as_json)
             return
         deleted = client.delete_queue(name, force)
-    emit({"deleted": deleted}) if as_json else print(deleted)
+    emit({"deleted": deleted}) if server.as_json else print(deleted)

@@ -10,63 +10,62 @@ import typer
 from pyqueue import ConfigurationError, LeaseLost, Queue, Selection
 from pyqueue.cli.common import (
     Commands,
-    Json,
-    Namespace,
-    Signals,
-    Url,
     connect,
     emit,
     note,
     queue_with_stored_options,
     refuse_unknown,
 )
+from pyqueue.cli.completing import queue_names
+from pyqueue.cli.option_groups import Server, grouped
 from pyqueue.cli.queues import BATCH_SIZE, note_if_paused
-from pyqueue.cli.selecting import Chosen, DryRun, ErrorType, Older, Rate, WaitingState, Where
+from pyqueue.cli.selecting import Chosen, Selected, WaitingState
 from pyqueue.queue_base import backend_of
 
 app = typer.Typer(cls=Commands)
 
 
 @app.command()
+@grouped
 def move(
     source: Annotated[
-        str, typer.Argument(metavar="FROM", help="The queue that contains the messages.")
+        str,
+        typer.Argument(
+            metavar="FROM",
+            help="The queue that contains the messages.",
+            autocompletion=queue_names,
+        ),
     ],
-    to: Annotated[str, typer.Argument(metavar="TO", help="The queue to which they move.")],
-    where: Where = None,
+    to: Annotated[
+        str,
+        typer.Argument(
+            metavar="TO", help="The queue to which they move.", autocompletion=queue_names
+        ),
+    ],
+    chosen: Chosen,
+    server: Server,
     state: WaitingState = None,
-    older: Older = None,
-    error: ErrorType = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="How many messages. Default: all that are ready."),
-    ] = None,
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    url: Url = None,
-    namespace: Namespace = "pyqueue",
-    signals: Signals = None,
-    as_json: Json = False,
 ) -> None:
     """Move messages to another queue, each in one atomic update. Print how many.
 
-    With a condition, scheduled messages move, too.
+    Without a condition, only ready messages move. With one, scheduled messages move, too.
     """
     if source == to:
         raise ConfigurationError(f"TO: the messages are already in {to!r}; name another queue")
-    chosen = Chosen(where, state, older, error, limit=limit, rate=rate, dry_run=dry_run)
-    selects = chosen.needs_filter()
-    with connect(url, namespace, signals) as client:
+    selected = Selected(chosen, state)
+    selects = selected.needs_filter()
+    with connect(server.url, server.namespace, server.signals) as client:
         refuse_unknown(client, source, "FROM")
         from_queue = queue_with_stored_options(client, source)
         to_queue = queue_with_stored_options(client, to)
         if selects:
-            chosen.change(from_queue, "moved", partial(Selection.move, to=to_queue), as_json)
+            change = partial(Selection.move, to=to_queue)
+            selected.change(from_queue, "moved", change, server.as_json)
             return
-        moved = _move_ready(from_queue, to_queue, limit)
+        moved = _move_ready(from_queue, to_queue, chosen.limit)
         if not moved:
             note_if_paused(from_queue)
-    emit({"moved": moved}) if as_json else print(moved)
+    emit({"moved": moved}) if server.as_json else print(moved)
 
 
 def _move_ready(from_queue: Queue[Any], to_queue: Queue[Any], limit: int | None) -> int:
@@ -91,34 +90,29 @@ def _move_ready(from_queue: Queue[Any], to_queue: Queue[Any], limit: int | None)
 
 
 @app.command()
+@grouped
 def redrive(
     name: Annotated[
-        str, typer.Argument(metavar="QUEUE", help="The dead-letter queue, such as orders.dead.")
+        str,
+        typer.Argument(
+            metavar="QUEUE",
+            help="The dead-letter queue, such as orders.dead.",
+            autocompletion=queue_names,
+        ),
     ],
-    where: Where = None,
-    older: Older = None,
-    error: ErrorType = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="How many messages. Default: all.")
-    ] = None,
-    rate: Rate = None,
-    dry_run: DryRun = False,
-    url: Url = None,
-    namespace: Namespace = "pyqueue",
-    signals: Signals = None,
-    as_json: Json = False,
+    chosen: Chosen,
+    server: Server,
 ) -> None:
     """Send dead messages back to the queues that they came from. Print how many."""
-    chosen = Chosen(where, None, older, error, limit=limit, rate=rate, dry_run=dry_run)
-    with connect(url, namespace, signals) as client:
+    with connect(server.url, server.namespace, server.signals) as client:
         refuse_unknown(client, name)
         source = queue_with_stored_options(client, name)
-        if chosen.filters or dry_run or rate is not None:
-            dead = chosen._replace(state="dead")
-            dead.change(source, "moved", Selection.redrive, as_json)
+        if Selected(chosen, None).filters or chosen.dry_run or chosen.rate is not None:
+            dead = Selected(chosen, "dead")
+            dead.change(source, "moved", Selection.redrive, server.as_json)
             return
-        moved = source.redrive(limit)
+        moved = source.redrive(chosen.limit)
         dead_letter = backend_of(source).options.dead_letter
         if not moved and client.queue(dead_letter).counts().total:
             note(f"{name!r} has no dead messages; its dead-letter queue is {dead_letter!r}")
-    emit({"moved": moved}) if as_json else print(moved)
+    emit({"moved": moved}) if server.as_json else print(moved)

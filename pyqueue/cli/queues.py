@@ -6,23 +6,26 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, cast
 
 import typer
 
-from pyqueue import ConfigurationError, Message, Queue, QueueError, QueueInfo
+from pyqueue import AsyncClient, ConfigurationError, Message, Queue, QueueError, QueueInfo
 from pyqueue.cli.common import (
     Commands,
     Json,
     Namespace,
     QueueName,
+    Sheet,
     Signals,
     Url,
     age,
     as_json_text,
     connect,
+    duration,
     emit,
     note,
     parse_id,
@@ -33,6 +36,7 @@ from pyqueue.cli.common import (
     table,
 )
 from pyqueue.cli.limits import limit_text
+from pyqueue.cli.watching import EVERY_S, watch, with_client
 
 #: How many messages one call pops or moves.
 BATCH_SIZE = 100
@@ -50,6 +54,9 @@ def ls(
         int | None,
         typer.Option(min=1, metavar="N", help="Stop counting at N, which is shown as N+."),
     ] = None,
+    again: Annotated[
+        bool, typer.Option("--watch", help="List them again every 2 seconds, until Ctrl-C.")
+    ] = False,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
@@ -58,12 +65,29 @@ def ls(
 
     The column "oldest" shows since when the oldest message has waited.
     """
+    if again:
+        if as_json:
+            raise ConfigurationError("--watch: it prints tables; leave --json out")
+        with_client(url, namespace, None, partial(_list_often, cap=cap))
+        return
     with connect(url, namespace) as client:
         infos = client.queues(cap=cap)
     if as_json:
         for each in infos:
             emit(_row(each))
-        return
+    else:
+        _sheet(infos, cap).print()
+
+
+async def _list_often(client: AsyncClient, cap: int | None) -> None:
+    async def read() -> Sheet:
+        return _sheet(await client.queues(cap=cap), cap)
+
+    await watch(read, EVERY_S, lines=Sheet.lines, render=Sheet.grid)
+
+
+def _sheet(infos: Sequence[QueueInfo], cap: int | None) -> Sheet:
+    """Return the table of queues."""
     terminal = sys.stdout.isatty()
     rows = [_row(each) for each in infos]
     for row in rows:
@@ -80,7 +104,7 @@ def ls(
             for name in columns
             if name not in nothing or any(row[name] != nothing[name] for row in rows)
         ]
-    table(columns, rows, right=(*_STATES, "dead"), whole="queue")
+    return Sheet(columns, rows, right=(*_STATES, "dead"), whole="queue")
 
 
 def _row(info: QueueInfo) -> dict[str, object]:
@@ -114,7 +138,12 @@ Header = Annotated[
     list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header. Can be repeated.")
 ]
 Delay = Annotated[
-    float | None, typer.Option(metavar="SECONDS", help="Seconds until it can be received.")
+    float | None,
+    typer.Option(
+        metavar="DURATION",
+        parser=duration("--delay"),
+        help="How long until it can be received, such as 90 (seconds), 1m or 2h30m.",
+    ),
 ]
 At = Annotated[
     str | None,
@@ -317,7 +346,12 @@ def pop(
     name: QueueName,
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many messages at most.")] = 1,
     timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long to wait for the first message.")
+        float,
+        typer.Option(
+            metavar="DURATION",
+            parser=duration("--timeout"),
+            help="How long to wait for the first message.",
+        ),
     ] = 0,
     url: Url = None,
     namespace: Namespace = "pyqueue",

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 
 from pyqueue import BulkResult, ConfigurationError, Queue
-from pyqueue.cli.common import emit, note, parse_json
+from pyqueue.cli.common import duration, emit, note, parse_json
 
 Where = Annotated[
     list[str] | None,
@@ -24,11 +24,19 @@ WaitingState = Annotated[
 ]
 Older = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", help="Only messages that were pushed longer ago than this."),
+    typer.Option(
+        metavar="DURATION",
+        parser=duration("--older"),
+        help="Only messages that were pushed longer ago than this, such as 2h30m.",
+    ),
 ]
 ErrorType = Annotated[
     str | None,
     typer.Option("--error", metavar="TYPE", help="Only messages whose last error has this type."),
+]
+Count = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, metavar="N", help="How many messages at most; by default all."),
 ]
 Rate = Annotated[
     float | None, typer.Option(metavar="N", help="How many messages per second at most.")
@@ -39,22 +47,27 @@ DryRun = Annotated[
 
 
 class Chosen(NamedTuple):
-    """The messages that a command changes, and how."""
+    """The messages that a command changes, and how. A group of options."""
 
-    where: list[str] | None
+    where: Where = None
+    older: Older = None
+    error: ErrorType = None
+    limit: Count = None
+    rate: Rate = None
+    dry_run: DryRun = False
+
+
+class Selected(NamedTuple):
+    """The messages that a command changes, also by their state."""
+
+    chosen: Chosen
     state: Literal["scheduled", "ready", "dead"] | None
-    older: float | None
-    error: str | None
-    limit: int | None
-    rate: float | None
-    dry_run: bool
 
     @property
     def filters(self) -> bool:
         """Whether it has a condition."""
-        return any(each is not None for each in (self.state, self.older, self.error)) or bool(
-            self.where
-        )
+        given = (self.state, self.chosen.older, self.chosen.error)
+        return any(each is not None for each in given) or bool(self.chosen.where)
 
     def needs_filter(self) -> bool:
         """Return whether it has a condition.
@@ -62,8 +75,8 @@ class Chosen(NamedTuple):
         Raises:
             ConfigurationError: It has none, and an option that needs one.
         """
-        if not self.filters and (self.dry_run or self.rate is not None):
-            option = "--dry-run" if self.dry_run else "--rate"
+        if not self.filters and (self.chosen.dry_run or self.chosen.rate is not None):
+            option = "--dry-run" if self.chosen.dry_run else "--rate"
             raise ConfigurationError(
                 f"{option}: select messages with --where, --state, --older or --error"
             )
@@ -84,13 +97,13 @@ class Chosen(NamedTuple):
             change: A method of ``Selection``.
             as_json: Whether to print JSON.
         """
-        wanted = conditions(self.where or [])
-        selection = queue.select(wanted, self.state, self.older, self.error)
-        if self.dry_run:
-            number = selection.count(self.limit)
+        where, older, error, limit, rate, dry_run = self.chosen
+        selection = queue.select(conditions(where or []), self.state, older, error)
+        if dry_run:
+            number = selection.count(limit)
             emit({"matched": number}) if as_json else print(number)
             return
-        result = change(selection, limit=self.limit, rate=self.rate)
+        result = change(selection, limit=limit, rate=rate)
         if as_json:
             emit({verb: result.done, "passed": result.passed})
             return

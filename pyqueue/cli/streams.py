@@ -10,6 +10,7 @@ import typer
 
 from pyqueue import Client, ConfigurationError, Stream
 from pyqueue.backends.namespace import STREAM, kind_of
+from pyqueue.cli import completing
 from pyqueue.cli.common import (
     Commands,
     Json,
@@ -26,7 +27,14 @@ from pyqueue.runtime.connecting import runner_of
 
 app = typer.Typer(cls=Commands, help="Streams: read, consumers and seek.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="STREAM", help="The stream's name.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="STREAM",
+        help="The stream's name.",
+        autocompletion=completing.queue_names,
+    ),
+]
 
 
 @app.command()

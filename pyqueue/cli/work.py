@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +18,7 @@ import anyio
 import typer
 
 from pyqueue import AsyncClient, Backoff, Client, ConfigurationError, Counts, Pipeline, QueueError
+from pyqueue.cli import progress
 from pyqueue.cli.apps import client_for, find
 from pyqueue.cli.common import (
     INTERRUPTED,
@@ -28,6 +29,7 @@ from pyqueue.cli.common import (
     Url,
     checked_url,
     connect,
+    duration,
     emit,
     note,
     table,
@@ -55,7 +57,11 @@ Concurrency = Annotated[
 ]
 Grace = Annotated[
     float,
-    typer.Option(min=0, metavar="SECONDS", help="How long handlers have to end after a stop."),
+    typer.Option(
+        metavar="DURATION",
+        parser=duration("--grace"),
+        help="How long handlers have to end after a stop.",
+    ),
 ]
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML or YAML file.")]
 
@@ -179,8 +185,18 @@ def run_and_close(
     until_empty: bool = False,
     concurrency: int | None = None,
     grace: float = 30,
+    shown: AbstractAsyncContextManager[None] | None = None,
 ) -> Report:
-    """Run a worker or a pipeline, and close its client. Return the report of the run."""
+    """Run a worker or a pipeline, and close its client. Return the report of the run.
+
+    Args:
+        runner: The worker or the pipeline.
+        client: Its client.
+        until_empty: As for ``Runner.run``.
+        concurrency: As for ``Runner.run``.
+        grace: As for ``Runner.run``.
+        shown: With an AsyncClient: entered for the time of the run.
+    """
     note(start_line(runner, client, concurrency))
     pulse = around_of(runner).pulse
     began = time.monotonic()
@@ -200,7 +216,7 @@ def run_and_close(
         if not await server_reached(client, pulse):
             await client.close()
             return stopped(time.monotonic() - began)
-        async with client:
+        async with client, shown or nullcontext():
             report: Report = await run()
         return report
 
@@ -391,7 +407,12 @@ def run_(
     pipeline = _pipeline(client, recipe)
     configure(None, None)
     report = run_and_close(
-        pipeline, client, until_empty=until_empty, concurrency=concurrency, grace=grace
+        pipeline,
+        client,
+        until_empty=until_empty,
+        concurrency=concurrency,
+        grace=grace,
+        shown=progress.shown(pipeline, client),
     )
     _show_report(pipeline, report, as_json)
 

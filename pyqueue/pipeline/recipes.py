@@ -20,6 +20,7 @@
     queue = "raw"
     cron = "0 3 * * *"
 
+Durations are seconds, or texts such as "1m" and "2h30m".
 A stage also takes the options of ``Pipeline.link``, or of ``Pipeline.spark``, and a
 schedule the options of ``Client.schedule``. Reading a recipe imports the modules that it names.
 """
@@ -31,13 +32,30 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final, cast
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+)
 
+from pyqueue.durations import seconds_of
 from pyqueue.errors import ConfigurationError
 from pyqueue.limits import Limit
 from pyqueue.messages import Backoff, ScheduleOptions
 
 ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
+
+
+def _seconds(value: object) -> object:
+    return seconds_of(value) if isinstance(value, str) else value
+
+
+#: A duration: seconds, or a text such as "1m" or "2h30m".
+Seconds = Annotated[float, BeforeValidator(_seconds)]
 
 
 class Part(BaseModel):
@@ -49,9 +67,9 @@ class Part(BaseModel):
 class BackoffPart(Part):
     """The fields of a Backoff."""
 
-    base: float = 1
+    base: Seconds = 1
     factor: float = 2
-    maximum: float = 3600
+    maximum: Seconds = 3600
     jitter: float = 0.1
 
 
@@ -60,7 +78,7 @@ class LimitPart(Part):
 
     concurrency: int | None = None
     rate: float | None = None
-    period: float | None = None
+    period: Seconds | None = None
     burst: int | None = None
     per: str | None = None
 
@@ -74,11 +92,11 @@ class QueuePart(Part):
 
     queue: str
     model: ImportPath | None = None
-    lease: float | None = None
+    lease: Seconds | None = None
     max_tries: int | None = None
     dead_letter: str | None = None
-    history: float | None = None
-    poll: float | None = None
+    history: Seconds | None = None
+    poll: Seconds | None = None
     kind: str | None = None
     strict: bool | None = None
     pack: int | None = None
@@ -114,10 +132,10 @@ class StagePart(QueuePart):
     handler: ImportPath
     to: str | list[str] = []
     concurrency: int | None = None
-    time_limit: float | None = None
+    time_limit: Seconds | None = None
     on_invalid: str | None = None
     batch: int | None = None
-    window: float | None = None
+    window: Seconds | None = None
 
 
 class CronPart(Part):
@@ -126,7 +144,7 @@ class CronPart(Part):
     name: str
     queue: str
     cron: str | None = None
-    every: float | None = None
+    every: Seconds | None = None
     timezone: str | None = None
     payload: Any = None
     headers: dict[str, Any] | None = None
@@ -135,7 +153,7 @@ class CronPart(Part):
     group: str | None = None
     missed: str | None = None
     overlap: bool | None = None
-    grace: float | None = None
+    grace: Seconds | None = None
 
     def options(self) -> ScheduleOptions:
         """Return its options, as ``Client.schedule`` takes them."""
@@ -189,7 +207,10 @@ def read(path: Path) -> Recipe:
     try:
         recipe = Recipe.model_validate(_parsed(path, text))
     except ValidationError as error:
-        mistakes = "; ".join(f"{_place(each['loc'])}: {each['msg']}" for each in error.errors())
+        mistakes = "; ".join(
+            f"{_place(each['loc'])}: {each['msg'].removeprefix('Value error, ')}"
+            for each in error.errors()
+        )
     if mistakes:  # not in the handler above: the text of pydantic's error shows the values
         raise ConfigurationError(f"recipe {path}: {mistakes}")
     if not recipe.name:

@@ -6,7 +6,16 @@ documents every few seconds (``storing``, ``flushing``); ``presence`` shows whic
 of an operation on messages, and no failure here makes one fail.
 """
 
-from pyqueue.telemetry.prometheus import CONTENT_TYPE, metrics_text
+from typing import TYPE_CHECKING
+
+from pyqueue.lazy import importer
 from pyqueue.telemetry.values import Latency, QueueStats
 
+if TYPE_CHECKING:
+    from pyqueue.telemetry.prometheus import CONTENT_TYPE, metrics_text
+
 __all__ = ["CONTENT_TYPE", "Latency", "QueueStats", "metrics_text"]
+
+if not TYPE_CHECKING:
+    # Most programs that import pyqueue serve no metrics.
+    __getattr__ = importer(__name__, {"prometheus": ["CONTENT_TYPE", "metrics_text"]})

@@ -165,9 +165,10 @@ def test_a_closed_pipe_exits_141_quietly(shell: Shell, client: Client) -> None:
         assert process.wait(LONG) == 141
 
 
-def test_importing_pyqueue_does_not_import_the_cli() -> None:
-    names = {"pyqueue.cli", "pyqueue.demo", "typer", "rich", "click"}
-    code = f"import sys, pyqueue; print({names} & sys.modules.keys())"
+def test_clients_do_not_import_what_programs_need() -> None:
+    names = {"pyqueue.cli", "pyqueue.demo", "pyqueue.telemetry.prometheus"}
+    names |= {"typer", "rich", "click", "textual"}
+    code = f"import sys, pyqueue; pyqueue.Client; print({names} & sys.modules.keys())"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=LONG
     )

@@ -79,6 +79,20 @@ def test_recipe_stage_takes_a_limit(offline: Client, tmp_path: Path) -> None:
     assert backend_of(stage.queue).options.shape == {"limit": limit.stored()}
 
 
+def test_recipe_takes_durations(offline: Client, tmp_path: Path) -> None:
+    text = STAGE + 'lease = "1m"\nhistory = "2h30m"\ntime_limit = "45s"\n'
+    text += 'backoff = { base = "500ms", maximum = "1h" }\nlimit = { rate = 5, period = "1m" }\n'
+    text += '[[cron]]\nname = "often"\nqueue = "raw"\nevery = "5m"\n'
+    pipeline = Pipeline.from_recipe(offline, write(tmp_path / "x.toml", text))
+    [stage] = pipeline.graph.stages.values()
+    options = backend_of(stage.queue).options
+    assert (options.lease, options.history, stage.time_limit) == (60, 9000, 45)
+    assert options.backoff == Backoff(base=0.5, maximum=3600)
+    assert options.shape == {"limit": Limit(rate=5, period=60).stored()}
+    [schedule] = pipeline._schedules.values()
+    assert schedule.spec["every"] == 300
+
+
 def test_recipe_stage_takes_batches(offline: Client, tmp_path: Path) -> None:
     text = STAGE.replace("store", "store_all") + "batch = 500\nwindow = 0.5"
     pipeline = Pipeline.from_recipe(offline, write(tmp_path / "x.toml", text))
@@ -106,7 +120,15 @@ WRONG = {
         STAGE.replace("store", "store()"),
         r"stages\[0\]\.handler: String should match pattern",
     ),
-    "type": (STAGE + 'lease = "long"', r"stages\[0\]\.lease: Input should be a valid number"),
+    "type": (STAGE + "lease = true", r"stages\[0\]\.lease: Input should be a valid number"),
+    "a duration": (
+        STAGE + 'lease = "long"',
+        r"stages\[0\]\.lease: expected a duration, found 'long'; use seconds, or units",
+    ),
+    "a duration of a limit": (
+        STAGE + 'limit = { rate = 1, period = "1x" }',
+        r"stages\[0\]\.limit\.period: expected a duration, found '1x'",
+    ),
     "a number as a word": (
         STAGE + 'concurrency = "4"',
         r"stages\[0\]\.concurrency: Input should be a valid integer",

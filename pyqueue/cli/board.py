@@ -1,0 +1,244 @@
+"""The lines of ``pyqueue top``: one for each queue, and for each consumer group of a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final, NamedTuple
+
+from pyqueue import AsyncClient, AsyncConsumer, AsyncQueue, ConsumerInfo, QueueInfo, QueueStats
+from pyqueue.backends.namespace import STREAM
+from pyqueue.cli.common import own_options
+from pyqueue.errors import InvalidName, NotPermitted, QueueError
+
+#: Counting a state stops at this number.
+CAP: Final = 10_000
+#: Rates cover the last minute or two, because stats cover whole minutes.
+_RATES_S: Final = 60.0
+#: The time that the histories cover, and how long a history is used before it is read again.
+MINUTES: Final = 30
+_HISTORY_AGE_S: Final = 30.0
+#: How many lines get rates at each read.
+MAX_RATES: Final = 200
+#: How many of them are read at once.
+_AT_ONCE: Final = 50
+
+
+class Flow(NamedTuple):
+    """How messages flow through a queue, as telemetry has stored it."""
+
+    #: The messages per second that came: pushed, or moved here from another line.
+    into: float | None
+    #: The messages per second that were finished or moved on.
+    done: float
+    #: The failed tries per minute.
+    failed: float
+    #: 95 % of the work took less, in seconds. None: unknown.
+    p95: float | None = None
+    #: How many messages were done in each of the last 30 minutes.
+    minutes: tuple[int, ...] = ()
+
+
+class Line(NamedTuple):
+    """A queue, a stream or a consumer group."""
+
+    #: The queue, or the stream of the group.
+    info: QueueInfo
+    group: ConsumerInfo | None = None
+    flow: Flow | None = None
+    #: Whether the groups of the stream follow.
+    unfolded: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name of the queue; of a group, the stream, "~" and the group."""
+        return self.info.name if self.group is None else f"{self.info.name}~{self.group.name}"
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is a stream, and not one of its groups."""
+        return self.info.kind == STREAM and self.group is None
+
+    @property
+    def ready(self) -> int:
+        """The number of ready messages; of a stream, of messages that it keeps."""
+        return (self.group or self.info).counts.ready
+
+    @property
+    def work(self) -> int:
+        """The number of messages that consumers hold."""
+        return (self.group or self.info).counts.reserved
+
+    @property
+    def scheduled(self) -> int:
+        """The number of messages that wait for a later time."""
+        return (self.group or self.info).counts.scheduled
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is delivered."""
+        return (self.group or self.info).paused
+
+    @property
+    def dead(self) -> int | None:
+        """The number of messages in its dead-letter queue; None: it is unknown."""
+        return self.info.dead if self.group is None else None
+
+    @property
+    def oldest(self) -> datetime | None:
+        """Since when its oldest message has waited."""
+        return self.info.oldest if self.group is None else None
+
+
+class Picture(NamedTuple):
+    """All lines, and how long it took to read them."""
+
+    lines: Sequence[Line]
+    took_s: float
+
+
+def dead_letter_of(info: QueueInfo) -> str:
+    """Return the name of the dead-letter queue of a queue."""
+    return str(info.options.get("dead_letter") or f"{info.name}.dead")
+
+
+def queue_of(client: AsyncClient, info: QueueInfo) -> AsyncQueue[Any]:
+    """Return a queue with the options that its programs last set, if they are allowed."""
+    try:
+        return client.queue(info.name, **own_options(info.options))
+    except QueueError:
+        return client.queue(info.name)
+
+
+def group_of(client: AsyncClient, line: Line) -> AsyncConsumer[Any]:
+    """Return the consumer group of a line."""
+    assert line.group is not None
+    return client.stream(line.info.name).consumer(line.group.name)
+
+
+class Board:
+    """Reads the lines of a namespace.
+
+    Args:
+        client: The client.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        self.client = client
+        #: All queues as last read, by name, with the dead-letter queues that have no line.
+        self.infos: Mapping[str, QueueInfo] = {}
+        self._histories: dict[str, tuple[float, QueueStats]] = {}
+        self._permitted = True
+
+    async def read(
+        self, unfolded: Iterable[str] | None = None, first: Iterable[str] = (), history: bool = True
+    ) -> Picture:
+        """Read all lines. A dead-letter queue of one queue has no line: the queue shows its number.
+
+        Args:
+            unfolded: The names of the streams whose groups have lines; None: all streams.
+            first: The keys of the lines whose rates are read first, if there are many.
+            history: Whether to read the latencies and the last 30 minutes, too.
+        """
+        began = time.monotonic()
+        infos = await self.client.queues(cap=CAP)
+        self.infos = {each.name: each for each in infos}
+        hidden = {dead_letter_of(each) for each in infos if each.dead is not None}
+        lines: list[Line] = []
+        for info in infos:
+            if info.name not in hidden:
+                opened = info.kind == STREAM and (unfolded is None or info.name in unfolded)
+                lines.append(Line(info, unfolded=opened))
+                if opened:
+                    groups = await self.client.stream(info.name).consumers()
+                    lines += [Line(info, group) for group in groups]
+        flows = await self._flows(lines, {*first}, history) if self._permitted else {}
+        there = {each.key for each in lines}
+        self._histories = {key: of for key, of in self._histories.items() if key in there}
+        lines = [each._replace(flow=flows.get(each.key)) for each in lines]
+        return Picture(lines, time.monotonic() - began)
+
+    async def _flows(
+        self, lines: Sequence[Line], first: set[str], history: bool
+    ) -> dict[str, Flow]:
+        """Return the flows by key; none if the database user may not read them."""
+        chosen = sorted(lines, key=lambda line: line.key not in first)[:MAX_RATES]
+        recent: dict[str, QueueStats] = {}
+        past: dict[str, QueueStats] = {}
+        try:
+            for start in range(0, len(chosen), _AT_ONCE):
+                some = chosen[start : start + _AT_ONCE]
+                recent |= await _by_key(some, self._recent)
+                past |= await _by_key(some, self._history) if history else {}
+        except NotPermitted:
+            self._permitted = False
+            return {}
+        came: dict[str, float] = {}
+        for stats in recent.values():
+            for target, number in stats.moved.items():
+                came[target] = came.get(target, 0.0) + number / stats.seconds
+        return {
+            key: flow_of(stats, came.get(key, 0.0), past.get(key))
+            for key, stats in recent.items()
+            if _counted(stats) or _counted(past.get(key)) or key in came
+        }
+
+    async def _recent(self, line: Line) -> QueueStats | None:
+        return await self._stats(line, _RATES_S)
+
+    async def _stats(self, line: Line, since_s: float) -> QueueStats | None:
+        """Return the stats of a line; None if a foreign document gave it its name."""
+        try:
+            if line.group is not None:
+                return await group_of(self.client, line).stats(since_s)
+            if line.is_stream:
+                return await self.client.stream(line.info.name).stats(since_s)
+            return await self.client.queue(line.info.name).stats(since_s)
+        except InvalidName:
+            return None
+
+    async def _history(self, line: Line) -> QueueStats | None:
+        """Return the stats of the last 30 minutes, which may be half a minute old."""
+        read_at, stats = self._histories.get(line.key, (0.0, None))
+        if stats is None or time.monotonic() - read_at > _HISTORY_AGE_S:
+            stats = await self._stats(line, MINUTES * 60)
+            if stats is not None:
+                self._histories[line.key] = time.monotonic(), stats
+        return stats
+
+
+async def _by_key(
+    lines: Sequence[Line], read: Callable[[Line], Awaitable[QueueStats | None]]
+) -> dict[str, QueueStats]:
+    """Read the stats of several lines at once. Return them by key."""
+    found = await asyncio.gather(*map(read, lines))
+    return {line.key: stats for line, stats in zip(lines, found, strict=True) if stats is not None}
+
+
+def _counted(stats: QueueStats | None) -> bool:
+    """Return whether telemetry has counted anything."""
+    return stats is not None and any(stats.counts.values())
+
+
+def flow_of(recent: QueueStats, came: float, past: QueueStats | None) -> Flow:
+    """Return the flow of a queue.
+
+    Args:
+        recent: Its stats of the last minute or two.
+        came: The messages per second that came from other queues.
+        past: Its stats of the last 30 minutes, or None.
+    """
+    flow = Flow(
+        into=recent.rate("pushed") + came,
+        done=recent.rate("finished") + recent.rate("moved"),
+        failed=60 * (recent.rate("retried") + recent.rate("dead")),
+    )
+    if past is None:
+        return flow
+    last = past.until.replace(second=0, microsecond=0)
+    starts = [last - timedelta(minutes=ago) for ago in range(MINUTES - 1, -1, -1)]
+    points = [past.points.get(each, {}) for each in starts]
+    minutes = tuple(each.get("finished", 0) + each.get("moved", 0) for each in points)
+    return flow._replace(p95=past.working.p95, minutes=minutes)
