@@ -27,6 +27,7 @@ from pyqueue.cli import (
     stages,
     streams,
     trace,
+    web,
     work,
 )
 from pyqueue.cli.common import Commands, Json, emit
@@ -63,7 +64,10 @@ def pyqueue(
     """Queues on MongoDB."""
 
 
-for _part in (queues, browsing, moving, ended, managing, trace, work, doctor, metrics, checkout):
+for _part in (
+    *(queues, browsing, moving, ended, managing, trace, work, doctor, metrics, checkout),
+    web,
+):
     app.add_typer(_part.app)
 app.add_typer(streams.app, name="stream")
 app.add_typer(stages.app, name="stage")

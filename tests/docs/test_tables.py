@@ -144,7 +144,6 @@ DENIED = [
     (RECIPES, "| A job that expires: Celery `expires` |", {"expires", "best_before"}),
     (RECIPES, "parent of a BullMQ flow, batches of Oban Pro | none yet;", {"gather", "then"}),
     (RECIPES, "the id is taken until the history ends |", {"unique_for"}),
-    (RECIPES, "`client.queues()` and `queue.get(id)`; no web page |", {"dashboard"}),
 ]
 
 
