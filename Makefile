@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-spark test-slow coverage check faces bench soak faults clean
+.PHONY: help demo test test-web test-spark test-slow coverage check faces bench soak faults clean
 
 help:  ## what there is to make
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -37,7 +37,10 @@ WORKERS = $$($(BIN)/python -c 'import os; print(min(8, 2 * (os.cpu_count() or 1)
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 test: $(VENV)/.dev  ## the tests, against real servers that they start themselves; no Spark stream
-	@$(PYTEST) -m 'not slow and not spark_long' $(ARGS)
+	@$(PYTEST) -m 'not slow and not spark_long and not browser' $(ARGS)
+
+test-web: $(VENV)/.dev  ## the tests of the dashboard in Chromium
+	@$(BIN)/python -m pytest -m browser tests/web $(ARGS)
 
 test-spark: $(VENV)/.dev  ## the other tests of Spark
 	@$(PYTEST) -m 'spark_long and not slow' $(ARGS)
@@ -46,7 +49,7 @@ test-slow: $(VENV)/.dev  ## the exhaustive forms of the tests
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
 coverage: $(VENV)/.dev  ## which lines and branches no test takes
-	@$(PYTEST) -m 'not slow' --cov --cov-report=term $(ARGS)
+	@$(PYTEST) -m 'not slow and not browser' --cov --cov-report=term $(ARGS)
 
 check: $(VENV)/.dev  ## format, lint, types, language and async classes; warnings are errors
 	@$(BIN)/ruff format --check .

@@ -87,7 +87,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The testing kit and the programs stand on top of everything, and nothing stands on them.
     "testing": {"values", "backends", "runtime", "queues", "pipeline", "client"},
     "demo": {"", "values", "pipeline", "spark"},
-    "cli": {"", "values", "backends", "runtime", "telemetry", "queues", "pipeline", "demo"},
+    "web": {"", "values", "backends", "runtime", "telemetry", "queues", "client"},
+    "cli": {
+        *("", "values", "backends", "runtime", "telemetry", "queues", "pipeline", "demo", "web"),
+    },
 }
 #: Extra imports of single modules.
 EXCEPTIONS = {("claim", "spark.models"), ("spark.stage", "client")}
@@ -122,7 +125,7 @@ MOST_TO_RECEIVE = 15, 3700
 
 #: Other packages than the standard library's, and the layers and modules that may import them.
 THIRD_PARTY: dict[str, set[str]] = {
-    "bson": {"values", "backends", "runtime", "pipeline", "spark", "cli", "testing"},
+    "bson": {"values", "backends", "runtime", "pipeline", "spark", "cli", "testing", "web"},
     "pymongo": {
         *("aside", "embedded", "memory", "memory_sessions", "requests", "runtime"),
         "spark.outputs",
@@ -143,6 +146,10 @@ THIRD_PARTY: dict[str, set[str]] = {
     "opentelemetry": {"telemetry.otel"},
     "signals": {"runtime", "client", "spark", "cli"},
     "typer": {"cli"},
+    "starlette": {"web"},
+    "jinja2": {"web.site"},
+    "markupsafe": {"web.charts"},
+    "uvicorn": {"cli.web"},
     "rich": {"cli", "demo"},
     "textual": {"cli"},
 }

@@ -28,6 +28,7 @@ from pyqueue.cli import (
     streams,
     top,
     trace,
+    web,
     work,
 )
 from pyqueue.cli.common import Commands, Json, emit
@@ -63,7 +64,7 @@ def pyqueue(
     """Queues on MongoDB."""
 
 
-_PARTS = (top, queues, browsing, moving, ended, managing, trace, work, doctor, metrics, checkout)
+_PARTS = (top, queues, browsing, moving, ended, managing, trace, work, doctor, metrics, checkout, web)
 for _part in _PARTS:
     app.add_typer(_part.app)
 app.add_typer(streams.app, name="stream")

@@ -33,11 +33,17 @@ def stats(queue: str, since: Duration | datetime) -> Plan[QueueStats]:
     starts = list(_starts(span, start, now))
     ids = [span.id(each, queue) for each in starts]
     found = yield from aside(METRICS, Find({"_id": {"$in": ids}}, sort=(("_id", 1),)))
-    documents = [each for each in found if each.get("q") == queue]
+    return stats_of(queue, starts[0], now, [each for each in found if each.get("q") == queue])
+
+
+def stats_of(
+    queue: str, since: datetime, until: datetime, documents: Sequence[Document]
+) -> QueueStats:
+    """Return the figures that documents of a queue have, which are in the order of time."""
     return QueueStats(
         queue=queue,
-        since=starts[0],
-        until=now,
+        since=since,
+        until=until,
         counts=_sums(documents),
         moved=moved_of(documents),
         points={each["at"]: counts_of(each) for each in documents},

@@ -5,6 +5,7 @@ These tests run on a mongod that asks for passwords.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -13,15 +14,18 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, cast
 
+import httpx2
 import pytest
 from pymongo import MongoClient
 
-from pyqueue import Client, ConfigurationError, QueueError, Worker
+from pyqueue import AsyncClient, Client, ConfigurationError, QueueError, Worker
 from pyqueue.backends import indexes
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark import QueueDataSource
 from pyqueue.spark.columns import columns
 from pyqueue.telemetry.storing import SUFFIXES, live_workers
+from pyqueue.web import Dashboard
+from pyqueue.web.audit import AUDIT
 from tests.docs.pages import blocks, prose
 from tests.support.servers import mongod_process
 
@@ -118,7 +122,7 @@ def test_commands_are_those_of_the_code() -> None:
     of_metrics = [line for line in plain if "expires: 1" in line and "'pyqueue'" not in line]
     options = "{expires: 1}, {name: 'expires', expireAfterSeconds: 0}"
     assert of_metrics == [
-        f"getCollection('pyqueue.{suffix}').createIndex({options})" for suffix in SUFFIXES
+        f"getCollection('pyqueue.{suffix}').createIndex({options})" for suffix in (*SUFFIXES, AUDIT)
     ]
     bus = "createCollection('pyqueue.signals', {capped: true, size: 1048576})"
     assert {f"db.{line}" for line in plain if line not in (bus, *of_metrics)} == set(expected)
@@ -253,6 +257,24 @@ def test_missing_metrics_permission_only_warns(
     assert len(told) == 1
     assert "is off, because the database user may not store it" in told[0]
     assert "least-privileges" in told[0]
+
+
+def test_role_of_the_dashboard_is_enough(guarded: Mongo) -> None:
+    url = prepare(guarded, 600, "dashboard", [*roles()["queues"], *roles()["dashboard"]])
+
+    async def work() -> list[int]:
+        async with AsyncClient(url) as client:
+            await client.queue("a").push(1)
+            app: Any = Dashboard(client, allow=lambda request, action, queue: True)
+            transport = httpx2.ASGITransport(app=app)
+            own = {"sec-fetch-site": "same-origin"}
+            async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
+                acted = await http.post("/act/pause", data={"queue": "a"}, headers=own)
+                pages = [await http.get(path) for path in ("/", "/errors", "/workers", "/audit")]
+                assert "paused" in pages[-1].text
+                return [each.status_code for each in (acted, *pages)]
+
+    assert asyncio.run(work()) == [303, 200, 200, 200, 200]
 
 
 def test_role_read_reads_a_table_of_spark(guarded: Mongo) -> None:

@@ -142,7 +142,6 @@ DENIED = [
     ("README.md", "Routing by topics or patterns", {"topic", "pattern", "routing_key", "exchange"}),
     (MIGRATE, "| `group`, `chord` | `Many` fans out; there is no join |", {"chord", "join"}),
     (RECIPES, "parent of a BullMQ flow, batches of Oban Pro | none yet;", {"gather", "then"}),
-    (RECIPES, "`client.queues()` and `queue.get(id)`; no web page |", {"dashboard"}),
 ]
 
 

@@ -1,0 +1,106 @@
+"""The command web: serve the dashboard."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from typing import Annotated, Any, Final
+
+import typer
+
+from pyqueue import AsyncClient, ConfigurationError
+from pyqueue.cli.common import Commands, Namespace, Url, checked_url, note
+
+app = typer.Typer(cls=Commands)
+
+#: The variable with the password. On the command line, every user of the machine could read it.
+PASSWORD: Final = "PYQUEUE_WEB_PASSWORD"
+_LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
+#: How long the server waits for open pages when it stops, in seconds.
+_GRACE_S: Final = 1
+
+
+@app.command()
+def web(
+    url: Url = None,
+    namespace: Namespace = "pyqueue",
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="The address to listen on.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port.")] = 8080,
+    names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--name", metavar="HOST", help="A name under which browsers reach it. Can be repeated."
+        ),
+    ] = None,
+    write: Annotated[
+        bool, typer.Option("--write", help="Allow changes, such as redrive and pause.")
+    ] = False,
+    label: Annotated[
+        str, typer.Option(metavar="TEXT", help="A word in the head of each page, such as staging.")
+    ] = "",
+) -> None:
+    """Serve the dashboard: pages that show queues, messages, errors and workers.
+
+    Set the password in PYQUEUE_WEB_PASSWORD. Only on the loopback interface it may be missing.
+    """
+    password = os.environ.get(PASSWORD) or None
+    if host not in _LOOPBACK and password is None:
+        raise ConfigurationError(
+            f"--host: expected a password for {host}, found none; set {PASSWORD}, or leave out "
+            "--host to listen on this machine only"
+        )
+    target = checked_url(url)
+    server, dashboard = _imported()
+    listening = _listening(host, port)
+    given: dict[str, Any] = {"hosts": names or (), "password": password, "label": label}
+
+    # Pages that are open when the server stops are cut off, as they should be.
+    logging.getLogger("uvicorn.error").addFilter(_not_cancelled)
+
+    async def serve() -> None:
+        async with AsyncClient(target, namespace=namespace) as client:
+            pages = dashboard(client, allow="anyone", writable=write, **given)
+            config = server.Config(
+                pages,
+                lifespan="off",
+                log_level="warning",
+                timeout_graceful_shutdown=_GRACE_S,
+                server_header=False,
+            )
+            shown = f"[{host}]" if ":" in host else host
+            place = f"http://{shown}:{listening.getsockname()[1]}/"
+            note(f"the dashboard is on {place}; stop it with Ctrl-C")
+            await server.Server(config).serve(sockets=[listening])
+
+    asyncio.run(serve())
+
+
+def _not_cancelled(record: logging.LogRecord) -> bool:
+    return not (record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError))
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise ConfigurationError(
+            f"--port: {host} {port} cannot be used ({error.strerror or error}); use another port"
+        ) from error
+
+
+def _imported() -> tuple[Any, Any]:
+    """Return uvicorn, and the class of the dashboard."""
+    try:
+        import uvicorn
+
+        from pyqueue.web import Dashboard
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f'web: expected the extra web, found no {error.name}; pip install "pyqueue-mongo[web]"'
+        ) from error
+    return uvicorn, Dashboard

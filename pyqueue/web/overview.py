@@ -1,0 +1,224 @@
+"""The overview: all queues and streams with their numbers, and the sums."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from starlette.exceptions import HTTPException
+
+from pyqueue.backends.namespace import STREAM
+from pyqueue.messages import NEVER, ConsumerInfo, Counts, QueueInfo
+from pyqueue.telemetry.values import QueueStats
+from pyqueue.telemetry.watching import RunSummary
+from pyqueue.web import shapes
+from pyqueue.web.access import Viewer
+from pyqueue.web.charts import per_minute
+from pyqueue.web.sampling import Row, Sample
+from pyqueue.web.site import Site, View, path_to
+
+#: The most rows of a page. More queues are shown in groups, by the beginning of their names.
+MAX_ROWS: Final = 100
+_SEPARATORS: Final = re.compile("[.:>_-]")
+#: How rows are sorted.
+_SORTS: Final = ("name", "ready", "reserved", "scheduled", "dead", "oldest")
+#: Over how many minutes rates are measured.
+_RATE_MIN: Final = 5
+_IN: Final = ("pushed",)
+_DONE: Final = ("finished", "moved")
+
+
+def _rate_of(stats: QueueStats | None, names: Sequence[str]) -> float | None:
+    """Return how often something happened per second, in the last whole minutes."""
+    if stats is None:
+        return None
+    return sum(per_minute(stats, names, _RATE_MIN + 1)[:-1]) / (60 * _RATE_MIN)
+
+
+def _described(row: Row, cap: int) -> dict[str, Any]:
+    """Return the values of a row. Numbers that have reached ``cap`` mean "or more"."""
+    info, stats = row.info, row.stats
+    stream = info.kind == STREAM
+    return {
+        "name": info.name,
+        "kind": info.kind,
+        "path": path_to("s" if stream else "q", info.name),
+        "badges": row.badges,
+        "ready": info.counts.ready,
+        "reserved": None if stream else info.counts.reserved,
+        "scheduled": None if stream else info.counts.scheduled,
+        "dead": info.dead,
+        "dead_path": None if info.dead is None else path_to("q", row.dead_letter),
+        "oldest": info.oldest,
+        "cap": None if stream else cap,
+        "in": _rate_of(stats, _IN),
+        "done": None if stream else _rate_of(stats, _DONE),
+        "failed": _rate_of(stats, ("retried", "dead")),
+        "p95": None if stats is None or stream else stats.end_to_end.p95,
+        "points": per_minute(stats, _IN if stream else _DONE),
+        "workers": row.workers,
+        "groups": [_grouped(row, each) for each in row.groups],
+    }
+
+
+def _grouped(row: Row, group: ConsumerInfo) -> dict[str, Any]:
+    """Return the values of a consumer group of a stream."""
+    done = _rate_of(row.group_stats.get(group.name), _DONE)
+    faster = (done or 0.0) - (_rate_of(row.stats, _IN) or 0.0)
+    behind = group.counts.total
+    return {
+        "name": group.name,
+        "position": group.position,
+        "behind": behind,
+        "reserved": group.counts.reserved,
+        "scheduled": group.counts.scheduled,
+        "skipped": group.counts.skipped,
+        "paused": group.paused,
+        "done": done,
+        "caught_up_s": behind / faster if behind and faster > 0 else None,
+        "dead_path": path_to("q", f"{row.info.name}.{group.name}.dead"),
+    }
+
+
+async def visible(sample: Sample, viewer: Viewer) -> list[Row]:
+    """Return the rows that may be viewed, without dead letters that another row counts."""
+    rows = [each for each in sample.rows.values() if await viewer.sees(each.info.name)]
+    owned = {each.dead_letter for each in rows if each.info.dead is not None}
+    return [each for each in rows if each.info.name not in owned]
+
+
+async def visible_runs(sample: Sample, viewer: Viewer) -> list[RunSummary]:
+    """Return the workers and pipelines, with the queues and messages that may be viewed."""
+    found = []
+    for run in sample.runs:
+        stages = [each for each in run.stages if await viewer.sees(str(each.get("q")))]
+        busy = [each for each in run.in_progress if await viewer.sees(str(each.get("q")))]
+        if stages:
+            found.append(replace(run, stages=stages, in_progress=busy))
+    return found
+
+
+async def board(sample: Sample, viewer: Viewer) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows that may be viewed, and the sums of them."""
+    rows = await visible(sample, viewer)
+    every = [await shown_row(viewer, each, sample.cap) for each in rows]
+    runs = await visible_runs(sample, viewer)
+    tiles = _tiles(rows, every, sample.cap)
+    tiles["workers"] = sum(not each.silent for each in runs)
+    more = "+" if tiles["ready_more"] else ""
+    tiles["texts"] = {
+        "in": shapes.rate(tiles["in"]),
+        "done": shapes.rate(tiles["done"]),
+        "ready": shapes.number(tiles["ready"]) + more,
+        "oldest": shapes.since(tiles["oldest"]),
+        "reserved": shapes.number(tiles["reserved"]),
+        "workers": shapes.number(tiles["workers"]),
+        "dead": shapes.number(tiles["dead"]),
+    }
+    return every, tiles
+
+
+async def overview(site: Site, viewer: Viewer) -> View:
+    """Show all queues and streams."""
+    sample = await site.sampler.sample()
+    every, tiles = await board(sample, viewer)
+    wanted, sort = viewer.argument("find")[:120], viewer.argument("sort")
+    chosen = [each for each in every if wanted.casefold() in each["name"].casefold()]
+    _sort(chosen, sort)
+    groups = _prefixes(chosen) if len(chosen) > MAX_ROWS else []
+    values = {
+        "rows": [] if groups else chosen,
+        "groups": groups,
+        "tiles": tiles,
+        "find": wanted,
+        "sort": sort,
+        "at": sample.at,
+        "took_s": sample.took_s,
+    }
+    return View("overview.html", values)
+
+
+async def shown_row(viewer: Viewer, row: Row, cap: int) -> dict[str, Any]:
+    """Return the values of a row and their texts, without dead letters that may not be viewed."""
+    values = _described(row, cap)
+    if row.info.dead is not None and not await viewer.sees(row.dead_letter):
+        values["dead"] = values["dead_path"] = None
+    values["limit"] = None if row.info.limit is None else repr(row.info.limit)
+    values["options"] = {
+        name: str(each)
+        for name, each in row.info.options.items()
+        if each is not None and (name != "dead_letter" or await viewer.sees(str(each)))
+    }
+    values["texts"] = {
+        **{
+            name: shapes.number(values[name], values["cap"])
+            for name in ("ready", "reserved", "scheduled", "dead")
+        },
+        **{name: shapes.rate(values[name]) for name in ("in", "done", "failed")},
+        "oldest": shapes.since(values["oldest"]),
+        "p95": shapes.length(values["p95"]),
+    }
+    return values
+
+
+def _sort(rows: list[dict[str, Any]], by: str) -> None:
+    rows.sort(key=lambda each: str(each["name"]))
+    if by == "oldest":
+        rows.sort(key=lambda each: each["oldest"] or NEVER)
+    elif by in _SORTS[1:]:
+        rows.sort(key=lambda each: -(each[by] or 0))
+
+
+def _tiles(rows: Sequence[Row], every: Sequence[dict[str, Any]], cap: int) -> dict[str, Any]:
+    """Return the sums. The messages of a stream stay there, so they do not count as ready."""
+    queues = [each for each in every if each["kind"] != STREAM]
+    oldest = [each["oldest"] for each in queues if each["oldest"] is not None]
+    apart = [each["ready"] for each in queues if each["name"].endswith(".dead")]
+    ready = sum(min(each["ready"], cap - 1) for each in queues) - sum(apart)
+    works = [each.stats for each in rows if each.info.kind != STREAM]
+    return {
+        "in": sum(each["in"] or 0.0 for each in every),
+        "done": sum(each["done"] or 0.0 for each in every),
+        "ready": ready,
+        "ready_more": any(each["ready"] >= cap for each in queues),
+        "oldest": min(oldest, default=None),
+        "reserved": sum(each["reserved"] for each in queues),
+        "dead": sum(each["dead"] or 0 for each in every) + sum(apart),
+        "in_points": _added([per_minute(each.stats, _IN) for each in rows]),
+        "done_points": _added([per_minute(each, _DONE) for each in works]),
+    }
+
+
+def _added(some: Sequence[Sequence[int]]) -> list[int]:
+    return [sum(each) for each in zip(*some, strict=True)] or [0]
+
+
+def _prefixes(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the sums of rows by the beginning of their names."""
+    sums: dict[str, Counter[str]] = {}
+    for each in rows:
+        numbers = sums.setdefault(_SEPARATORS.split(each["name"], 1)[0], Counter())
+        numbers["queues"] += 1
+        for name in ("ready", "reserved", "scheduled", "dead"):
+            numbers[name] += each[name] or 0
+    return [{"name": name, **numbers} for name, numbers in sorted(sums.items())]
+
+
+async def row_of(site: Site, name: str, *, stream: bool = False) -> tuple[Sample, Row]:
+    """Return the sample, and the row of a queue or a stream.
+
+    Raises:
+        HTTPException: There is no such queue.
+    """
+    sample = await site.sampler.sample()
+    row = sample.rows.get(name)
+    if row is None and any(each.dead_letter == name for each in sample.rows.values()):
+        info = QueueInfo(name, Counts(), paused=False)  # no message has died yet
+        row = Row(info, stats=None, groups=(), group_stats={}, workers=0, badges=())
+    if row is None or (row.info.kind == STREAM) != stream:
+        what = "stream" if stream else "queue"
+        raise HTTPException(404, f"There is no {what} {name[:120]!r}.")
+    return sample, row

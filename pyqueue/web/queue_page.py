@@ -1,0 +1,216 @@
+"""The page of a queue: its figures, its messages by state and filter, and who works on them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from pyqueue.errors import ConfigurationError
+from pyqueue.messages import Finished, Message, State
+from pyqueue.telemetry.values import QueueStats
+from pyqueue.telemetry.watching import ErrorSummary, RunSummary
+from pyqueue.web import charts, shapes
+from pyqueue.web.access import Viewer
+from pyqueue.web.filters import MAX_TEXT, conditions
+from pyqueue.web.overview import row_of, shown_row, visible_runs
+from pyqueue.web.sampling import Row, Sample
+from pyqueue.web.site import Site, View, path_to, query
+
+#: How many messages a page has, and how many are examined for them.
+PAGE: Final = 50
+_BUDGET: Final = 5000
+#: The most messages that one bulk action changes.
+BULK: Final = 10_000
+#: How long counting before a bulk action may take, in seconds.
+_COUNT_S: Final = 5.0
+#: The ranges of the chart, in seconds.
+RANGES: Final = ((7200, "2 h"), (86_400, "24 h"), (2_592_000, "30 d"))
+#: The states of each tab, and its name.
+_STATES: Final[dict[str, str]] = {
+    "ready": "ready",
+    "reserved": "in work",
+    "scheduled": "scheduled",
+    "dead": "dead",
+    "finished": "history",
+}
+#: The bulk actions of each state.
+_BULK: Final[dict[str, tuple[str, ...]]] = {
+    "ready": ("move", "remove"),
+    "scheduled": ("requeue", "move", "remove"),
+    "dead": ("redrive", "move", "remove"),
+}
+
+
+def states_of(row: Row) -> list[tuple[str, str, int]]:
+    """Return the tabs of a queue: state, name, and number of messages."""
+    counts = row.info.counts
+    numbers = {"ready": counts.ready, "reserved": counts.reserved, "scheduled": counts.scheduled}
+    if row.info.name.endswith(".dead"):
+        numbers = {"dead": counts.ready + counts.scheduled, "reserved": counts.reserved}
+    numbers["finished"] = counts.history
+    return [(state, _STATES[state], number) for state, number in numbers.items()]
+
+
+def line_of(site: Site, message: Message[Any]) -> dict[str, Any]:
+    """Return a row of a table of messages."""
+    error = message.error
+    shown = site.redactor.text
+    return {
+        "id": str(message.id),
+        "path": path_to("m", message.id),
+        "when": message.processed if isinstance(message, Finished) else message.when,
+        "tries": message.tries,
+        "deferred": message.deferred,
+        "key": shown("key", message.key),
+        "group": shown("group", message.group),
+        "priority": message.priority,
+        "payload": shapes.summary(site.redactor, "payload", message.payload),
+        "error": "" if error is None else f"{error.type}: {_text(site, error.message)}"[:200],
+    }
+
+
+def _text(site: Site, text: str) -> str:
+    return site.redactor.text("error.message", text) or ""
+
+
+async def queue_page(site: Site, viewer: Viewer) -> View:
+    """Show a queue."""
+    sample, row = await row_of(site, str(viewer.request.path_params["name"]))
+    name = row.info.name
+    tabs = states_of(row)
+    state = viewer.argument("state")
+    chosen: Any = state if state in [each for each, _, _ in tabs] else tabs[0][0]
+    seconds = viewer.count("since", RANGES[0][0])
+    since = seconds if seconds in [each for each, _ in RANGES] else RANGES[0][0]
+    stats = await site.queue(row.info).stats(since)
+    failed = [each for each in sample.errors if each.queue == name]
+    runs = [each for each in await visible_runs(sample, viewer) if each.works_on(name)]
+    values = {
+        **await shown_row(viewer, row, sample.cap),
+        **await _messages(site, viewer, row, chosen),
+        "tabs": tabs,
+        "state": chosen,
+        "since": since,
+        "ranges": RANGES,
+        "chart": charts.throughput(stats),
+        "legend": charts.legend(stats),
+        "latency": _latency(stats),
+        "errors": [failure(site, sample, each) for each in failed[:10]],
+        "runs": [ran(each) for each in runs],
+        "bulk": [each for each in _BULK.get(chosen, ()) if await viewer.may(each, name)],
+        "actions": [each for each in ("pause", "resume", "purge") if await viewer.may(each, name)],
+        "paused": row.info.paused,
+    }
+    return View("queue.html", values)
+
+
+async def _messages(site: Site, viewer: Viewer, row: Row, state: State) -> dict[str, Any]:
+    """Return a page of messages that match the filter."""
+    text, after = viewer.argument("where")[: MAX_TEXT + 1], viewer.argument("after")
+    newest = viewer.argument("newest", "1" if state == "finished" else "") == "1"
+    values: dict[str, Any] = {"where": text, "newest": newest, "rows_of_messages": [], "wrong": ""}
+    values |= {"looked": 0, "next": ""}
+    try:
+        where = conditions(text, site.redactor)
+        page = await site.queue(row.info).browse(
+            state, where, after or None, PAGE, newest=newest, budget=_BUDGET
+        )
+    except ConfigurationError as error:
+        return {**values, "wrong": str(error)}
+    more = {"state": state, "where": text, "newest": "1" if newest else "", "after": page.after}
+    return {
+        **values,
+        "rows_of_messages": [line_of(site, each) for each in page.messages],
+        "looked": page.looked,
+        "next": "" if page.after is None else query(more),
+    }
+
+
+def _latency(stats: QueueStats) -> list[dict[str, Any]]:
+    """Return how long messages waited, were worked on, and lived."""
+    named = {"waiting": stats.waiting, "working": stats.working, "whole": stats.end_to_end}
+    return [
+        {"name": name, "p50": each.p50, "p95": each.p95, "p99": each.p99}
+        for name, each in named.items()
+    ]
+
+
+def failure(site: Site, sample: Sample, group: ErrorSummary) -> dict[str, Any]:
+    """Return the values of a group of errors."""
+    row = sample.rows.get(group.queue)
+    stream, _, consumer = group.queue.partition("~")
+    dead = f"{stream}.{consumer}.dead" if consumer else f"{group.queue}.dead"
+    if row is not None:
+        dead = row.dead_letter
+    return {
+        "queue": group.queue,
+        "path": path_to("s", stream) if consumer else path_to("q", group.queue),
+        "fp": group.fp,
+        "type": group.type,
+        "where": group.where or "",
+        "message": _text(site, group.message),
+        "first": group.first,
+        "last": group.last,
+        "tries": group.tries,
+        "dead": group.dead,
+        "dead_queue": dead,
+        "dead_path": path_to("q", dead) + query({"where": f'error.fp:"{group.fp}"'}),
+        "of_stream": bool(consumer),
+        "ids": [str(each) for each in group.ids],
+    }
+
+
+def ran(run: RunSummary) -> dict[str, Any]:
+    """Return the values of a worker or a pipeline."""
+    process = run.process
+    return {
+        "name": run.name,
+        "kind": run.kind,
+        "owner": str(process.get("owner") or ""),
+        "place": f"{process.get('host')}:{process.get('pid')}",
+        "version": str(process.get("version") or ""),
+        "memory": process.get("memory"),
+        "queues": [str(each.get("q")) for each in run.stages],
+        "messages": run.messages,
+        "in_progress": [
+            {"queue": str(each.get("q")), "id": str(each.get("id")), "since": each.get("since")}
+            for each in run.in_progress
+        ],
+        "started": run.started,
+        "beat": run.beat,
+        "silent": run.silent,
+    }
+
+
+async def bulk_page(site: Site, viewer: Viewer) -> View:
+    """Ask before many messages are changed: show how many match."""
+    _, row = await row_of(site, str(viewer.request.path_params["name"]))
+    verb, state = viewer.argument("verb"), viewer.argument("state")
+    values: dict[str, Any] = {
+        "name": row.info.name,
+        "path": path_to("q", row.info.name),
+        "verb": verb,
+        "state": state,
+        "where": viewer.argument("where")[: MAX_TEXT + 1],
+        "number": 0,
+        "most": BULK,
+        "wrong": "",
+    }
+    try:
+        if verb not in _BULK.get(state, ()):
+            raise ConfigurationError(
+                f"verb: {verb[:40]!r} is not possible for messages that are {state[:40]!r}; choose "
+                "an action on the page of the queue"
+            )
+        where = conditions(values["where"], site.redactor)
+        chosen: Any = state
+        async with asyncio.timeout(_COUNT_S):
+            values["number"] = await site.queue(row.info).select(where, chosen).count(BULK)
+    except ConfigurationError as error:
+        values["wrong"] = str(error)
+    except TimeoutError:
+        values["wrong"] = (
+            f"filter: its messages were not counted within {_COUNT_S:g} s; use a filter that "
+            "matches more messages, or `pyqueue redrive --where`"
+        )
+    return View("bulk.html", values)

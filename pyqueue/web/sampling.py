@@ -1,0 +1,230 @@
+"""The sampler: it reads the state of all queues once for all viewers, and only while they ask."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from pyqueue.async_client import AsyncClient
+from pyqueue.backends.namespace import STREAM
+from pyqueue.messages import ConsumerInfo, Message, QueueInfo, StreamMessage
+from pyqueue.runtime.connecting import runner_of
+from pyqueue.telemetry.values import QueueStats
+from pyqueue.telemetry.watching import (
+    ErrorSummary,
+    RunSummary,
+    error_groups,
+    recent_stats,
+    runs,
+)
+from pyqueue.web.charts import per_minute
+from pyqueue.web.shapes import length
+
+#: The least seconds between two samples. A sample may take a tenth of the time.
+INTERVAL_S: Final = 2.0
+_SHARE: Final = 10
+#: Counting a state of a queue stops at this number: the lower one if counting is slow.
+CAP: Final = 10_001
+LOW_CAP: Final = 1001
+_FAST_S, _SLOW_S = 0.1, 0.5
+#: A request waits for a new sample if the last one took less than this.
+_WAIT_S: Final = 1.0
+#: A sample that is older than this is not shown.
+_OLD_S: Final = 300.0
+#: How many streams have the positions of their groups read.
+_MAX_STREAMS: Final = 20
+#: Over how many minutes a trend is measured, and the least messages that make one.
+_TREND_MIN: Final = 5
+_LEAST_TREND: Final = 10
+#: A ready message that waits longer, in seconds, waits for a worker.
+_UNATTENDED_S: Final = 60.0
+
+Badge = tuple[str, str]
+_DONE: Final = ("finished", "moved", "dead", "cancelled", "expired")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A queue or a stream in a sample."""
+
+    info: QueueInfo
+    #: The figures of the last hour; None if there are none.
+    stats: QueueStats | None
+    #: The groups of a stream, and their figures.
+    groups: Sequence[ConsumerInfo]
+    group_stats: Mapping[str, QueueStats]
+    #: How many workers and pipelines receive from it.
+    workers: int
+    #: Each with its look and its text.
+    badges: Sequence[Badge]
+
+    @property
+    def dead_letter(self) -> str:
+        """The name of its dead-letter queue."""
+        return str(self.info.options.get("dead_letter") or f"{self.info.name}.dead")
+
+    def last_minutes(self, *names: str) -> int:
+        """Return the sum of counts in the last whole minutes of a trend."""
+        return sum(per_minute(self.stats, names, _TREND_MIN + 1)[:-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The state of a namespace at an instant."""
+
+    number: int
+    at: datetime
+    took_s: float
+    cap: int
+    rows: Mapping[str, Row]
+    runs: Sequence[RunSummary]
+    errors: Sequence[ErrorSummary]
+
+    @property
+    def interval_s(self) -> float:
+        """How long this sample is used before another one is taken."""
+        return max(INTERVAL_S, (_SHARE - 1) * self.took_s)
+
+
+class Sampler:
+    """Takes samples. All viewers of a process share them."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._sample: Sample | None = None
+        self._taken = 0.0
+        self._task: asyncio.Task[Sample] | None = None
+        self._cap = LOW_CAP
+
+    def expire(self) -> None:
+        """Let the next request take a new sample: an action has changed something."""
+        if self._sample is not None:
+            self._sample = replace(self._sample, took_s=0.0)
+            self._taken, self._task = -_OLD_S, None
+
+    async def sample(self) -> Sample:
+        """Return the last sample, or take one if it is time.
+
+        Raises:
+            QueueError: The server did not answer, and there is no recent sample.
+        """
+        last, age_s = self._sample, time.monotonic() - self._taken
+        if last is not None and age_s < last.interval_s:
+            return last
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._take(), name="pyqueue-dashboard")
+            self._task.add_done_callback(_retrieve)
+        if last is not None and last.took_s > _WAIT_S and age_s < _OLD_S:
+            return last
+        return await asyncio.shield(self._task)  # other viewers may wait for it, too
+
+    async def _take(self) -> Sample:
+        began, cap = time.monotonic(), self._cap
+        run = runner_of(self._client).run
+        infos = await self._client.queues(cap=cap)
+        stats = await run(recent_stats())
+        running = await run(runs())
+        errors = await run(error_groups())
+        streams = [each.name for each in infos if each.kind == STREAM][:_MAX_STREAMS]
+        groups = {name: await self._client.stream(name).consumers() for name in streams}
+        now = datetime.now(UTC)
+        rows = {
+            each.name: _row(each, stats, groups.get(each.name, ()), running, now) for each in infos
+        }
+        took_s = time.monotonic() - began
+        if took_s < _FAST_S:
+            self._cap = CAP
+        elif took_s > _SLOW_S:
+            self._cap = LOW_CAP
+        number = 1 if self._sample is None else self._sample.number + 1
+        sample = Sample(number, now, took_s, cap, rows=rows, runs=running, errors=errors)
+        self._sample, self._taken = sample, time.monotonic()
+        return sample
+
+
+def _retrieve(task: asyncio.Task[Sample]) -> None:
+    """Take the error of a sample that no request waits for, so that asyncio does not log it."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _row(
+    info: QueueInfo,
+    stats: Mapping[str, QueueStats],
+    groups: Sequence[ConsumerInfo],
+    running: Sequence[RunSummary],
+    now: datetime,
+) -> Row:
+    row = Row(
+        info=info,
+        stats=stats.get(info.name),
+        groups=groups,
+        group_stats={
+            each.name: stats[f"{info.name}~{each.name}"]
+            for each in groups
+            if f"{info.name}~{each.name}" in stats
+        },
+        workers=sum(each.works_on(info.name) and not each.silent for each in running),
+        badges=(),
+    )
+    return replace(row, badges=tuple(_badges(row, now)))
+
+
+def _badges(row: Row, now: datetime) -> list[Badge]:
+    """Return the things about a queue that a person should know."""
+    info, counts = row.info, row.info.counts
+    found: list[Badge] = []
+    if info.paused:
+        found.append(("warn", "paused"))
+    if info.limit is not None:
+        found.append(("calm", "limited"))
+    if info.kind == STREAM:
+        return found
+    waits_s = (now - info.oldest).total_seconds() if info.oldest is not None else 0.0
+    if waits_s > 0 and not counts.ready:
+        found.append(("warn", "blocked"))
+    received = row.stats is not None and row.stats.counts["received"] > 0
+    idle = not (counts.reserved or row.workers or received or info.paused)
+    if counts.ready and idle and waits_s > _UNATTENDED_S and not info.name.endswith(".dead"):
+        found.append(("bad", "no worker"))
+    found += _trend(row)
+    return found
+
+
+def _trend(row: Row) -> list[Badge]:
+    """Return whether a queue grows, or when it will be empty."""
+    ready, minutes = row.info.counts.ready, _TREND_MIN
+    pushed, done = row.last_minutes("pushed"), row.last_minutes(*_DONE)
+    if not ready or max(pushed, done) < _LEAST_TREND:
+        return []
+    if pushed > 1.1 * done:
+        return [("warn", "growing")]
+    if done > 1.1 * pushed:
+        left_s = ready / ((done - pushed) / minutes / 60)
+        return [("calm", f"empty in {length(left_s)}")]
+    return []
+
+
+def why_waiting(message: Message[object], row: Row | None, now: datetime) -> str:
+    """Return why no consumer works on a message; empty if one does, or none should."""
+    if isinstance(message, StreamMessage) or message.state in ("reserved", "finished"):
+        return ""
+    if message.state == "dead":
+        return "It is dead: it waits until a person sends it back or removes it."
+    if message.deferred == "group":
+        return f"It waits for an earlier message of its group {message.group!r}."
+    if message.deferred == "limit":
+        return "It waits because the limit of its queue is used up."
+    if message.state == "scheduled":
+        left_s = max(0.0, (message.when - now).total_seconds())
+        cause = f" after try {message.tries} failed" if message.tries and message.error else ""
+        return f"It is scheduled{cause}, for {length(left_s)} more."
+    if row is not None and row.info.paused:
+        return "Its queue is paused."
+    if row is not None and any(text == "no worker" for _, text in row.badges):
+        return "It is ready, but no worker receives from its queue."
+    return "It is ready. Consumers receive the messages before it first."
