@@ -9,8 +9,9 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import astuple
+from functools import cache
 from tempfile import TemporaryDirectory
 from typing import Any
 from uuid import uuid4
@@ -18,10 +19,12 @@ from uuid import uuid4
 import pymongo
 import pytest
 from hypothesis import is_hypothesis_test
+from typer.main import get_command
 
 from pyqueue import Client
 from pyqueue.embedded import EmbeddedServer
 from tests.spark.session import database, log, password, signed_in, spark
+from tests.support.rewriting import rewrite_share
 from tests.support.samples import sample
 from tests.support.servers import MEMORY, require_mongod
 from tests.support.shared import Mongod, Run
@@ -43,6 +46,24 @@ time.tzset()
 GROUPS = {"spark", "secured", "guarded", "own_server", "processes"}
 
 
+#: Cases that ``make test`` deselects by these markers.
+DESELECTED = ("slow", "spark_long")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> Generator[None, Any, Any]:
+    """Leave out cases that will be deselected: there are thousands, for each worker to collect."""
+    done = yield
+    expression = metafunc.config.getoption("markexpr")
+    unwanted = {name for name in DESELECTED if f"not {name}" in expression}
+    calls = metafunc._calls
+    wanted = [each for each in calls if not unwanted.intersection(mark.name for mark in each.marks)]
+    if any(metafunc.definition.get_closest_marker(name) for name in unwanted):
+        wanted = []
+    calls[:] = wanted or calls[:1]  # one that stands for all, so that the test is deselected
+    return done
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep tests that share a server on one worker, and sample the cases of async clients.
@@ -62,10 +83,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(fixture))
 
 
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    """Collect no garbage while tests are collected: they and their modules last to the end."""
+    if isinstance(collector, pytest.Session):
+        gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Let collections of garbage pass over the tests and modules: they last to the end."""
+    """Let later collections of garbage pass over the objects that exist now."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 # ---- one mongod for a run, whichever its workers
@@ -77,6 +105,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Begin the run, or join it if this is a worker of xdist."""
     given = getattr(config, "workerinput", None)
     config.stash[_RUN] = Run.begin() if given is None else Run(*given["run"])
+    # Typer makes the commands anew for each call, which takes longer than most of them do.
+    pytest.MonkeyPatch().setattr("typer.testing._get_command", cache(get_command))
+    rewrite_share(config)
 
 
 @pytest.hookimpl(optionalhook=True)

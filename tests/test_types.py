@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+#: One worker runs both, and early: the first one fills a cache, which takes long.
+pytestmark = pytest.mark.xdist_group("types")
+
 ROOT = Path(__file__).parents[1]
 
 #: mypy must report the lines that end in "# error", and no other line.

@@ -22,6 +22,7 @@ from pyqueue.demo import report
 from tests.cli.shell import Shell
 from tests.support.eventually import LONG, eventually
 from tests.support.processes import ROOT, gone
+from tests.support.samples import sampled
 from tests.support.servers import missing
 from tests.support.shared import Mongod
 
@@ -178,7 +179,7 @@ def test_clients_do_not_import_what_programs_need() -> None:
 # ---- embedded
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", sampled([signal.SIGTERM, signal.SIGINT], few=1))
 def test_embedded_runs_a_server_until_a_signal(
     number: signal.Signals,
     bare_shell: Shell,

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,6 +28,7 @@ from pyqueue.pipeline.around import current_deliveries
 from pyqueue.pipeline.pulse import Pulse
 from tests.cli.shell import Shell
 from tests.support.eventually import LONG, eventually
+from tests.support.servers import free_port
 
 #: A module with a function that makes a worker.
 SHOP = """
@@ -153,6 +156,41 @@ def offline() -> Client:
     return Client("memory:")
 
 
+def answer(url: str) -> tuple[int, str]:
+    """Ask for a check. Return the status and the text."""
+    try:
+        with urllib.request.urlopen(url, timeout=LONG) as found:
+            return found.status, found.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+#: A statement of a lifespan, after which signals are handled.
+OPENED = "open('opened', 'w').close()"
+
+
+def serve(shell: Shell, ask: Callable[[str], object], *options: str) -> tuple[int, str, str]:
+    """Run the worker in this process, with health checks. Return as ``Shell.run``.
+
+    Once the worker has opened, a thread asks for checks at this address, and then sends SIGTERM.
+    """
+    port = free_port()
+
+    def stop() -> None:
+        eventually(Path("opened").exists, "a lifespan that is open")
+        try:
+            ask(f"http://127.0.0.1:{port}")
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(stop)
+        found = shell.run("worker", "shop:make_worker", "--health", str(port), *options)
+        stopped.result()
+    return found
+
+
 # ---- as a program
 
 
@@ -172,12 +210,7 @@ class Program:
 
     def check(self, path: str) -> tuple[int, str]:
         """Ask for a check. Return the status and the text."""
-        try:
-            with urllib.request.urlopen(f"{self.url}{path}", timeout=LONG) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
+        return answer(f"{self.url}{path}")
 
     def ends(self) -> tuple[int, str, str]:
         """Wait for the end. Return the exit status, and what else it has printed."""
@@ -209,19 +242,16 @@ def test_healthy_worker_stops_at_sigterm(shell: Shell, client: Client) -> None:
 
 
 def test_worker_is_alive_and_not_ready_while_it_starts(shell: Shell, client: Client) -> None:
-    write(start="await asyncio.Event().wait()")
+    write(start=f"{OPENED}; await asyncio.Event().wait()")
     client.queue("jobs").push(1)
-    with shell.program(*HEALTH) as process:
-        program = Program(process)
-        program.printed("opened")
-        assert program.check("/live")[0] == 200
-        status, text = program.check("/ready")
-        assert (status, text) == (
-            503,
-            "no messages are received, because the worker starts or stops\n",
-        )
-        process.send_signal(signal.SIGTERM)
-        status, out, _ = program.ends()
+    answers = list[tuple[int, str]]()
+
+    def ask(url: str) -> None:
+        answers.extend(answer(f"{url}/{path}") for path in ("live", "ready"))
+
+    status, out, _ = serve(shell, ask)
+    why = "no messages are received, because the worker starts or stops\n"
+    assert answers == [(200, "ok\n"), (503, why)]
     assert status == 0
     assert "closed" not in out
     assert client.queue("jobs").counts().ready == 1
@@ -254,19 +284,24 @@ def test_blocked_loop_is_not_alive(shell: Shell, client: Client) -> None:
         )
 
 
-def test_handler_that_never_ends_is_alive(shell: Shell, client: Client) -> None:
+def test_handler_that_never_ends_is_alive(
+    shell: Shell, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """SIGTERM gives it the grace, then its message can be received at once."""
-    write(make=IMPATIENT, work="await asyncio.Event().wait()")
+    monkeypatch.setattr(pulse, "BLOCKED_AFTER_S", 0.5)
+    monkeypatch.setattr(pulse, "_TURN_S", 0.02)
+    write(start=OPENED, work="open('working', 'w').close(); await asyncio.Event().wait()")
     id = client.queue("jobs").push(1)
-    with shell.program(*HEALTH, "--grace", "0.1") as process:
-        program = Program(process)
-        program.printed("opened")
-        program.printed("working state")
-        eventually(lambda: program.check("/ready")[0] == 200, "a ready worker")
-        assert program.check("/live")[0] == 200
-        process.send_signal(signal.SIGTERM)
-        program.printed("closed")
-        assert program.ends()[0] == 0
+    alive = list[int]()
+
+    def ask(url: str) -> None:
+        eventually(Path("working").exists, "a handler that works")
+        eventually(lambda: answer(f"{url}/ready")[0] == 200, "a ready worker")
+        alive.append(answer(f"{url}/live")[0])
+
+    status, out, _ = serve(shell, ask, "--grace", "0.1")
+    assert (status, alive) == (0, [200])
+    assert "closed" in out
     message = client.queue("jobs").reserve(LONG)
     assert message is not None
     assert (message.id, message.tries) == (id, 2)

@@ -109,7 +109,7 @@ def test_packs_of_an_epoch_appear_once_wherever_a_run_ends(client: Client, few: 
 def test_packs_of_an_epoch_appear_once_beside_a_run_that_goes_on(client: Client) -> None:
     """One run is suspended; the next one runs for a while; then both go on."""
     dice, most = random.Random(4), length(PackScene(client)) + 1
-    for _ in range(12):
+    for _ in range(5):
         scene = PackScene(client)
         one, two = (scene.steps(run_of(scene.writes, job)) for job in ("a", "b"))
         advance(one, dice.randint(1, most))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import product
 from typing import Any, Literal
 
 import pytest
@@ -27,6 +28,7 @@ from pyqueue.backends.options import NewMessage
 from pyqueue.queue_base import backend_of
 from pyqueue.requests import Delete, Plan, Request, Signal, Update
 from pyqueue.runtime.connecting import runner_of
+from tests.support.samples import sampled
 
 #: No message is later than this because of the time that a test takes.
 SLACK = timedelta(minutes=5)
@@ -322,8 +324,9 @@ def test_key_taken_after_the_check_is_an_error(client: Client, queue: Queue[Any]
     assert hidden(client) == 0
 
 
-@pytest.mark.parametrize("way", ["staged", "epoch"])
-@pytest.mark.parametrize("on_duplicate", ["ignore", "replace", "error"])
+@pytest.mark.parametrize(
+    ("on_duplicate", "way"), sampled(product(["ignore", "replace", "error"], ["staged", "epoch"]))
+)
 def test_row_deleted_while_it_is_shown_is_missed(
     client: Client, on_duplicate: str, way: str
 ) -> None:

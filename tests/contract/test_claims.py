@@ -384,6 +384,7 @@ def test_lapsed_lease_commits_if_not_reclaimed(world: World, queue: AnyQueue) ->
     assert queue.counts().total == 0
 
 
+@pytest.mark.differs_by("client")
 def test_claim_lease_is_renewed(world: World, queue: AnyQueue) -> None:
     ids = queue.push_many([1, 2])
     with queue.claim("g", limit=5, lease=1.5) as claim:
@@ -400,6 +401,7 @@ def test_claim_lease_is_renewed(world: World, queue: AnyQueue) -> None:
     assert queue.counts().total == 0
 
 
+@pytest.mark.differs_by("client")
 def test_claim_holds_its_group_until_it_is_settled(world: World, queue: AnyQueue) -> None:
     """So a Spark stage of the group stands by, however long the block takes."""
 

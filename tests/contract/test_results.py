@@ -66,6 +66,7 @@ def test_all_calls_that_wait_hear_of_their_messages(
 
 
 @pytest.mark.usefixtures("short_poll")
+@pytest.mark.differs_by("client")
 def test_end_that_was_not_signalled_is_read(client: AnyClient, world: World, name: str) -> None:
     """Another client pushed the message, so its topic is another one."""
     other = world.connect()
@@ -131,6 +132,7 @@ def test_removed_message_fails_the_wait(client: AnyClient, queue: AnyQueue, no_p
 
 
 @pytest.mark.usefixtures("short_poll")
+@pytest.mark.differs_by("client")
 def test_message_without_a_kept_end_is_gone(client: AnyClient, queue: AnyQueue) -> None:
     id = queue.push("x")
     queue.commit(queue.reserve(5))

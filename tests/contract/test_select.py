@@ -239,6 +239,7 @@ def test_selection_changes_more_than_a_portion(queue: AnyQueue) -> None:
 
 
 @pytest.mark.needs("standard")
+@pytest.mark.differs_by("kind")
 def test_rate_of_a_call_is_kept(queue: AnyQueue) -> None:
     queue.push_many(range(5))
     began = time.monotonic()

@@ -84,19 +84,23 @@ class Place:
         """
         if differs_by == "client" and self.kind.name != "standard":
             return False
+        if self.kind.name == "newest" and file not in NEWEST_FILES:
+            return False
+        if self.kind.name in ("priority", "ordered") and file in KINDLESS_FILES:
+            return False
         if self.driver in ("memory", "renaming"):
             return True
         if differs_by == "kind":
             return False
-        if self.kind.name == "newest":  # it stands for the changes another kind may make
+        if self.kind.name == "newest":
             return self.driver == "pymongo" and file == "test_kinds"
         if self.kind.name != "standard":
-            return file in (KIND_FILES if self.driver == "pymongo" else ASYNC_KIND_FILES)
+            return self.driver == "pymongo" and file in KIND_FILES
         if self.driver == "motor":
             return file in MOTOR_FILES
         if self.driver == "asyncmongo":
-            return file not in PLAN_FILES
-        return self.driver != "async-memory" or file in ASYNC_MEMORY_FILES
+            return file in ASYNC_FILES
+        return self.driver != "async-memory" or file not in PLAN_FILES | ASYNC_FILES
 
     @property
     def few(self) -> int | None:
@@ -104,18 +108,30 @@ class Place:
 
         All cases run in memory on a blocking client. The other clients run the same plans.
         """
-        if self.name == "memory":
-            return None
-        return 2 if self.name == "pymongo" else 1
+        return None if self.name == "memory" else 1
 
 
 #: The test files that ``make test`` runs on Motor: pushes, waiting, settling and sessions. These
 #: read results, errors and sessions of the driver. In the other files Motor runs the same plans
 #: and the same code as PyMongo's async driver.
 MOTOR_FILES: Final = {"test_push", "test_receive", "test_settle", "test_transactions"}
-#: The test files that ``make test`` runs on an async client in memory. In the other files it runs
-#: the same plans as the blocking one.
-ASYNC_MEMORY_FILES: Final = {"test_push", "test_receive", "test_each"}
+#: The test files that ``make test`` runs on PyMongo's async client with a server: waits, results,
+#: errors, sessions and tasks. The other files run there for an async client in memory: the same
+#: plans, with commands that these files send from there.
+ASYNC_FILES: Final = {
+    "test_concurrency",
+    "test_each",
+    "test_kinds",
+    "test_push",
+    "test_receive",
+    "test_refused",
+    "test_renew",
+    "test_results",
+    "test_settle",
+    "test_stream_groups",
+    "test_telemetry",
+    "test_transactions",
+}
 #: The only test file for collections that rename a field: it receives, settles, pauses and reads.
 RENAMING_FILE: Final = "test_receive"
 #: The test files that ``make test`` runs on a server for the other kinds. A kind changes plans and
@@ -127,16 +143,35 @@ KIND_FILES: Final = {
     "test_buckets",
     "test_receive",
     "test_settle",
-    "test_each",
-    "test_move",
     "test_transactions",
 }
-#: The test files that ``make test`` does not run on PyMongo's async client: rules of plans and of
-#: models, with commands that the other files send from there.
+#: The test files that ``make test`` runs on no async client: rules of plans and of models, with
+#: commands that the other files send from there.
 PLAN_FILES: Final = {"test_fences", "test_models"}
-#: The test files that ``make test`` runs on an async client of a server for a kind with commands of
-#: its own. The other files run there for the standard kind.
-ASYNC_KIND_FILES: Final = {"test_ordered", "test_buckets"}
+#: The test files whose rules only packs change. They do not run for queues with priorities and
+#: ordered queues.
+KINDLESS_FILES: Final = {
+    "test_facts",
+    "test_hooks",
+    "test_models",
+    "test_payloads",
+    "test_refused",
+    "test_renew",
+    "test_results",
+    "test_telemetry",
+}
+#: The test files that ``make test`` runs for the newest kind, which stands for the changes another
+#: kind may make: messages enter, are claimed, and leave.
+NEWEST_FILES: Final = {
+    "test_claims",
+    "test_fences",
+    "test_kinds",
+    "test_move",
+    "test_push",
+    "test_reading",
+    "test_receive",
+    "test_settle",
+}
 
 PLACES: Final = [
     *(Place(driver) for driver in ("memory", "async-memory", "pymongo", "asyncmongo", "motor")),

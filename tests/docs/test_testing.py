@@ -31,7 +31,7 @@ def files() -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("place", ["memory", "server"])
+@pytest.mark.parametrize("place", ["memory", pytest.param("server", marks=pytest.mark.slow)])
 def test_tests_of_the_page_pass(request: pytest.FixtureRequest, tmp_path: Path, place: str) -> None:
     for name, text in files().items():
         (tmp_path / name).write_text(text)

@@ -14,6 +14,7 @@ import pytest
 
 from pyqueue import AsyncClient, AsyncQueue, DuplicateKey, InvalidMessage, LeaseLost, Reservation
 from tests.integration.test_cancel import opened, settled
+from tests.support.samples import sampled
 
 CALLERS = 64
 
@@ -246,7 +247,7 @@ async def actor(number: str, queue: AsyncQueue[Any], ledger: Ledger, turns: int)
 
 # PyMongo drops the connection of a command that is cancelled.
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize("driver", ["pymongo", "motor"])
+@pytest.mark.parametrize("driver", sampled(["pymongo", "motor"], few=1))
 def test_cancelled_joined_calls_lose_nothing(driver: str, url: str) -> None:
     async def test(client: AsyncClient) -> None:
         queue, ledger = client.queue("jobs", lease=600, max_tries=None), Ledger()

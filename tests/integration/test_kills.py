@@ -187,6 +187,7 @@ def test_killed_processes_start_no_more(
     check_work(ledger, kills)
 
 
+@pytest.mark.slow
 @few_or_many_kills
 def test_killed_users_of_priorities_leave_an_exact_ledger(
     kills: int, url: str, ledger_of: Callable[[str], Ledger]

@@ -504,18 +504,26 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def interrupt(client: Any) -> Iterator[None]:
-    """Send this process a SIGINT once the client has a waiting consumer."""
+    """Send this process a SIGINT once the client has a waiting consumer.
+
+    Python may begin to block just after the signal and before it looks for one. Then it needs
+    another signal.
+    """
+    heard = threading.Event()
 
     def send() -> None:
         try:
             eventually(lambda: waiters(client, "jobs") == 1)
         finally:
             os.kill(os.getpid(), signal.SIGINT)
+        if not heard.wait(5):
+            os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=send)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         yield
+    heard.set()
     thread.join()
 
 

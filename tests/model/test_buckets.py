@@ -31,6 +31,8 @@ from pyqueue.runtime.waiters import Waiters
 from tests.model.profiles import LONG, SHORT
 from tests.plans.steps import Steps
 
+pytestmark = pytest.mark.xdist_group("hypothesis")
+
 LEASE_S = 60
 MAX_TRIES = 3
 
@@ -226,7 +228,7 @@ def test_buckets_follow_the_model_in_the_long_run() -> None:
     "rule",
     [
         pytest.param("lost ones are named", marks=pytest.mark.slow),
-        "a settled place stays settled",
+        pytest.param("a settled place stays settled", marks=pytest.mark.slow),
         "fence",
     ],
 )

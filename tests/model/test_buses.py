@@ -397,7 +397,7 @@ def play(scenario: dict[str, Any]) -> Scenario:
     return played
 
 
-@SHORT(max_examples=60)
+@SHORT(max_examples=20)
 @given(scenarios())
 def test_poll_receives_every_message_and_none_twice(scenario: dict[str, Any]) -> None:
     play(scenario)

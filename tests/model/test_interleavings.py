@@ -44,10 +44,10 @@ class Scenario:
 
 
 SCENARIOS = {
-    "moves": Scenario(MOVES, 9, 15),
+    "moves": Scenario(MOVES, 8, 15),
     "moves of held messages": Scenario(MOVES, 6, 12, HELD),
     "commits with answers lost": Scenario(COMMITS, 5, 10),
-    "pops": Scenario(POPS, 9, 18),
+    "pops": Scenario(POPS, 8, 18),
     "three consumers": Scenario(MOVES | {"consumers": 3}, 7, 12),
 }
 each_scenario = pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS.keys())

@@ -33,15 +33,15 @@ def play(place: Place, options: settings) -> None:
 
 
 def test_plans() -> None:
-    play(plans_place(), SHORT(max_examples=50, stateful_step_count=25))
+    play(plans_place(), SHORT(max_examples=15, stateful_step_count=25))
 
 
 def test_mongomock() -> None:
-    play(memory_place(), SHORT(max_examples=6, stateful_step_count=25))
+    play(memory_place(), SHORT(max_examples=3, stateful_step_count=25))
 
 
 def test_mongod(server: Place) -> None:
-    play(server, SHORT(max_examples=6, stateful_step_count=25))
+    play(server, SHORT(max_examples=2, stateful_step_count=25))
 
 
 # ---- a broken rule is detected

@@ -157,7 +157,9 @@ def _unmoved(self: levels.LevelStarts, when: Any) -> None:
     """Keep the start of each level although a message came back below it."""
 
 
-@pytest.mark.parametrize("rule", ["priority is kept", "starts move back"])
+@pytest.mark.parametrize(
+    "rule", ["priority is kept", pytest.param("starts move back", marks=pytest.mark.slow)]
+)
 def test_broken_rule_of_priorities_is_detected(monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
     if rule == "priority is kept":
         monkeypatch.setattr(Priority, "entering", _forgetful)

@@ -33,6 +33,8 @@ from pyqueue.runtime.waiters import Waiters
 from tests.model.profiles import LONG, SHORT
 from tests.plans.steps import Steps
 
+pytestmark = pytest.mark.xdist_group("hypothesis")
+
 LEASE_S = 60
 MAX_TRIES = 3
 

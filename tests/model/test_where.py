@@ -125,7 +125,7 @@ def check(collection: Any, documents: list[dict[str, Any]], where: dict[str, Any
 examples = given(documents=st.lists(fields, min_size=1, max_size=5), where=wheres)
 
 
-@SHORT(max_examples=200)
+@SHORT(max_examples=60)
 @examples
 def test_filter_lets_every_match_through(
     collection: Any, documents: list[dict[str, Any]], where: dict[str, Any]

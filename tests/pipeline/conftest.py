@@ -25,7 +25,10 @@ PLACES = {
     "memory-async-def": (False, False, False),
 }
 #: How many cases of each test ``make test`` runs on a server.
-FEW = {"mongod-blocking-async_def": 2, "mongod-async-async_def": 1}
+FEW = {"mongod-blocking-async_def": 1, "mongod-async-async_def": 1}
+#: The files whose tests ``make test`` runs there from a blocking client, too. They receive, settle,
+#: stop and wait; in the rest, only stages differ, for which memory is enough.
+FROM_BLOCKING = {"test_batches", "test_many", "test_results", "test_run"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest reads the markers
@@ -39,6 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         params = getattr(getattr(item, "callspec", None), "params", {})
         blocking = params.get("server", params.get("memory"))
         if blocking is not None and params.get("awaited", blocking) is not blocking:
+            item.add_marker(pytest.mark.slow)
+        elsewhere = item.path.stem not in FROM_BLOCKING
+        if elsewhere and params.get("place") == PLACES["mongod-blocking-async_def"]:
             item.add_marker(pytest.mark.slow)
     for name, few in FEW.items():
         sample(items, few, partial(_is_in, PLACES[name]))

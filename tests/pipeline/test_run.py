@@ -135,7 +135,7 @@ def test_cycle_runs_on_while_each_read_misses_its_message(
 
     def check(number: int) -> Any:
         moved.set()
-        return To("in", number + 1) if number < 30 else Drop()
+        return To("in", number + 1) if number < 10 else Drop()
 
     monkeypatch.setattr(AsyncQueue, "next_when", next_when)
     memory.queue("in").push(0)
@@ -146,7 +146,7 @@ def test_cycle_runs_on_while_each_read_misses_its_message(
         until_empty=True,
         allow_cycles=True,
     )
-    assert counted(report, "check") == {"in": 31, "out": 30, "dropped": 1}
+    assert counted(report, "check") == {"in": 11, "out": 10, "dropped": 1}
 
 
 # ---- how many at once
@@ -525,7 +525,7 @@ def test_every_ending_of_many_messages_is_counted(place: Place) -> None:
                 return "wrong"
         return To("a" if number % 2 else "b", number)
 
-    count = 160 if place.server else 80
+    count = 80 if place.server else 40
     place.queue("in").push_many(range(count))
     report = place.run(
         lambda client: (

@@ -21,6 +21,7 @@ from pyqueue.messages import UNCHANGED, Backoff
 from pyqueue.payloads import Codec
 from pyqueue.runtime.connecting import Connection, runner_of
 from pyqueue.runtime.waiters import Waiters
+from tests.plans.faults import each_command
 from tests.plans.steps import FAULT_AT, Cut, Steps
 
 QUEUES = ("a", "b")
@@ -99,8 +100,9 @@ def test_commit_is_disturbed_anywhere(connection: Connection, fault: str) -> Non
     assert set(named) <= {1}, "only the message of the command is unknown"
 
 
+@each_command(3)
 @pytest.mark.parametrize("fault", FAULT_AT)
-def test_rollback_is_disturbed_anywhere(connection: Connection, fault: str) -> None:
+def test_rollback_is_disturbed_anywhere(connection: Connection, fault: str, every: int) -> None:
     """It buries each message, and each is in one place at any moment."""
     at, ended = 0, False
     while not ended:
@@ -115,7 +117,7 @@ def test_rollback_is_disturbed_anywhere(connection: Connection, fault: str) -> N
         assert sorted(DEAD.get(each, each) for each in found) == ["a", "b", "log~g"], found
         if ended:
             assert found == sorted(DEAD)
-        at += 1
+        at += every
     assert at > 6
 
 

@@ -44,7 +44,6 @@ SHAPES: dict[str, dict[str, Any]] = {
     "skip": {"on_failure": "skip"},
     "limited": {"on_failure": "block", "limit": {"concurrency": LIMIT}},
 }
-each_shape = pytest.mark.parametrize("shape", SHAPES)
 FAR = after(10 * 365 * 86400)
 
 
@@ -160,6 +159,32 @@ OPERATIONS: dict[str, Callable[[Scene], Plan[Any]]] = {
 }
 #: Those that delete a message that waits. If they stop half way, the walk finds the rest.
 DELETING = ("remove", "replace", "purge")
+#: The operations that ``make test`` disturbs in a queue of each shape. They begin claims, end one
+#: with a later try, and end one elsewhere; the rest it disturbs in a queue that blocks.
+IN_EACH_SHAPE = ("reserve_many", "rollback later", "move")
+each_operation = pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        pytest.param(
+            name,
+            shape,
+            marks=[pytest.mark.slow] * (shape != "block" and name not in IN_EACH_SHAPE),
+        )
+        for name in OPERATIONS
+        for shape in SHAPES
+    ],
+)
+
+
+#: Of the pairs of operations ``make test`` runs a third, each operation with four others.
+pairs = pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        pytest.param(first, second, marks=[pytest.mark.slow] * ((one + other) % 3 > 0))
+        for one, first in enumerate(OPERATIONS)
+        for other, second in enumerate(OPERATIONS)
+    ],
+)
 
 
 def drain(store: Store, *, walks: bool = True, now: datetime = NOW) -> list[str]:
@@ -254,8 +279,7 @@ def commands(name: str, shape: str) -> int:
     return len(whole.commands)
 
 
-@each_shape
-@pytest.mark.parametrize("name", OPERATIONS)
+@each_operation
 def test_operation_cut_at_any_command_forgets_no_group(name: str, shape: str) -> None:
     """Without the walk, waiting messages come when the lease ends at the latest."""
     for cut in range(commands(name, shape)):
@@ -269,8 +293,7 @@ def test_operation_cut_at_any_command_forgets_no_group(name: str, shape: str) ->
             assert set(drain(scene.store, walks=walks)) == set(map(str, there))
 
 
-@each_shape
-@pytest.mark.parametrize("name", OPERATIONS)
+@each_operation
 def test_operation_undone_at_any_command_forgets_no_group(name: str, shape: str) -> None:
     """A fail-over undoes writes without a majority, between two commands."""
     for place in range(commands(name, shape)):
@@ -286,8 +309,7 @@ def test_operation_undone_at_any_command_forgets_no_group(name: str, shape: str)
 @pytest.mark.parametrize(
     "few", [pytest.param(True, id="some"), pytest.param(False, id="all", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("second", OPERATIONS)
-@pytest.mark.parametrize("first", OPERATIONS)
+@pairs
 @pytest.mark.parametrize("shape", ["block", pytest.param("limited", marks=pytest.mark.slow)])
 def test_operations_beside_each_other_keep_the_order(
     shape: str, first: str, second: str, few: bool
@@ -580,7 +602,7 @@ def push(choose: random.Random, producer: int) -> Plan[list[Any]]:
 
 
 @pytest.mark.parametrize("limit", [None, 2])
-@pytest.mark.parametrize("mortal", [False, True])
+@pytest.mark.parametrize("mortal", [pytest.param(False, marks=pytest.mark.slow), True])
 @seeds(1, 60)
 def test_competing_processes_keep_the_order(seed: int, mortal: bool, limit: int | None) -> None:
     """All messages are finished once, and each group in its order."""

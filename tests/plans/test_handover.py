@@ -42,7 +42,7 @@ from tests.plans.faults import each_command
 from tests.plans.runner import NOW
 from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request, resume, shared
 
-some_or_every = each_command(3)
+some_or_every = each_command(5)
 DAY = 86400
 #: mongomock deletes expired documents by the real time.
 HISTORY = 99 * 365.0 * DAY
@@ -351,7 +351,8 @@ def test_two_holders_meet_a_fail_over_anywhere(every: int) -> None:
             audit(steps, Pack, seen)
 
 
-def test_first_release_leaves_hidden_documents_alone() -> None:
+@some_or_every
+def test_first_release_leaves_hidden_documents_alone(every: int) -> None:
     """Its operations go by the name of the queue. It recovers nothing."""
     for at in range(number_of_commands(Message)):
         steps = made(Message)

@@ -127,7 +127,7 @@ def audit(steps: Steps, *consumers: Consumer) -> None:
 
 
 FAULTS = {
-    name: Faults(partial(stored, limit), Consumer, audit, 400, store=lasting, stride=127)
+    name: Faults(partial(stored, limit), Consumer, audit, 400, store=lasting, stride=193)
     for name, limit in LIMITS.items()
 }
 

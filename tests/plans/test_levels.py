@@ -186,7 +186,7 @@ def test_operations_beside_each_other_lose_nothing(first: str, second: str) -> N
     """The first one stalls before one of its commands, and resumes once the second one is done."""
     whole = Meddler(stored())
     whole.run(OPERATIONS[first]())
-    for stall in spread(len(whole.commands), 8):
+    for stall in spread(len(whole.commands), 4):
         for strict in (False, True):
             store = stored(strict=strict)
             held: list[Any] = []
@@ -423,7 +423,7 @@ def produce(process: Process, seed: int, pushed: list[Any]) -> Task:
             yield from process.run(plans_reprioritize(id, level))
 
 
-@seeds(4, 40)
+@seeds(2, 40)
 def test_competing_processes_keep_the_order(seed: int) -> None:
     """Every scan by level takes the highest first, and all messages are consumed once."""
     world = World(seed)

@@ -86,7 +86,7 @@ def audit(steps: Steps, *batches: Batch) -> None:
     assert {each.payload["n"]: each.id for each in delivered}.items() <= ids().items()
 
 
-FAULTS = Faults(stored, Batch, audit, MOST_COMMANDS, check, stride=29)
+FAULTS = Faults(stored, Batch, audit, MOST_COMMANDS, check, stride=53)
 
 
 def claimed(limit: int, *, steps: Steps | None = None) -> tuple[Steps, NamedClaims, str]:

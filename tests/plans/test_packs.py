@@ -145,7 +145,7 @@ def audit(steps: Steps, *consumers: Consumer) -> None:
     assert set(range(MESSAGES)) - set(everywhere) - committed <= begun, "lost"
 
 
-FAULTS = Faults(stored, Consumer, audit, MOST_COMMANDS, check, stride=61)
+FAULTS = Faults(stored, Consumer, audit, MOST_COMMANDS, check, stride=97)
 
 
 def test_work_without_faults() -> None:

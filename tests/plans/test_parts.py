@@ -164,6 +164,7 @@ class TestClock:
         clock.sample([(1000.0, 1000.0, at(40))])
         assert clock.now() == at(40)
 
+    @pytest.mark.xdist_group("hypothesis")
     def test_clock_never_steps_back_by_less_than_a_second(self, hands: Hands) -> None:
         @given(st.lists(st.tuples(st.floats(0, 0.3), st.floats(-0.9, 0.9)), max_size=30))
         def holds(steps: list[tuple[float, float]]) -> None:

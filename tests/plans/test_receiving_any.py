@@ -16,6 +16,7 @@ from pyqueue.payloads import Codec
 from pyqueue.requests import Coalesce, Plan
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.waiting_any import WaitForAny
+from tests.plans.faults import each_command
 from tests.plans.runner import Runner, after
 from tests.plans.steps import FAULT_AT, Cut, Steps
 
@@ -191,8 +192,9 @@ def test_queues_and_groups_are_received_in_order(client: Client) -> None:
     assert steps.run(taking(client, 5)) == []
 
 
+@each_command(3)
 @pytest.mark.parametrize("fault", FAULT_AT)
-def test_receive_is_disturbed_anywhere(client: Client, fault: str) -> None:
+def test_receive_is_disturbed_anywhere(client: Client, fault: str, every: int) -> None:
     """Whatever it does not return comes back: a message that was claimed, when its lease ends."""
     at, ended = 0, False
     while not ended:
@@ -213,7 +215,7 @@ def test_receive_is_disturbed_anywhere(client: Client, fault: str) -> None:
         expected = {"a1", "a2", "b1", "b2", "log1", "log2"}
         assert {each.payload for each in rest} | mine == expected
         assert all(each.tries <= 2 for each in rest)
-        at += 1
+        at += every
     assert len(held) == 6
     assert at > 6
 

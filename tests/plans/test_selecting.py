@@ -201,7 +201,7 @@ def test_priority_changes_only_where_it_differs() -> None:
 # ---- faults
 
 
-@each_command(5)
+@each_command(8)
 @pytest.mark.parametrize("fault", FAULT_AT)
 @pytest.mark.parametrize("kind", ["ordered", "bucket"])
 @pytest.mark.parametrize("change", ["remove", "move"])
@@ -243,7 +243,7 @@ def test_redrive_that_dies_can_be_repeated(fault: str) -> None:
     raise AssertionError("more commands than expected")
 
 
-@each_command(2)
+@each_command(4)
 @each_kind
 @each_change
 def test_message_received_during_the_call_stays_held(kind: str, change: str, every: int) -> None:

@@ -146,7 +146,7 @@ def audit(steps: Steps, *consumers: Consumer, gone: int = 0) -> None:
     assert group["skipped"] >= len(missing)
 
 
-FAULTS = Faults(stored, Consumer, audit, MOST_COMMANDS, stride=4)
+FAULTS = Faults(stored, Consumer, audit, MOST_COMMANDS, stride=9)
 
 
 def test_work_without_faults() -> None:

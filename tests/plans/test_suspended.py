@@ -81,7 +81,7 @@ class User(NamedTuple):
     slow: Callable[[], Works]
     other: Callable[[], Works]
     started: Callable[[Steps, list[Any]], int]
-    stride: int = 5
+    stride: int = 9
 
     def commands(self, some: bool) -> range:
         """Return the numbers of commands at which it is disturbed."""
@@ -117,7 +117,7 @@ USERS: Final = {
         streams.Consumer,
         streams.Consumer,
         lambda steps, consumers: streams.started(steps),
-        stride=1,
+        stride=3,
     ),
 }
 at_a_reply = pytest.mark.parametrize("reply", [False, True], ids=["a command", "a reply"])

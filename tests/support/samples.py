@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 #: How many deaths ``make test`` tries, where a process may die at any point.
-FEW = 5
+FEW = 3
 
 
 def spread(count: int, few: int) -> list[int]:

@@ -24,7 +24,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "stream": {},
 }
 TRIES = 3
-ROUNDS = 25
+ROUNDS = 15
+#: They have the calls and the hooks of standard queues.
+LIKE_STANDARD = ("priority", "limit", "rate")
 
 
 class Ledger:
@@ -102,7 +104,10 @@ def settle(ledger: Ledger, verb: str, held: list[Any]) -> None:
         ledger.add(names.get(verb, "dead" if last else "retried"), 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(each, marks=[pytest.mark.slow] * (each in LIKE_STANDARD)) for each in KINDS],
+)
 def test_figures_of_threads_equal_the_ledger(url: str, client: Client, kind: str) -> None:
     pushed, worked = Ledger(), Ledger()
     counting = [Client(url, telemetry=True) for _ in range(2)]

@@ -5,9 +5,16 @@ from __future__ import annotations
 import pytest
 
 from pyqueue.testing.plugin import pyqueue_async_client, pyqueue_client, pyqueue_target
+from tests.support.samples import sample
 from tests.support.shared import Mongod
 
 __all__ = ["pyqueue_async_client", "pyqueue_client", "pyqueue_target"]
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest reads the markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep one case of each test on a server. In memory, all of them run."""
+    sample(items, 1, lambda params: params.get("pyqueue_url") == "server")
 
 
 @pytest.fixture(params=["memory", "server"])
