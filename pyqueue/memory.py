@@ -25,7 +25,6 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError, WriteError
 from pymongo.results import BulkWriteResult
 
 from pyqueue.errors import ConfigurationError
-from pyqueue.memory_shortcuts import take_shortcuts
 from pyqueue.payloads import OPTIONS
 
 #: One lock for each store. Several clients may share a store.
@@ -105,7 +104,6 @@ class MemoryCollection:
         self._collection._apply_update_document = _all_or_nothing(
             self._collection._apply_update_document
         )
-        take_shortcuts(self._collection)
         self._lock = lock_of(database)
 
     def on(self, database: Any) -> MemoryCollection:
@@ -299,15 +297,6 @@ def _value_at(document: Any, path: str) -> int:
     return int(document)
 
 
-def _copied(value: Any) -> Any:
-    """Return a copy of documents and arrays. It shares other values, which nothing changes."""
-    if type(value) is dict:
-        return {name: _copied(each) for name, each in value.items()}
-    if type(value) is list:
-        return [_copied(each) for each in value]
-    return copy.deepcopy(value) if isinstance(value, (dict, list)) else value
-
-
 def _all_or_nothing(apply: Callable[..., None]) -> Callable[..., None]:
     """Wrap the function of mongomock that updates a document in place.
 
@@ -315,10 +304,10 @@ def _all_or_nothing(apply: Callable[..., None]) -> Callable[..., None]:
     """
 
     def applied(document: dict[str, Any], match: Any, update: Any, inserts: bool) -> None:
-        before = _copied(document)
+        before = copy.deepcopy(document)
         try:
             # Documents that one command updates must not share values.
-            given = _copied(update)
+            given = copy.deepcopy(update)
             own = {name: given.pop(name) for name in _LACKING if name in given}
             if given or not own:
                 apply(document, match, given, inserts)

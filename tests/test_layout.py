@@ -29,14 +29,6 @@ from tests.test_form import tree_of
 #: One worker reads all files for the tests of form and layout.
 pytestmark = pytest.mark.xdist_group("form")
 
-
-@pytest.fixture(scope="module", autouse=True)
-def forgotten_trees() -> Iterator[None]:
-    """Forget the trees at the end: they slow later collections of garbage down."""
-    yield
-    tree_of.cache_clear()
-
-
 ROOT = Path(__file__).parents[1]
 
 # ---- who may import whom
@@ -58,7 +50,6 @@ LAYERS: dict[str, set[str]] = {
             "limits",
             "memory",
             "memory_sessions",
-            "memory_shortcuts",
         ),
         *(
             "messages",
@@ -136,14 +127,13 @@ MOST_TO_RECEIVE = 15, 3700
 THIRD_PARTY: dict[str, set[str]] = {
     "bson": {"values", "backends", "runtime", "pipeline", "spark", "cli", "testing", "web"},
     "pymongo": {
-        *("aside", "embedded", "memory", "memory_sessions", "memory_shortcuts", "requests"),
-        "runtime",
+        *("aside", "embedded", "memory", "memory_sessions", "requests", "runtime"),
         "spark.outputs",
         *("cli", "demo", "testing.plugin"),
     },
     "pydantic": {"payloads", "pipeline", "spark", "demo"},
     "pydantic_core": {"payloads"},
-    "mongomock": {"memory", "memory_shortcuts"},
+    "mongomock": {"memory"},
     "cronsim": {"backends.schedules.timing"},
     "anyio": {"claim", "each", "reserved", "pipeline", "cli", "testing"},
     "typing_extensions": {"delivery", "pipeline.runner"},  # for type checkers only

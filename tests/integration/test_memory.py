@@ -50,43 +50,6 @@ def test_unique_index_is_refused_if_messages_are_equal_there() -> None:
         collection.insert_one({"key": "k", "q": "a"})
 
 
-def test_unique_indexes_hold_after_each_write() -> None:
-    collection = MemoryCollection(memory_database("pyqueue"), "messages")
-    partial = {"partialFilterExpression": {"key": {"$exists": True}}}
-    collection.create_index([("q", 1), ("key", 1)], name="key", unique=True, **partial)
-    collection.create_index([("a.b", 1)], name="nested", unique=True, sparse=True)
-    collection.insert_many([{"_id": 1, "q": "x"}, {"_id": 2, "q": "x"}, {"_id": 3, "a": {"b": 1}}])
-    collection.insert_many([{"_id": 4, "q": "x", "key": "k"}, {"_id": 5, "q": "y", "key": "k"}])
-    for id, fields in ((1, {"key": "k"}), (5, {"q": "x"}), (1, {"a.b": 1})):
-        with pytest.raises(DuplicateKeyError):
-            collection.update_one({"_id": id}, {"$set": fields})
-    with pytest.raises(DuplicateKeyError):
-        collection.insert_one({"_id": 6, "a": {"b": 1}})
-    assert [each["_id"] for each in collection.find({"q": "x"})] == [1, 2, 4]
-    collection.update_one({"_id": 1}, {"$set": {"key": "other"}})
-    collection.delete_one({"_id": 4})
-    collection.update_one({"_id": 1}, {"$set": {"key": "k"}})
-
-
-@pytest.mark.parametrize(
-    "match",
-    [
-        {"_id": "a"},
-        {"_id": "a", "n": 2},
-        {"_id": "a", "$or": [{"n": 1}, {"n": 2}]},
-        {"_id": "unknown"},
-        {"_id": 3},
-        {"_id": {"$in": ["a", 3]}},
-        {"n": 1},
-    ],
-)
-def test_quick_searches_find_the_same(match: dict[str, Any]) -> None:
-    database = memory_database("pyqueue")
-    collection = MemoryCollection(database, "messages")
-    collection.insert_many([{"_id": "a", "n": 1}, {"_id": "b", "n": 2}, {"_id": 3, "n": 1}])
-    assert collection.find(match) == list(database["messages"].find(match))
-
-
 def test_memory_client_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mongomock", None)
     with (

@@ -25,7 +25,6 @@ from pyqueue.concurrently import Concurrently, Sleep
 from pyqueue.errors import LeaseLost, MissingIndex, QueueError, Unavailable
 from pyqueue.hooks import Tell
 from pyqueue.memory import memory_database
-from pyqueue.memory_shortcuts import take_shortcuts
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
     Aside,
@@ -168,7 +167,6 @@ class Steps:
 
     def __init__(self, before: list[Document] | None = None) -> None:
         self.database = memory_database("pyqueue")
-        take_shortcuts(self.collection)
         bus = signals.NullBus()
         self.driver = Driver(
             self.database, "pyqueue", bus=bus, durability="majority", timeout=30, topic="t"
