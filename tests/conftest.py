@@ -24,7 +24,6 @@ from typer.main import get_command
 from pyqueue import Client
 from pyqueue.embedded import EmbeddedServer
 from tests.spark.session import database, log, password, signed_in, spark
-from tests.support.rewriting import rewrite_share
 from tests.support.samples import sample
 from tests.support.servers import MEMORY, require_mongod
 from tests.support.shared import Mongod, Run
@@ -107,7 +106,6 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_RUN] = Run.begin() if given is None else Run(*given["run"])
     # Typer makes the commands anew for each call, which takes longer than most of them do.
     pytest.MonkeyPatch().setattr("typer.testing._get_command", cache(get_command))
-    rewrite_share(config)
 
 
 @pytest.hookimpl(optionalhook=True)
