@@ -17,7 +17,7 @@ from datetime import UTC, datetime, timedelta
 #: Instants given by users are earlier. The ``when`` of a finished message is this or later.
 BAND = datetime(8000, 1, 1, tzinfo=UTC)
 
-#: When the primary was asked and when it answered, by the monotonic clock; and its answer.
+#: When the primary was asked and when it answered, by the monotonic clock, and its answer.
 Sample = tuple[float, float, datetime]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

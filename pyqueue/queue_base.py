@@ -131,7 +131,7 @@ class QueueBase(Generic[T, Runs]):
         return self._pushes(given, how)
 
     def _keeps(self, lengths: Iterable[Any]) -> list[Keep | None]:
-        """Return how the ends of messages are kept. ``lengths``: the ``result=`` of each."""
+        """Return how the ends of messages are kept. ``lengths`` has the ``result=`` of each."""
         topic = self._runner.results
         return [None if each is None else Keep(results.length(each), topic) for each in lengths]
 

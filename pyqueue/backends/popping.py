@@ -123,7 +123,7 @@ def finish_popped(
 
 
 def _kept_s(document: Document, history_s: float | None) -> float | None:
-    """Return for how many seconds a popped message is kept; None: it is deleted."""
+    """Return for how many seconds a popped message is kept, or None if it is deleted."""
     return kept_s(history_s, Keep.of(document["keep"])) if "keep" in document else history_s
 
 
@@ -193,8 +193,8 @@ def insert_again(
 
     Args:
         documents: the documents, deleted by this process, so that no other process can settle them.
-        elsewhere: makes the form in which a document is stored if its id belongs to a message of
-            another queue.
+        elsewhere: makes the document to store instead if the id belongs to a message of another
+            queue.
     """
     while documents:
         again: list[Document] = []

@@ -55,7 +55,7 @@ class PushOptions(TypedDict, total=False):
 
     delay: float | timedelta | None
     at: datetime | None
-    #: The ``delay`` and the ``at`` of each message, in place of those two.
+    #: The ``delay`` and the ``at`` of each message, in place of one for all.
     starts: Sequence[tuple[Any, Any]]
     headers: Mapping[str, Any] | None
     #: The headers of each message, in place of ``headers``.
@@ -75,7 +75,7 @@ def unpacked(payloads: Iterable[Any], how: PushOptions) -> tuple[list[Any], Push
     """Return the payloads and the options of a push. Its messages may be ``Push`` objects.
 
     Raises:
-        ConfigurationError: Only some of them are, or an option is set for all messages, too.
+        ConfigurationError: Only some are ``Push`` objects, or an option is set for all, too.
     """
     given = arguments.payloads(payloads, "push()")
     wrapped = sum(type(each) is Push for each in given)
@@ -125,7 +125,7 @@ def push(
 def push_one(
     queue: str, kind: Kind, codec: Codec[Any], options: Options, payload: Any
 ) -> Plan[list[Id | None]]:
-    """Push one message without options: most pushes, which need none of the lists of ``push``."""
+    """Push one message without options. Most pushes are like this, and need no lists."""
     content = Content(codec.name, codec.dump(payload))
     now: datetime = yield ServerTime()
     document = new_document(queue, kind, now, now, content)
@@ -311,7 +311,7 @@ def _one_each(
 class Content(NamedTuple):
     """The part of a message that its producer gives, in its stored form."""
 
-    #: The name of the payload's model; None if it has none.
+    #: The name of the payload's model, or None if it has none.
     type: str | None
     payload: Any
     headers: Mapping[str, Any] | None = None
@@ -431,7 +431,7 @@ def replace_by_id(queue: str, kind: Kind, document: Document, foreign: list[Id])
         foreign: the list to add the id to, if a document of another queue has it.
 
     Returns:
-        The id of the message that the queue has now; None if its id is foreign.
+        The id of the message that the queue has now, or None if its id is foreign.
     """
     id: Id = document["_id"]
     with_id: Filter = {"_id": id, "q": queue, "processed": {"$exists": False}}
@@ -455,7 +455,7 @@ def _overwrite_live(
     """Overwrite the live message with the key or the id of a document, or insert the document.
 
     Returns:
-        The former message; None if the document was inserted.
+        The former message, or None if the document was inserted.
     """
     former = None
     if "key" in document:
@@ -470,7 +470,7 @@ def _overwrite_live(
 
 def _overwriting(kind: Kind, document: Document, match: Filter) -> UpdateDocument:
     """Return the update that overwrites the message ``match`` finds, or inserts the document."""
-    # An overwritten message keeps these.
+    # An overwritten message keeps these fields.
     once = {name: document[name] for name in ("_id", "pushed") if name not in match}
     fresh = {name: document[name] for name in document if name not in once and name not in match}
     # Fields of an earlier queue with priorities or groups are removed, too.

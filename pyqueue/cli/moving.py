@@ -48,7 +48,7 @@ def move(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Move messages to another queue, each in one atomic update. Print how many.
+    """Move messages to another queue, each in one atomic update. Print how many were moved.
 
     With a condition, scheduled messages move, too.
     """
@@ -108,7 +108,7 @@ def redrive(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Send dead messages back to the queues that they came from. Print how many."""
+    """Send dead messages back to the queues that they came from. Print how many were sent."""
     chosen = Chosen(where, None, older, error, limit=limit, rate=rate, dry_run=dry_run)
     with connect(url, namespace, signals) as client:
         refuse_unknown(client, name)

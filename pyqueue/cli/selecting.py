@@ -51,13 +51,13 @@ class Chosen(NamedTuple):
 
     @property
     def filters(self) -> bool:
-        """Whether it has a condition."""
+        """Whether the selection has a condition."""
         return any(each is not None for each in (self.state, self.older, self.error)) or bool(
             self.where
         )
 
     def needs_filter(self) -> bool:
-        """Return whether it has a condition.
+        """Return whether the selection has a condition.
 
         Raises:
             ConfigurationError: It has none, and an option that needs one.
