@@ -47,7 +47,7 @@ def pidfd(pid: int) -> int:
 
 
 def read_lock(path: str) -> tuple[int, list[int]]:
-    """Return the port of the last server (0: none), and the process ids that hold the lock.
+    """Return the port of the last server, or 0, and the ids of the processes that hold the lock.
 
     The holders are the owner and its watchdog. The list is empty once they stop.
     """

@@ -253,7 +253,7 @@ def is_unicode(text: str) -> bool:
 
 
 def payloads(value: Any, single: str) -> list[Any]:
-    """Return the payloads of a call. ``single``: the operation that takes a single payload."""
+    """Return the payloads of a call. ``single`` names the operation that takes one payload."""
     if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
         raise ConfigurationError(
             f"payloads: expected a list of payloads, found {type(value).__name__}; "
@@ -338,7 +338,7 @@ def each_headers(
 
     Args:
         same: The headers of every message.
-        labels: The headers of each message, in place of ``same``. None: all have the same.
+        labels: The headers of each message, in place of ``same``, or None if all have the same.
         number: How many messages there are.
     """
     if labels is None:

@@ -192,7 +192,7 @@ class AsyncQueue(AsyncManageable[T]):
 
         Args:
             timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
-            lease: Seconds for which no other consumer receives it; None: the lease of the queue.
+            lease: Seconds to hide the message from other consumers. None uses the queue's lease.
 
         Returns:
             The reservation, or None after the timeout. Settle it by commit, rollback, move, bury or
@@ -216,7 +216,7 @@ class AsyncQueue(AsyncManageable[T]):
         Args:
             limit: The maximum number of messages.
             timeout: As in ``pop_many``.
-            lease: Seconds; None: the lease of the queue.
+            lease: Seconds. None uses the queue's lease.
             max_bytes: As in ``pop_many``. The try of a message that is given back is not counted.
 
         Returns:
@@ -257,14 +257,14 @@ class AsyncQueue(AsyncManageable[T]):
 
         Args:
             timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
-            lease: Seconds; None: the lease of the queue.
+            lease: Seconds. None uses the queue's lease.
             on_lost: Called with the reservation as soon as a renewal finds that the lease was lost,
                 or that the client was closed. It is called in the event loop, and
                 should return at once: set an event, or cancel a task. Its exceptions are logged and
                 ignored.
 
         Returns:
-            An async context manager that gives the reservation, or None after the timeout.
+            An async context manager that yields the reservation, or None after the timeout.
 
         Raises:
             LeaseLost: The lease was lost before the block ended, so nothing was committed. If the
@@ -307,7 +307,7 @@ class AsyncQueue(AsyncManageable[T]):
 
         Args:
             timeout: Seconds to wait for the next message before the loop ends; as in ``reserve``.
-            lease: Seconds; None: the lease of the queue.
+            lease: Seconds. None uses the queue's lease.
 
         Raises:
             LeaseLost: The lease was lost before the body ended, so nothing was committed. The loop
@@ -359,7 +359,7 @@ class AsyncQueue(AsyncManageable[T]):
 
         Args:
             reservations: Reservations of this queue.
-            delay: Seconds until the next try. None: the backoff of the queue; 0: at once.
+            delay: Seconds until the next try. None uses the queue's backoff; 0 means at once.
             error: The reason, kept in ``Message.error``.
             counted: Whether the try counts. If not, ``Message.tries`` is again what it was before,
                 no message is buried, and ``Message.attempts`` does not get the try.
@@ -376,7 +376,7 @@ class AsyncQueue(AsyncManageable[T]):
 
         Args:
             reservations: Reservations of this queue.
-            lease: Seconds; None: the lease with which each message was reserved.
+            lease: Seconds. None uses the lease with which each message was reserved.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were extended.
@@ -537,13 +537,13 @@ class AsyncQueue(AsyncManageable[T]):
                 a time may use it.
             limit: The maximum number of messages, up to 100 000. A bucket may exceed it by part of
                 a pack, because its packs (documents with many messages) are claimed whole.
-            lease: Seconds for which the messages stay held if this process dies; None: the lease of
-                the queue.
+            lease: Seconds for which the messages stay held if this process dies. None uses the
+                queue's lease.
             max_bytes: The maximum size of all messages together, in bytes as stored. At least one
                 message is claimed, whatever its size.
 
         Returns:
-            An async context manager that gives the ``AsyncClaim``, empty if no message is ready.
+            An async context manager that yields the ``AsyncClaim``, empty if no message is ready.
 
         Raises:
             Fenced: Another process claimed for the group before this claim was settled.

@@ -12,7 +12,7 @@ from pyqueue.runtime.connecting import AsyncConnection, Connected
 
 
 class AsyncScheduling(Connected[AsyncConnection]):
-    """The part of a client that is there for schedules, for async code."""
+    """The methods of a client that change schedules, for async code."""
 
     async def schedule(
         self,

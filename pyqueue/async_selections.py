@@ -89,8 +89,8 @@ class AsyncSelection(SelectionBase[AsyncPlanRunner]):
         their tries start again. Messages that have the wanted time already are not counted.
 
         Args:
-            at: The time; None or a past time: now. With a future time, ready messages wait for it,
-                too, and messages of an ordered queue become the last of their groups.
+            at: The time. None or a past time means now. With a future time, ready messages wait for
+                it, too, and messages of an ordered queue become the last of their groups.
         """
         return await self._runner.run(self._requeue(at, paced(limit, rate, progress)))
 
@@ -126,7 +126,7 @@ class AsyncSelectable(QueueBase[T, AsyncPlanRunner]):
 
         Args:
             where: As in ``browse``: paths, each with a value or a condition.
-            state: "scheduled", "ready", "reserved" or "dead"; None: any of these.
+            state: "scheduled", "ready", "reserved" or "dead", or None for any of these.
             older: Only messages that were first pushed longer ago than this.
             error: Only messages whose last error has this type: an exception class, or its name.
 

@@ -81,7 +81,7 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
         """Return messages by position. This needs no consumer group, and changes nothing.
 
         Args:
-            after: Return the messages after this position; None: begin with the first message.
+            after: Return the messages after this position. None begins with the first message.
             limit: The maximum number of messages. If messages are large, there may be fewer.
 
         Returns:
@@ -128,7 +128,7 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
                 instant, or a position. It has no effect if the group exists; use
                 ``AsyncConsumer.seek`` then.
             lease: Seconds for which a reserved message is held.
-            max_tries: How many times a message is tried before it is buried. None: never buried.
+            max_tries: How many times a message is tried before it is buried, or None for no limit.
             dead_letter: The name of the queue for buried messages; "<stream>.<group>.dead" by
                 default.
             backoff: How long a message waits after a rollback.
@@ -183,8 +183,8 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
 
         Args:
             timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
-            lease: Seconds for which no other consumer of the group receives it; None: the lease of
-                the group.
+            lease: Seconds to hide the message from other consumers of the group. None uses the
+                group's lease.
 
         Returns:
             The reservation, or None after the timeout. Settle it by commit, rollback, bury or
@@ -209,7 +209,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         Args:
             limit: The maximum number of messages.
             timeout: Seconds to wait for the first message. None waits for ever; 0 does not wait.
-            lease: Seconds; None: the lease of the group.
+            lease: Seconds. None uses the group's lease.
             max_bytes: The maximum size of all messages together, in bytes as stored. The first
                 message is returned even if it is larger.
 
@@ -235,11 +235,11 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
 
         Args:
             timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
-            lease: Seconds; None: the lease of the group.
+            lease: Seconds. None uses the group's lease.
             on_lost: Called with the reservation as soon as a renewal finds that the lease was lost.
 
         Returns:
-            An async context manager that gives the reservation, or None after the timeout.
+            An async context manager that yields the reservation, or None after the timeout.
 
         Raises:
             LeaseLost: The lease was lost before the block ended, so nothing was committed.
@@ -276,7 +276,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         Args:
             timeout: Seconds to wait for the next message before the loop ends. None waits without
                 limit, 0 does not wait.
-            lease: Seconds; None: the lease of the group.
+            lease: Seconds. None uses the group's lease.
         """
         return AsyncEach(self._runner, self._loops(timeout, lease))
 
@@ -304,7 +304,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
 
         Args:
             reservations: Reservations of this group.
-            delay: Seconds until the next try. None: the backoff of the group; 0: at once.
+            delay: Seconds until the next try. None uses the group's backoff; 0 means at once.
             error: The reason, kept in ``Message.error``.
             counted: Whether the try counts. If not, ``Message.tries`` is again what it was before,
                 and no message is buried.
@@ -325,7 +325,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
 
         Args:
             reservations: Reservations of this group.
-            lease: Seconds; None: the lease with which each message was reserved.
+            lease: Seconds. None uses the lease with which each message was reserved.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were extended.

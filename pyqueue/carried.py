@@ -25,7 +25,7 @@ class CarriedOptions(NamedTuple):
     #: How long finished messages are kept, in seconds.
     history: float | None
     backoff: Backoff
-    #: The pickled model of the payloads. None: there is no model, or it cannot be pickled.
+    #: The pickled model of the payloads, or None if there is none, or it cannot be pickled.
     model: bytes | None = None
 
 

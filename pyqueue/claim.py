@@ -52,9 +52,9 @@ class ClaimBase(Generic[Runs]):
         self._token = ""
         self._upto = 0
         self._settled = False
-        #: The ids of the claimed messages; empty if no message was ready.
+        #: The ids of the claimed messages, or [] if no message was ready.
         self.ids: list[Id] = []
-        #: Their reservations, without payloads; empty if the client has no hooks.
+        #: Their reservations, without payloads, or [] if the client has no hooks.
         self._held: list[Reservation[Any]] = []
         #: The name of the group.
         self.group = claims.group
@@ -138,7 +138,7 @@ class ClaimBase(Generic[Runs]):
         done = yield from self._claims.finish(self._token, self._upto)
         if done < len(self):
             raise LeaseLost(
-                f"{len(self) - done} of {len(self)} messages of group {self.group!r} "
+                f"{len(self) - done} of {len(self)} messages of claim group {self.group!r} "
                 "were no longer held; they will be delivered again",
                 unknown=self._held,  # hooks cannot know which of them were finished
             )
@@ -159,7 +159,7 @@ class ClaimBase(Generic[Runs]):
         given_back = yield from self._claims.rollback(self._token, self._upto, error)
         ids = {each.id for each in given_back}
         if lost := [each for each in self._held if each.id not in ids]:
-            raise LeaseLost(f"group {self.group!r} no longer held some messages", lost=lost)
+            raise LeaseLost(f"claim group {self.group!r} no longer holds some messages", lost=lost)
 
 
 class Claim(ClaimBase[PlanRunner]):

@@ -125,15 +125,15 @@ class Client(Scheduling):
 
         Args:
             name: 1-110 of A-Z a-z 0-9 _ - . : > (a trailing ".dead" not counted), or a QueueSpec.
-            model: The type of the payloads, for pydantic's TypeAdapter; None: any BSON value.
+            model: The type of the payloads, for pydantic's TypeAdapter, or None for any BSON value.
             lease: Seconds for which a reserved message is held.
-            max_tries: How many times a message is tried before it is buried. None: never buried.
+            max_tries: How many times a message is tried before it is buried, or None for no limit.
             dead_letter: The name of the queue for buried messages; default "<name>.dead".
-            history: Seconds for which finished messages are kept. None: they are deleted.
+            history: Seconds for which finished messages are kept, or None to delete them.
             backoff: How long a message waits after a rollback.
             poll: Seconds after which a waiting consumer checks the queue even without a signal.
-            kind: "standard", "priority", "ordered" or "bucket"; None: the kind that the queue has.
-            strict: For a queue with priorities: whether high priorities may starve low ones.
+            kind: "standard", "priority", "ordered" or "bucket", or None for the queue's own kind.
+            strict: For a queue with priorities: whether high priorities may starve low priorities.
             on_failure: For an ordered queue: a failed message blocks its group, or not ("skip").
             pack: For a bucket: the maximum number of messages in one document, up to 1000.
             limit: A cap on reserved messages, or on starts per period, across all processes.
@@ -195,7 +195,7 @@ class Client(Scheduling):
             name: 1-110 of A-Z a-z 0-9 _ - . : >. No queue of the namespace may have it.
             model: Anything that pydantic's TypeAdapter accepts, as for ``queue``.
             retention: Seconds, at least 600, for which messages are kept. All users of the stream
-                must agree. None: the stored value; 7 days for a new stream.
+                must agree. None means the stored value, or 7 days for a new stream.
             limit: A Limit with a rate: how many messages each consumer group starts per period.
 
         Returns:
@@ -284,7 +284,7 @@ class Client(Scheduling):
 
         Args:
             reservations: As in ``commit``.
-            delay: Seconds until the next try. None: the backoff of each queue; 0: at once.
+            delay: Seconds until the next try. None uses each queue's backoff; 0 means at once.
             error: The reason, kept in ``Message.error``.
             counted: As in ``Queue.rollback``.
             session: As in ``commit``.
@@ -312,7 +312,7 @@ class Client(Scheduling):
 
         Args:
             reservations: As in ``commit``.
-            lease: Seconds; None: the lease with which each message was reserved.
+            lease: Seconds. None uses the lease with which each message was reserved.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were extended.
@@ -548,10 +548,10 @@ class Client(Scheduling):
     def transaction(self) -> AbstractContextManager[Any]:
         """Start a transaction: commit when the block ends, abort when it raises an exception.
 
-        It cannot be retried; ``run_transaction`` can.
+        The block runs only once. To retry it on transient errors, use ``run_transaction``.
 
         Returns:
-            A context manager that gives the session, to be passed as ``session=``.
+            A context manager that yields the session. Pass it as ``session=``.
 
         Raises:
             ConfigurationError: The server is not a replica set.

@@ -37,7 +37,7 @@ Settle = Callable[[QueuePlans, Held], Plan[None]]
 class Verb(NamedTuple):
     """How a client settles reservations."""
 
-    #: Its name for hooks; None: the messages stay held, and hooks are not called.
+    #: Its name for hooks, or None if the messages stay held and hooks are not called.
     name: str | None
     settle: Settle
     session: object = None
@@ -225,7 +225,7 @@ def _options(carried: CarriedOptions) -> Options:
 
 
 def _checked(queue: str, shown: Mapping[str, Any]) -> Options:
-    """Return the options that the record of a queue shows; the defaults if some are invalid."""
+    """Return the options that the record of a queue shows, or the defaults if some are invalid."""
     most, history, name = shown.get("max_tries", 20), shown.get("history"), shown.get("dead_letter")
     try:
         return Options(
@@ -239,7 +239,7 @@ def _checked(queue: str, shown: Mapping[str, Any]) -> Options:
 
 @lru_cache(maxsize=128)
 def _codec(model: bytes | None) -> Codec[Any]:
-    """Return how payloads of a pickled model are stored; as they are if it cannot be loaded."""
+    """Return the codec of a pickled model, or a codec without a model if it cannot be loaded."""
     try:
         return Codec(None if model is None else pickle.loads(model))
     except Exception:  # this process lacks its module, or pydantic

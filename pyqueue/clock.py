@@ -19,7 +19,7 @@ BAND = datetime(8000, 1, 1, tzinfo=UTC)
 #: The ``when`` of a finished message that is kept for its message key only is this or later.
 BARE_BAND = datetime(9500, 1, 1, tzinfo=UTC)
 
-#: When the primary was asked and when it answered, by the monotonic clock; and its answer.
+#: When the primary was asked and when it answered, by the monotonic clock, and its answer.
 Sample = tuple[float, float, datetime]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

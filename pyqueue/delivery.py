@@ -116,16 +116,16 @@ class Many:
 
 
 class Reject(Exception):
-    """Raise or return it to send the message to the dead-letter queue, with this reason."""
+    """Raise or return a ``Reject`` to bury the message. Its text is the reason."""
 
 
 class RetryLater(Exception):
-    """Raise or return it to have the message tried again after some time.
+    """Raise or return a ``RetryLater`` to have the message tried again after some time.
 
     Args:
         delay: Seconds or a timedelta.
         reason: The reason, which ``Message.error`` then shows.
-        counted: Whether this try counts. If not, the message never runs out of tries by it.
+        counted: Whether this try counts. If not, it never uses up the tries of the message.
 
     Raises:
         ConfigurationError: An argument is not allowed.
@@ -139,7 +139,7 @@ class RetryLater(Exception):
 
 
 class BatchFailed(Exception):
-    """Raise it from a handler of batches when only some messages failed. The rest are settled.
+    """Raise this in a handler of batches when only some messages failed. The rest are settled.
 
     Each exception applies only to its message, as if a handler of that message had raised it.
 
@@ -208,7 +208,7 @@ class Delivery(Generic[T, S]):
         #: limit was reached or the worker was stopped. An async handler is then cancelled. A
         #: handler in a thread should check this from time to time, and return if it is true.
         self.lost = False
-        #: The value of the lifespan of the worker; None without one.
+        #: The value of the lifespan of the worker, or None without a lifespan.
         self.state: S = state  # type: ignore[assignment]  # S is None without a lifespan
         #: Whether the message was cancelled; see ``Queue.cancel``. An async handler is then
         #: cancelled, unless its batch has other messages. A handler in a thread should check this

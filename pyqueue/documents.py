@@ -145,7 +145,7 @@ def group_of(document: Mapping[str, Any]) -> str | None:
 
 
 def key_of(document: Mapping[str, Any]) -> str | None:
-    """Return the message key of a stored message, or the key that it had, if it is gone."""
+    """Return the message key of a stored message, or the last key of a finished or dead one."""
     key: str | None = document.get("key")
     if not key and ("processed" in document or "dead" in document):
         return document.get("last_key")
@@ -162,7 +162,7 @@ def state_of(document: Mapping[str, Any], now: datetime) -> State:
 
 
 def deferral_of(document: Mapping[str, Any], now: datetime) -> Deferral | None:
-    """Return why a message waits although its time has come; None: it does not wait.
+    """Return why a message waits although its time has come, or None if it does not wait.
 
     A scan that met it moved its ``when`` into the future, and left ``due``; see ``turns``.
     """
@@ -225,7 +225,7 @@ def mark_dead(message: Message[Any]) -> Message[Any]:
 
 
 def eligible_since(document: Mapping[str, Any]) -> datetime | None:
-    """Return the instant since which a message is eligible; None if no stored value shows it.
+    """Return the instant since which a message is eligible, or None if no stored value shows it.
 
     Another program may have written the message without ``due``. The ``when`` of a held message is
     the end of its lease, so the time of its claim is used instead.

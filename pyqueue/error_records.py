@@ -36,7 +36,7 @@ _VARYING: Final = re.compile("0x[0-9a-f]+|[0-9a-f]{4,}|[0-9][0-9a-f]*", re.IGNOR
 class _Call(NamedTuple):
     """One call of a traceback."""
 
-    #: The top package of the code; its module if it is in none.
+    #: The top package of the code, or its module if it is in no package.
     package: str
     #: Whether the package was installed.
     installed: bool
@@ -109,7 +109,7 @@ def _fingerprint(*parts: str) -> str:
 
 
 def failed_try(held: Reservation[Any], error: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return how a message stores a try that its holder ends; None if there was no error.
+    """Return how a message stores a try that its holder ends, or None if there was no error.
 
     Args:
         held: the reservation.

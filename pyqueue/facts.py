@@ -42,15 +42,15 @@ def as_stored(fact: Mapping[str, Any] | None) -> dict[str, Any] | None:
 class ErrorInfo(_Stored):
     """Why a try failed."""
 
-    #: The name of the class of the exception; "error" if the reason was a text.
+    #: The name of the class of the exception, or "error" if the reason was a text.
     type: str
     #: The text, up to 2 KB.
     message: str
     at: datetime | None
-    #: The place in the code, as "module:function:line"; None if it is unknown.
+    #: The place in the code, as "module:function:line", or None if it is unknown.
     where: str | None
     #: A short hash. Errors of one type and place have equal fingerprints, and so have texts that
-    #: differ only in numbers. None: release 0.1 stored the error.
+    #: differ only in numbers. None if release 0.1 stored the error.
     fp: str | None
     #: The innermost calls of the traceback, one per line, as places.
     trace: str | None
@@ -76,7 +76,7 @@ class ErrorInfo(_Stored):
 class Progress(_Stored):
     """How far the work on a message has come."""
 
-    #: From 0 to 1.
+    #: How much of the work is done, from 0 to 1.
     fraction: float
     note: str | None
     at: datetime | None
@@ -97,12 +97,12 @@ class Burial(_Stored):
     #: The name of the queue or stream, stored as ``from``.
     queue: str
     at: datetime | None
-    #: tries, buried or invalid.
+    #: "tries", "buried" or "invalid".
     reason: str
     #: How many times it was tried there.
     tries: int
     error: ErrorInfo | None
-    #: Of a message of a stream: the consumer group that buried it, and its position.
+    #: For a message of a stream: the consumer group that buried it, and its position.
     group: str | None
     position: int | None
 
@@ -135,7 +135,7 @@ class Attempt:
     at: datetime | None
     #: The label of the client that held the message.
     owner: str
-    #: How long it held the message, in seconds.
+    #: How long that client held the message, in seconds.
     seconds: float
     #: The type and the fingerprint of the error, and the first 200 characters of its text.
     type: str
@@ -196,7 +196,7 @@ def _seconds(value: object) -> float | None:
 
 
 def kept_s(history_s: float | None, keep: Keep | None) -> float | None:
-    """Return for how many seconds a finished message is kept; None: it is deleted.
+    """Return for how many seconds a finished message is kept, or None if it is deleted.
 
     Args:
         history_s: The history of its queue, in seconds, or None.

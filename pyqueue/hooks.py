@@ -80,7 +80,7 @@ class Hooks:
             ids: The ids of the messages; None for each message that a taken key kept out. A push
                 that was repeated, or that replaced a message, has the id of the stored message.
                 After a ``DuplicateKey``: the ids that were written; after another error, none.
-            error: The error that the caller gets, or None. ``Uncommitted``: the push is in a
+            error: The error that the caller gets, or None, or ``Uncommitted`` if the push is in a
                 transaction that the program controls.
         """
 
@@ -102,7 +102,7 @@ class Hooks:
         error: BaseException | None,
         to: str | None,
     ) -> None:
-        """Run after reservations were settled, or after this failed.
+        """Run after reservations were settled, or after an attempt to settle them failed.
 
         If messages of a rollback have no try left, the verb is "bury" for them. It is also "bury"
         if a consumer buries messages that it could not deliver; these are not reservations.
@@ -116,9 +116,9 @@ class Hooks:
                 that the holder gave.
             error: The error that the caller gets. ``LeaseLost`` names the messages that were not
                 settled; the rest were settled. The rollback of a ``Queue.claim`` raises no
-                ``LeaseLost``, but hooks get it. None: all were settled. ``Uncommitted``: they were
-                settled in a transaction that the program controls.
-            to: The queue to which a "move" or a "bury" sent them; else None.
+                ``LeaseLost``, but hooks get it. None if all were settled, or ``Uncommitted`` if
+                they were settled in a transaction that the program controls.
+            to: The queue to which a "move" or a "bury" sent them, or None.
         """
 
     def handling(self, deliveries: Sequence[Delivery[Any]]) -> AbstractContextManager[object]:
@@ -213,7 +213,7 @@ class HookCalls:
         Args:
             told: The event.
             at_commit: The events that wait for the commit of the transaction, to which this event
-                is added. None: there is no transaction, or the program controls it.
+                is added. None if there is no transaction, or the program controls it.
         """
         if told.session is not None and at_commit is not None:
             at_commit.append(told)

@@ -146,7 +146,7 @@ class Drain(NamedTuple):
 
     @classmethod
     def of(cls, stored: object) -> Drain | None:
-        """Return the drain that the record of a queue stores; None: it is missing or unreadable."""
+        """Return the drain that the record of a queue stores, or None if it has no valid drain."""
         if not isinstance(stored, Mapping):
             return None
         number, at = stored.get("concurrency"), stored.get("at")
@@ -156,7 +156,7 @@ class Drain(NamedTuple):
 
 
 def drain_of(before: object, drain: Drain | None, after: object, now: datetime) -> Drain | None:
-    """Return the drain of a changed limit; None: the limit was not lowered.
+    """Return the drain of a changed limit, or None if the limit was not lowered.
 
     Args:
         before: The limit as the record stores it.
@@ -173,7 +173,7 @@ def drain_of(before: object, drain: Drain | None, after: object, now: datetime) 
 
 
 def key_of(limit: Limit, document: Mapping[str, Any]) -> str:
-    """Return the key under which a limit counts a stored message; without ``per``, ``WHOLE_QUEUE``.
+    """Return the key under which a limit counts a message, or ``WHOLE_QUEUE`` without ``per``.
 
     Messages without the header share the key "-". Equal values of different types differ. A long
     value has the key "#", with its hash.
@@ -249,8 +249,8 @@ def check_call(queue: str, limit: Limit | None, call: str | None) -> None:
 
     Args:
         queue: The name of the queue.
-        limit: Its limit; None: it has none.
-        call: "pop" or "claim", which cannot obey every limit; None: a reserve.
+        limit: Its limit, or None if it has none.
+        call: "pop" or "claim", which cannot obey every limit, or None for a reserve.
 
     Raises:
         ConfigurationError: The call cannot obey the limit.
@@ -281,7 +281,7 @@ def stored_limit(value: object) -> Limit:
 
 
 def limit_or_none(queue: str, shape: object) -> Limit | None:
-    """Return the limit in the shared options of a record; None: the queue has none.
+    """Return the limit in the shared options of a record, or None if the queue has none.
 
     Raises:
         ConfigurationError: This release cannot read it.
@@ -310,15 +310,15 @@ class FollowedLimit:
     #: Whether the last scan met taken slots, or left few free. If not, the next scan does not read
     #: the slots and assumes that all are free; the unique index refuses a taken slot.
     meets_slots: bool = True
-    #: Nothing may start before this, unless a claim ends; None: the last scan was not stopped.
+    #: Nothing may start before this, unless a claim ends. None if the last scan was not stopped.
     blocked_until: datetime | None = None
     #: Do not scan beyond a page of blocked messages before this; see ``limits.scan``.
     behind_at: datetime | None = None
     #: A former limit on concurrency under which messages may still be held.
     drain: Drain | None = None
-    #: How long the last request for permits took, in seconds; of several requests, the quickest.
+    #: How many seconds the last request for permits took, or the quickest of several.
     trip_s: float = 0
-    #: Whether the limit was read. Nothing may be claimed before.
+    #: Whether the limit was read. Before that, nothing may be claimed.
     known: bool = False
     #: Whether the warning that permits take long was logged.
     noted_slow: bool = False
@@ -344,7 +344,7 @@ class FollowedLimit:
 
     @property
     def next_start(self) -> datetime | None:
-        """When the next message may start, if no more may start now; None without a rate."""
+        """When the next message may start, if no more may start now, or None without a rate."""
         return self._starts.get(WHOLE_QUEUE)
 
     def waits(self, now: datetime, key: str = WHOLE_QUEUE) -> bool:
@@ -360,7 +360,7 @@ class FollowedLimit:
         self._starts.pop(key, None)
 
     def expect(self, key: str, next_start: datetime | None, now: datetime) -> None:
-        """Store when the next message of a key may start; None: it may start now."""
+        """Store when the next message of a key may start, or that it may start now if None."""
         self.forget(key)
         if next_start is None:
             return

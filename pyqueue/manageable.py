@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Manageable(Readable[T]):
-    """The part of a queue that is there for operators, for blocking code."""
+    """The methods of a queue for operators, for blocking code."""
 
     def redrive(self, limit: int | None = None) -> int:
         """Send buried messages back to the queues that they came from.
@@ -21,7 +21,7 @@ class Manageable(Readable[T]):
         Their tries start again, and a message gets its key back if the key is free in that queue.
 
         Args:
-            limit: The maximum number of messages; None: all.
+            limit: The maximum number of messages, or None for all.
 
         Returns:
             The number of messages that were sent back; 0 for a queue without buried messages.
@@ -54,8 +54,8 @@ class Manageable(Readable[T]):
             force: End a held message at once. Its holder gets ``LeaseLost``.
 
         Returns:
-            "cancelled": it has ended. "requested": its holder was asked to end it. None: the id is
-            unknown in this queue, or the message is finished.
+            "cancelled" if the message has ended, "requested" if its holder was asked to end it.
+            None if the id is unknown in this queue, or the message is finished.
 
         Raises:
             ConfigurationError: The message is in a pack of a bucket and held.
@@ -107,10 +107,10 @@ class Manageable(Readable[T]):
         changes, the pages together have each message once.
 
         Args:
-            state: "scheduled", "ready", "reserved", "finished" or "dead"; None: any state.
+            state: "scheduled", "ready", "reserved", "finished" or "dead", or None for any state.
             where: Maps paths, such as "payload.n", "headers.tenant" or "error.type", to values or
                 to conditions of ``pyqueue.where``.
-            after: The ``after`` of the previous page. None: start at the beginning.
+            after: The ``after`` of the previous page, or None to start at the beginning.
             limit: The maximum number of messages to return.
             newest: Start at the end of the order.
             budget: The maximum number of messages to examine. If it is reached, a page has fewer

@@ -285,7 +285,7 @@ class MemoryCollection:
         return [match, {**update, "$set": {**update.get("$set", {}), **put}}, *rest[1:]]
 
 
-#: The methods that use operators on bits, which mongomock lacks; each with the filter first.
+#: The methods that use operators on bits, which mongomock lacks. Each takes the filter first.
 _WITH_BITS = frozenset({"update_one", "find_one_and_update", "delete_one", "delete_many"})
 _WITHOUT_EFFECT = {"$unset": {"~": ""}}
 
@@ -325,7 +325,7 @@ def _all_or_nothing(apply: Callable[..., None]) -> Callable[..., None]:
     return applied
 
 
-#: The operators of updates that mongomock lacks, or has for the fields at the top only.
+#: The operators of updates that mongomock lacks, or supports only for top-level fields.
 _LACKING = ("$mul", "$rename")
 
 

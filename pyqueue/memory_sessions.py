@@ -35,7 +35,7 @@ _DATABASE_METHODS: Final = frozenset(
 _CURSOR_OPTIONS: Final = frozenset({"batch_size", "hint", "limit", "max_time_ms", "skip", "sort"})
 
 
-#: A changed document: the name of its collection, its id, and the document, or None if deleted.
+#: A change: the name of a collection, an id, and the document, or None if it was deleted.
 _Change = tuple[str, Any, Any]
 
 
@@ -160,7 +160,7 @@ class MemorySession:
         return self._copies is not None
 
     def copy_of(self, database: Any) -> _Copy | None:
-        """Return the copy of a mongomock database; None outside a transaction."""
+        """Return the copy of a mongomock database, or None outside a transaction."""
         if self._copies is None:
             return None
         found = self._copies.get(id(database._store))

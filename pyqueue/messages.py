@@ -51,8 +51,8 @@ Cancelled = Literal["cancelled", "requested"]
 #: What a message waits for although its time has come: another message of its group, or a limit.
 Deferral = Literal["group", "limit"]
 
-#: What a schedule does after ticks that no process was there for: one message for all of them,
-#: none, or one for each.
+#: What a schedule does after ticks that no process handled in time: push one message for all of
+#: them, none, or one for each.
 Missed = Literal["once", "skip", "all"]
 
 #: Added to the ``when`` of a finished message. It moves the message out of the range that claims
@@ -94,7 +94,7 @@ class Message(Generic[T]):
     #: The name of the queue it is in.
     queue: str
     payload: T
-    #: The labels that the caller gave; may be empty.
+    #: The labels that the caller gave, or {}.
     headers: dict[str, str | int | float | bool]
     #: The message key. A finished or dead message shows the key that it had.
     key: str | None
@@ -114,12 +114,12 @@ class Message(Generic[T]):
     #: when it came and left, ``tries``, and ``waited``, how many seconds it was eligible before its
     #: last claim. A value is None if it is unknown. ``at`` is ``out``.
     trail: list[dict[str, Any]]
-    #: scheduled, ready, reserved or finished; in dead-letter queues, ``Client.find`` and
-    #: ``Queue.browse`` show dead in place of scheduled and ready.
+    #: "scheduled", "ready", "reserved" or "finished". For a message in a dead-letter queue,
+    #: ``Client.find`` and ``Queue.browse`` show "dead" in place of "scheduled" and "ready".
     state: State
     #: Where and why the message was buried. Only in a dead-letter queue.
     dead: Burial | None
-    #: From 0 to 9, or None if the message was never in a queue with priorities.
+    #: The priority, from 0 to 9, or None if the message was never in a queue with priorities.
     priority: int | None = field(default=None, kw_only=True)
     #: The group in which it is ordered, or None. A finished or dead message shows its former group.
     group: str | None = field(default=None, kw_only=True)
@@ -130,7 +130,7 @@ class Message(Generic[T]):
     #: them, and a move drops them. Messages of streams and packs have none.
     attempts: tuple[Attempt, ...] = field(default=(), kw_only=True)
     #: Why a scheduled message whose ``when`` has passed still waits: for a message of its "group"
-    #: that comes first, or for a "limit". None: it does not.
+    #: that comes first, or for a "limit". None if it does not wait.
     deferred: Deferral | None = field(default=None, kw_only=True)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
@@ -157,11 +157,11 @@ class Reservation(Message[T]):
     lease: float
     #: When it was claimed, by the clock of the primary.
     reserved: datetime = field(kw_only=True)
-    #: Its slot under the limit of its queue; None: there is no limit on concurrency.
+    #: Its slot under the limit of its queue, or None without a limit on concurrency.
     slot: str | None = field(default=None, kw_only=True, repr=False)
     #: How its end is kept, for ``Client.wait`` or for its key; None: its producer did not ask.
     keep: Keep | None = field(default=None, kw_only=True, repr=False)
-    #: How ``Client.commit`` and the like settle it. None: an older release pickled it.
+    #: How ``Client.commit`` and the like settle it, or None if an older release pickled it.
     carried: Any = field(default=None, kw_only=True, repr=False)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
@@ -178,7 +178,7 @@ class PackedReservation(Reservation[T]):
     #: The pack, and the place of the message in it. With the token they identify the reservation.
     pack: Id
     place: int
-    #: The state of the pack in this process; None in another process.
+    #: The state of the pack in this process, or None in another process.
     hold: object = field(default=None, repr=False)
 
 
@@ -227,7 +227,7 @@ class Page(Generic[T]):
     """A page of messages, as ``Queue.browse`` returns it."""
 
     messages: list[Message[T]]
-    #: The ``after=`` of the next page; None: this is the last one.
+    #: The ``after=`` of the next page, or None if this is the last page.
     after: str | None
     #: How many messages were examined, including messages that did not match.
     looked: int
@@ -294,17 +294,17 @@ class QueueInfo:
     """A queue, as ``Client.queues`` returns it."""
 
     name: str
-    #: For a stream: the messages that can be read count as ready.
+    #: In a stream, the messages that can be read count as ready.
     counts: Counts
     paused: bool
     kind: str = "standard"
     limit: Limit | None = None
-    #: How many messages its dead-letter queue has. None: several queues share that queue, or this
-    #: is a dead-letter queue or a stream.
+    #: How many messages its dead-letter queue has. None if several queues share that queue, or if
+    #: this is a dead-letter queue or a stream.
     dead: int | None = None
     #: Since when its oldest message has waited: the first one that is ready, or the first one of a
     #: group or of a key of a limit, if it is deferred. Up to 1000 groups and keys are examined.
-    #: None: no message waits, or this is a stream.
+    #: None if no message waits, or if this is a stream.
     oldest: datetime | None = None
     #: How programs use it: ``lease``, ``max_tries``, ``dead_letter`` and ``history`` as last given,
     #: and the options that all its users share, except the limit. Durations are in seconds.
@@ -318,7 +318,7 @@ class ScheduleInfo:
     name: str
     #: The queue that gets its messages.
     queue: str
-    #: The next tick; None while the schedule is paused.
+    #: The next tick, or None while the schedule is paused.
     next: datetime | None
     paused: bool
     #: The id of the last message.
@@ -373,7 +373,7 @@ class Push(_Lifetimes, Generic[T]):
         at: The instant from which the message can be received. A past instant means now.
         key: A message key; see ``Queue.push``.
         headers: Small labels, {str: str | int | float | bool}.
-        id: The id of the message; see ``Queue.push``. None: a new id.
+        id: The id of the message; see ``Queue.push``. None means a new id.
         priority: From 0 to 9, highest first; None means 4. Only with ``kind="priority"``.
         group: The name of a group. Only with ``kind="ordered"``.
         result: Seconds for which the end of the message is kept; see ``Queue.push``.

@@ -23,7 +23,7 @@ class Pausable(Generic[T]):
     def __init__(self, plan: Plan[T], types: tuple[type[Request[Any]], ...]) -> None:
         self._plan = plan
         self._types = types
-        #: The request before which the plan pauses; None: it has not begun, or has ended.
+        #: The request before which the plan pauses, or None if it has not begun, or has ended.
         self._request: Request[Any] | None = None
         #: The result, or None before the end of the plan.
         self.result: T | None = None

@@ -220,7 +220,7 @@ def _mistake(mistake: ErrorDetails) -> str:
 
 
 def traceback_text(error: BaseException) -> str | None:
-    """Return the traceback of an error without these values; None: it has none of them."""
+    """Return an error's traceback without the invalid values in it, or None if it has none."""
     chain: list[BaseException] = []
     rest: list[BaseException | None] = [error]
     while rest:
@@ -293,7 +293,7 @@ class Codec(Generic[T]):
     """Converts the payloads of a queue to BSON values and back.
 
     Args:
-        model: The type of the payloads, for pydantic's TypeAdapter. None: payloads are BSON values.
+        model: The type of the payloads, for pydantic's TypeAdapter, or None for any BSON value.
 
     Raises:
         ConfigurationError: Pydantic cannot make a schema of the model.
@@ -328,7 +328,7 @@ class Codec(Generic[T]):
 
     @property
     def name(self) -> str | None:
-        """The value of the field ``type`` of a message; None without a model."""
+        """The value of the field ``type`` of a message, or None without a model."""
         return (
             None if self.model is None else getattr(self.model, "__name__", None) or str(self.model)
         )

@@ -189,7 +189,7 @@ class Queue(Manageable[T]):
 
         Args:
             timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
-            lease: Seconds for which no other consumer receives it; None: the lease of the queue.
+            lease: Seconds to hide the message from other consumers. None uses the queue's lease.
 
         Returns:
             The reservation, or None after the timeout. Settle it by commit, rollback, move, bury or
@@ -213,7 +213,7 @@ class Queue(Manageable[T]):
         Args:
             limit: The maximum number of messages.
             timeout: As in ``pop_many``.
-            lease: Seconds; None: the lease of the queue.
+            lease: Seconds. None uses the queue's lease.
             max_bytes: As in ``pop_many``. The try of a message that is given back is not counted.
 
         Returns:
@@ -254,14 +254,14 @@ class Queue(Manageable[T]):
 
         Args:
             timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
-            lease: Seconds; None: the lease of the queue.
+            lease: Seconds. None uses the queue's lease.
             on_lost: Called with the reservation as soon as a renewal finds that the lease was lost,
                 or that the client was closed. It is called in a thread of the client's renewer, and
                 should return at once: set an event, or cancel a task. Its exceptions are logged and
                 ignored.
 
         Returns:
-            A context manager that gives the reservation, or None after the timeout.
+            A context manager that yields the reservation, or None after the timeout.
 
         Raises:
             LeaseLost: The lease was lost before the block ended, so nothing was committed. If the
@@ -304,7 +304,7 @@ class Queue(Manageable[T]):
 
         Args:
             timeout: Seconds to wait for the next message before the loop ends; as in ``reserve``.
-            lease: Seconds; None: the lease of the queue.
+            lease: Seconds. None uses the queue's lease.
 
         Raises:
             LeaseLost: The lease was lost before the body ended, so nothing was committed. The loop
@@ -356,7 +356,7 @@ class Queue(Manageable[T]):
 
         Args:
             reservations: Reservations of this queue.
-            delay: Seconds until the next try. None: the backoff of the queue; 0: at once.
+            delay: Seconds until the next try. None uses the queue's backoff; 0 means at once.
             error: The reason, kept in ``Message.error``.
             counted: Whether the try counts. If not, ``Message.tries`` is again what it was before,
                 no message is buried, and ``Message.attempts`` does not get the try.
@@ -373,7 +373,7 @@ class Queue(Manageable[T]):
 
         Args:
             reservations: Reservations of this queue.
-            lease: Seconds; None: the lease with which each message was reserved.
+            lease: Seconds. None uses the lease with which each message was reserved.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were extended.
@@ -532,13 +532,13 @@ class Queue(Manageable[T]):
                 a time may use it.
             limit: The maximum number of messages, up to 100 000. A bucket may exceed it by part of
                 a pack, because its packs (documents with many messages) are claimed whole.
-            lease: Seconds for which the messages stay held if this process dies; None: the lease of
-                the queue.
+            lease: Seconds for which the messages stay held if this process dies. None uses the
+                queue's lease.
             max_bytes: The maximum size of all messages together, in bytes as stored. At least one
                 message is claimed, whatever its size.
 
         Returns:
-            A context manager that gives the ``Claim``, empty if no message is ready.
+            A context manager that yields the ``Claim``, empty if no message is ready.
 
         Raises:
             Fenced: Another process claimed for the group before this claim was settled.

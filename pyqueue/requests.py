@@ -52,7 +52,7 @@ class WriteFailure(NamedTuple):
 
     #: The position of the operation in its batch.
     place: int
-    #: The unique index that refused it, "_id" or "key"; None if the reason was another one.
+    #: The unique index that refused it, "_id" or "key", or None if there was another reason.
     field: str | None
     error: QueueError
 
@@ -132,7 +132,7 @@ def _send_limited(collection: Any, limit_s: float, command: str, **fields: Any) 
     given = {name: value for name, value in fields.items() if value is not None}
     given |= {"writeConcern": {"w": 1}, "maxTimeMS": round(limit_s * 1000)}
     limited = _TimeLimited({command: collection.name, **given})
-    # Asked of the class: an object of PyMongo has a sub-collection under any name.
+    # The class is asked, because an object of PyMongo has a sub-collection under any name.
     if hasattr(type(collection), "limited"):
         return collection.limited(limited)
     return collection.database.command(limited, codec_options=collection.codec_options)
@@ -168,7 +168,7 @@ class Find(Command[list[Document]]):
 
 @dataclass(slots=True)
 class FindAndModify(Command[Document | None]):
-    """Update the first match; delete it if ``update`` is None. The answer: the document or None."""
+    """Update the first match, or delete it if there is no update. Return the document or None."""
 
     filter: Filter
     update: UpdateDocument | None
@@ -213,7 +213,7 @@ class FindAndModify(Command[Document | None]):
 
 @dataclass(slots=True)
 class Insert(Command[list[WriteFailure]]):
-    """Insert documents. The answer lists those that the server refused; the rest are written."""
+    """Insert documents. The answer lists the refused documents; the rest are written."""
 
     documents: Sequence[Any]
 
@@ -256,7 +256,7 @@ class Update(Command[Change]):
 
 @dataclass(slots=True)
 class UpdateEach(Command[tuple[int, list[WriteFailure]]]):
-    """Apply pairs of a filter and an update. The answer: the number of matches, and failures."""
+    """Apply pairs of a filter and an update. The answer has the number of matches, and failures."""
 
     pairs: Sequence[tuple[Filter, UpdateDocument]]  # an empty update deletes its first match
     many: bool = False  # each update changes all of its matches
@@ -292,7 +292,7 @@ class Delete(Command[int]):
 
 @dataclass(slots=True)
 class Count(Command[int]):
-    """Count the matches, at most ``cap`` of them."""
+    """Count the matches, up to ``cap`` of them."""
 
     filter: Filter
     hint: str
@@ -306,7 +306,7 @@ class Count(Command[int]):
 
 @dataclass(slots=True)
 class CountEach(Command[list[int]]):
-    """Count the matches of several filters in one command, at most ``cap`` of each."""
+    """Count the matches of several filters in one command, up to ``cap`` of each."""
 
     filters: Sequence[Filter]
     cap: int | None = None
@@ -385,11 +385,11 @@ class MonotonicTime(Request[float]):
 
 @dataclass(slots=True)
 class EnsureQueue(Request[str]):
-    """Create the record of a queue if it is missing; see ``known_queues``. The answer: its kind."""
+    """Create the record of a queue if it is missing; see ``known_queues``. Answer with its kind."""
 
     queue: str
-    kind: str | None  # None: any; then no record is made, and the answer is "" if there is none
-    #: Returns the options that the record shows to people; None: leave them alone.
+    kind: str | None  # None for any; then no record is made, and the answer is "" if there is none
+    #: Returns the options that the record shows to people, or None to leave them alone.
     options: Callable[[], Mapping[str, Any]] | None = None
     #: The shared options that the caller gave. If another value was named, the request fails.
     shape: Mapping[str, object] = field(default_factory=dict)
@@ -418,7 +418,7 @@ class Wait(Request[bool]):
     """Wait among the consumers of a queue for an event or for an instant.
 
     Only the leader waits for ``until``, and keeps the estimate of the primary's clock fresh. A
-    follower waits for its turn or for its ``deadline`` on the monotonic clock (None: no limit). The
+    follower waits for its turn or its ``deadline`` on the monotonic clock (None is no limit). The
     answer is whether to scan for messages: False if every event was about a later instant.
     """
 
@@ -485,7 +485,7 @@ class Aside(Request[None]):
 
 @dataclass(slots=True)
 class Signal(Request[None]):
-    """Publish that a queue has a message from ``when`` on; None: its record changed."""
+    """Publish that a queue has a message from ``when`` on, or, if None, that its record changed."""
 
     queue: str
     when: datetime | None

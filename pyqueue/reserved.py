@@ -1,4 +1,4 @@
-"""The context managers of ``Queue.reserved`` and ``Queue.renew``: they renew leases for a block."""
+"""The context managers of ``Queue.reserved`` and ``Queue.renew``, which renew leases in a block."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def renewal(
 ) -> Callable[[Sequence[Reservation[Any]]], Any]:
     """Return the function that extends leases, for the renewer of a client.
 
-    ``told``: called for each cancelled message that it meets; None: it does not look for them.
+    ``told``: called for each cancelled message that it finds, or None if it does not search.
     """
     return lambda reservations: runner.run(_renew(reservations, told))
 
@@ -229,7 +229,7 @@ def _callback(on_lost: OnLost[T], reservation: Reservation[T]) -> Callable[[], o
 
 
 def lost_in_body(*lost: Reservation[Any]) -> LeaseLost:
-    """Return the error for leases that were lost while the code that the messages were for ran."""
+    """Return the error for leases that were lost while the block of their messages ran."""
     return LeaseLost(
         f"message {lost[0].id} of queue {lost[0].queue!r} is no longer held: its lease was "
         "lost while the block ran, so nothing was committed",

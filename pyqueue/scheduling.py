@@ -11,7 +11,7 @@ from pyqueue.runtime.connecting import Connected, Connection
 
 
 class Scheduling(Connected[Connection]):
-    """The part of a client that is there for schedules, for blocking code."""
+    """The methods of a client that change schedules, for blocking code."""
 
     def schedule(
         self,

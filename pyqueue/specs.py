@@ -36,7 +36,7 @@ class QueueSpec(Generic[T]):
 
     Args:
         name: The name of the queue.
-        model: The type of the payloads, as for ``Client.queue``; None: any BSON value.
+        model: The type of the payloads, as for ``Client.queue``, or None for any BSON value.
         options: The options of ``Client.queue``.
 
     Raises:

@@ -78,7 +78,7 @@ class Stream(StreamBase[T, PlanRunner]):
         """Return messages by position. This needs no consumer group, and changes nothing.
 
         Args:
-            after: Return the messages after this position; None: begin with the first message.
+            after: Return the messages after this position. None begins with the first message.
             limit: The maximum number of messages. If messages are large, there may be fewer.
 
         Returns:
@@ -125,7 +125,7 @@ class Stream(StreamBase[T, PlanRunner]):
                 instant, or a position. It has no effect if the group exists; use
                 ``Consumer.seek`` then.
             lease: Seconds for which a reserved message is held.
-            max_tries: How many times a message is tried before it is buried. None: never buried.
+            max_tries: How many times a message is tried before it is buried, or None for no limit.
             dead_letter: The name of the queue for buried messages; "<stream>.<group>.dead" by
                 default.
             backoff: How long a message waits after a rollback.
@@ -180,8 +180,8 @@ class Consumer(ConsumerBase[T, PlanRunner]):
 
         Args:
             timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
-            lease: Seconds for which no other consumer of the group receives it; None: the lease of
-                the group.
+            lease: Seconds to hide the message from other consumers of the group. None uses the
+                group's lease.
 
         Returns:
             The reservation, or None after the timeout. Settle it by commit, rollback, bury or
@@ -204,7 +204,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         Args:
             limit: The maximum number of messages.
             timeout: Seconds to wait for the first message. None waits for ever; 0 does not wait.
-            lease: Seconds; None: the lease of the group.
+            lease: Seconds. None uses the group's lease.
             max_bytes: The maximum size of all messages together, in bytes as stored. The first
                 message is returned even if it is larger.
 
@@ -230,11 +230,11 @@ class Consumer(ConsumerBase[T, PlanRunner]):
 
         Args:
             timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
-            lease: Seconds; None: the lease of the group.
+            lease: Seconds. None uses the group's lease.
             on_lost: Called with the reservation as soon as a renewal finds that the lease was lost.
 
         Returns:
-            A context manager that gives the reservation, or None after the timeout.
+            A context manager that yields the reservation, or None after the timeout.
 
         Raises:
             LeaseLost: The lease was lost before the block ended, so nothing was committed.
@@ -271,7 +271,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         Args:
             timeout: Seconds to wait for the next message before the loop ends. None waits without
                 limit, 0 does not wait.
-            lease: Seconds; None: the lease of the group.
+            lease: Seconds. None uses the group's lease.
         """
         return Each(self._runner, self._loops(timeout, lease))
 
@@ -299,7 +299,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
 
         Args:
             reservations: Reservations of this group.
-            delay: Seconds until the next try. None: the backoff of the group; 0: at once.
+            delay: Seconds until the next try. None uses the group's backoff; 0 means at once.
             error: The reason, kept in ``Message.error``.
             counted: Whether the try counts. If not, ``Message.tries`` is again what it was before,
                 and no message is buried.
@@ -318,7 +318,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
 
         Args:
             reservations: Reservations of this group.
-            lease: Seconds; None: the lease with which each message was reserved.
+            lease: Seconds. None uses the lease with which each message was reserved.
 
         Raises:
             LeaseLost: Some were no longer held. The rest were extended.

@@ -80,10 +80,10 @@ def append(
 def _labels(
     hooks: HookCalls, queue: str, payloads: Sequence[Any], headers: Sequence[Any]
 ) -> list[Mapping[str, Any]] | None:
-    """Let hooks change the headers of messages. ``headers``: those of each.
+    """Let hooks change the headers of messages. ``headers`` has the headers of each message.
 
     Returns:
-        The headers of each message; None: no hook may have changed them.
+        The headers of each message, or None if no hook can change them.
     """
     if not payloads or not hooks.takes("pushing"):
         return None

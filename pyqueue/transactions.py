@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 #: The options of a transaction.
 _OPTIONS: Final[dict[str, Any]] = {
-    # Not "snapshot". A snapshot may be older than a claim at w:1 that was just acknowledged. The
+    # A "snapshot" would not do: it may be older than a claim at w:1 that was just acknowledged. The
     # transaction would not see that claim, and its lease would seem lost.
     "read_concern": ReadConcern("majority"),
     "write_concern": WriteConcern(w="majority", j=True),

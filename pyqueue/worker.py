@@ -64,8 +64,8 @@ class Worker(Runner[R_co]):
 
     Args:
         client: A Client or an AsyncClient. With either, handlers may be ``def`` or ``async def``.
-            None: each run creates a client from PYQUEUE_URL, PYQUEUE_NAMESPACE and PYQUEUE_SIGNALS,
-            and closes it, unless ``bind`` was called.
+            If None, each run creates a client from PYQUEUE_URL, PYQUEUE_NAMESPACE and
+            PYQUEUE_SIGNALS, and closes it, unless ``bind`` was called.
         concurrency: How many handlers run at once, for all queues together.
         name: A label for reports.
         lifespan: A context manager, or a function without arguments that makes one; a generator
@@ -303,7 +303,7 @@ class Worker(Runner[R_co]):
         queue: str | None = None,
         **options: Unpack[CronOptions],
     ) -> Callable[[H], H]:
-        """Have a function run at certain times, in one of the workers that run. A decorator.
+        """Have a function run at certain times, in one running worker. This is a decorator.
 
         A run stores the schedule, which pushes a message at each tick, and consumes its queue with
         the function. A run with ``until_empty`` only consumes.

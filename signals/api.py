@@ -24,14 +24,14 @@ class Listener(Protocol):
 
     @property
     def when(self) -> datetime | None:
-        """The earliest ``when`` that the last successful ``wait`` heard; None: read the record."""
+        """The earliest ``when`` that the last successful ``wait`` heard, or None for the record."""
 
     @property
     def closed(self) -> bool:
         """Whether the listener or its bus was closed; then every ``wait`` returns False at once."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for an event, up to ``timeout`` seconds (None: without limit).
+        """Wait for an event, up to ``timeout`` seconds. None means no limit.
 
         Returns:
             True if an event has arrived since ``wait`` last returned True.
@@ -55,14 +55,14 @@ class AsyncListener(Protocol):
 
     @property
     def when(self) -> datetime | None:
-        """The earliest ``when`` that the last successful ``wait`` heard; None: read the record."""
+        """The earliest ``when`` that the last successful ``wait`` heard, or None for the record."""
 
     @property
     def closed(self) -> bool:
         """Whether the listener or its bus was closed; then every ``wait`` returns False at once."""
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait for an event, up to ``timeout`` seconds (None: without limit).
+        """Wait for an event, up to ``timeout`` seconds. None means no limit.
 
         Returns:
             True if an event has arrived since ``wait`` last returned True.
@@ -89,7 +89,7 @@ class Bus(Protocol):
     """
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Announce that the topic has a message from ``when`` on; None: that its record changed.
+        """Announce that the topic has a message from ``when`` on, or, if None, a changed record.
 
         This returns at once and does not raise if the server is down.
         """
@@ -105,7 +105,7 @@ class AsyncBus(Protocol):
     """``Bus`` for asyncio: ``emit`` stays a plain call, ``close`` is awaited."""
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Announce that the topic has a message from ``when`` on; None: that its record changed.
+        """Announce that the topic has a message from ``when`` on, or, if None, a changed record.
 
         This returns at once and does not raise if the server is down.
         """

@@ -137,7 +137,7 @@ class ThreadListener(Subscription):
     """A listener for blocking code."""
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for an event, up to ``timeout`` seconds (None: without limit).
+        """Wait for an event, up to ``timeout`` seconds. None means no limit.
 
         Returns:
             True if an event has arrived since ``wait`` last returned True.
@@ -170,7 +170,7 @@ class TaskListener(Subscription):
     """A listener for asyncio code."""
 
     async def wait(self, timeout: float | None = None) -> bool:
-        """Wait for an event, up to ``timeout`` seconds (None: without limit).
+        """Wait for an event, up to ``timeout`` seconds. None means no limit.
 
         Returns:
             True if an event has arrived since ``wait`` last returned True.
@@ -254,7 +254,7 @@ class Hub:
                 subscription.deliver(when)
 
     def confirm(self, topic: str | None = None) -> None:
-        """Record that the server now sends the events of ``topic`` (None: of every topic).
+        """Record that the server now sends the events of ``topic``, or of every topic if None.
 
         Listeners that were entered earlier are woken because they may have missed an event.
         """
@@ -331,5 +331,5 @@ _places: dict[tuple[int, Hashable], Place] = {}
 
 
 def place_of(key: Hashable) -> Place:
-    """Return the place of buses with an equal ``key`` in this process; not shared by a fork."""
+    """Return the place of this process, not of its parent, for buses with an equal ``key``."""
     return _places.setdefault((os.getpid(), key), Place())

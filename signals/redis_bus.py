@@ -34,7 +34,7 @@ def encode(when: datetime | None, origin: str) -> str:
 
 
 def decode(data: object) -> tuple[datetime | None, str]:
-    """Return the instant and the origin that ``encode`` wrote; "" for no origin.
+    """Return the instant and the origin that ``encode`` wrote. No origin is "".
 
     Raises:
         ValueError: ``encode`` did not write the data.

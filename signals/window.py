@@ -74,7 +74,7 @@ class Window:
         return events
 
     def next(self, now: float) -> float | None:
-        """Return the seconds until the next held event is due (0: now); None if there is none."""
+        """Return the seconds until the next held event is due, or None if there is none."""
         return max(0.0, self._trailing[0][0] - now) if self._trailing else None
 
     def flush(self) -> list[tuple[str, datetime | None]]:

@@ -57,7 +57,7 @@ def names() -> Plan[list[str]]:
 
 
 def queues(cap: int | None, held: bool, only: Sequence[str] | None = None) -> Plan[list[QueueInfo]]:
-    """Return the queues with their counts, up to ``cap`` in each state; None: count all.
+    """Return the queues with their counts, up to ``cap`` in each state, or all if it is None.
 
     If ``held`` is true, reserved messages are counted apart from scheduled messages: the server
     must read each of them to tell them apart. With ``only``, these queues are returned.
@@ -96,7 +96,7 @@ def _dead_letters(
 ) -> dict[str, int | None]:
     """Return how many messages the dead-letter queue of each queue has, up to ``cap``.
 
-    None: other queues share it, or the queue is a dead-letter queue itself, or a stream.
+    It is None if other queues share it, or if the queue is a dead-letter queue itself or a stream.
     """
     totals = {each.name: tally.counts.total for each, tally in zip(listed, tallied, strict=True)}
     named = {each.name: each.dead_letter() for each in listed if not each.name.endswith(".dead")}
@@ -159,7 +159,7 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
         yield from recovering.recover_queue(queue, recovering.NO_GRACE)  # decisions made since
     except Unavailable as error:
         raise Unavailable(
-            f"{error}; {deleted} messages were deleted before that, so call delete_queue() again"
+            f"{error}; {deleted} messages were deleted; call delete_queue() again for the rest"
         ) from error
     yield from Signal(queue, None)
     return deleted

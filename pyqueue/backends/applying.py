@@ -49,7 +49,7 @@ MAX_BATCH: Final = 1000
 #: A settlement inside a transaction needs this much time before the lease ends, in seconds.
 MIN_TRANSACTION_LEASE_S: Final = 20.0
 
-#: The update of one settlement; None: the message is deleted.
+#: The update of one settlement, or None to delete the message.
 SettlementUpdate = dict[str, dict[str, Any]] | None
 
 
@@ -59,9 +59,9 @@ class Settlement(NamedTuple):
     held: Reservation[Any]
     #: Makes the update at the instant of settling.
     build: Callable[[datetime], SettlementUpdate]
-    #: Settlements with equal groups have equal updates and share a command; None: no sharing.
+    #: Settlements with equal groups have equal updates and share a command, unless this is None.
     group: Hashable = None
-    #: The kind of the queue, if the claim ends; None: the message stays held.
+    #: The kind of the queue if the claim ends, or None if the message stays held.
     kind: Kind | None = None
 
 
@@ -411,7 +411,7 @@ def _was_applied(
 def _has_left(
     document: Mapping[str, object] | None, held: Reservation[Any], left: object
 ) -> bool | None:
-    """Return whether the update that sets ``left`` was applied; None as in ``_was_applied``."""
+    """Return whether the update that sets ``left`` was applied, or None as in ``_was_applied``."""
     if document is None:
         return None
     if document.get("left") == left:

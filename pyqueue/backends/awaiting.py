@@ -19,10 +19,10 @@ from pyqueue.messages import Duration, Finished, Id, Message
 from pyqueue.payloads import Codec
 from pyqueue.requests import Coalesce, Document, Listen, MonotonicTime, Plan, ServerTime, Wait
 
-#: How often a message is read that ends without an event, in seconds. A message that is missing for
-#: as long is gone: a handover may hide it for an instant.
+#: How often a message is read, in case it ends without an event, in seconds. A message that is
+#: missing for this long is gone: a handover may hide it for an instant.
 POLL_S: Final = 1.0
-#: How much longer than its caller waits the end of a request is kept, in seconds.
+#: How much longer the end of a request is kept than its caller waits, in seconds.
 SPARE_S: Final = 60.0
 #: The outcomes of a message on which the work succeeded.
 _SUCCESS: Final = ("committed", "popped")
@@ -46,7 +46,7 @@ def wait(waiting: Waiting, id: Id, timeout: Duration | None) -> Plan[Finished[An
     Args:
         waiting: the calls of this client that wait for the ends of messages.
         id: the id of the message.
-        timeout: how long to wait; None: without a limit.
+        timeout: how long to wait, or None for no limit.
     """
     spellings = arguments.spellings(id)
     timeout_s = math.inf if timeout is None else arguments.duration("timeout", timeout)
@@ -75,7 +75,7 @@ def wait(waiting: Waiting, id: Id, timeout: Duration | None) -> Plan[Finished[An
 
 
 def _read_each(wanted: Sequence[Sequence[Id]]) -> Plan[list[Message[Any] | None]]:
-    """Return the message of each caller, by the spellings of its id; None if it is missing."""
+    """Return the message of each caller, by the spellings of its id, or None if it is missing."""
     every = list(dict.fromkeys(id for spellings in wanted for id in spellings))
     now, found = yield from finding.documents(every, finding.IN_QUEUES)
     documents: list[Document | None] = [finding.first_of(each, found) for each in wanted]
@@ -83,7 +83,7 @@ def _read_each(wanted: Sequence[Sequence[Id]]) -> Plan[list[Message[Any] | None]
 
 
 def _end_of(found: Message[Any] | None) -> Finished[Any] | None:
-    """Return a finished message; None if it has not ended.
+    """Return a finished message, or None if it has not ended.
 
     Raises:
         JobFailed: it has ended without success.

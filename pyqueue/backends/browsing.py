@@ -54,9 +54,9 @@ class Position(NamedTuple):
     """The place up to which a queue was examined."""
 
     when: datetime
-    #: None: this instant was reached, and no message that became eligible then was examined.
+    #: None if this instant was reached, and no message that became eligible then was examined.
     id: Id | None
-    #: The last message of a pack that was examined; None: the whole document was.
+    #: The last message of a pack that was examined, or None if the whole document was examined.
     part: int | None
 
 
@@ -64,7 +64,7 @@ class _Way(NamedTuple):
     """One of the two orders of a page."""
 
     direction: int
-    #: The operators for what follows a value, without and with the value.
+    #: The operators for the values that follow a value, without and with that value.
     after: str
     since: str
     precedes: Callable[[Any, Any], bool]
@@ -92,7 +92,7 @@ class BrowseOptions(TypedDict):
 class Wanted(NamedTuple):
     """The checked arguments of ``Queue.browse``."""
 
-    #: "live": any state but "finished".
+    #: "live" is any state but "finished".
     state: State | Literal["live"] | None
     where: Where
     after: Position | None
@@ -105,11 +105,11 @@ class Found(NamedTuple):
     """A message that a walk has found."""
 
     message: Message[Any]
-    #: The stored document, and the message as a document. It is the same one, unless messages share
+    #: The stored document, and the message as a document. They are the same, unless messages share
     #: the stored document.
     document: Document
     part: Document
-    #: Its number in the stored document.
+    #: The number of the message in the stored document.
     number: int
 
 
@@ -168,7 +168,7 @@ def kind_of_queue(queue: str, argument: str, remedy: str) -> Plan[str | None]:
 
 
 def shown(codec: Codec[Any], document: Document, now: datetime) -> Message[Any]:
-    """Return the message of a document; in a dead-letter queue, with the state "dead"."""
+    """Return the message of a document of a dead-letter queue, with the state "dead"."""
     return mark_dead(decode(codec, document, now))
 
 
@@ -181,25 +181,25 @@ class Walk:
     codec: Codec[Any]
     wanted: Wanted
     now: datetime
-    #: The place up to which messages were examined; None: the beginning.
+    #: The place up to which messages were examined, or None for the beginning.
     place: Position | None = None
     #: Whether the messages of a document are examined together, even beyond the limit.
     whole: bool = False
-    #: Messages that came into the queue later are left out; None: none are.
+    #: Messages that entered the queue later are skipped. None skips no message.
     until: datetime | None = None
     found: list[Found] = field(default_factory=list)
     looked: int = 0
 
     def is_full(self) -> bool:
-        """Whether it has found or examined the maximum number of messages."""
+        """Whether the walk has found or examined the maximum number of messages."""
         return len(self.found) >= self.wanted.limit or self.looked >= self.wanted.budget
 
     def examine(self, place: Document, stored: Document | None) -> bool:
-        """Examine the messages of a document. Return whether this came to its end.
+        """Examine the messages of a document. Return whether all of them were examined.
 
         Args:
             place: the place of the document.
-            stored: the document; None: the server found that it does not match.
+            stored: the document, or None if the server found that it does not match.
         """
         if self.is_full():
             return False
@@ -217,7 +217,7 @@ class Walk:
         return True
 
     def _add(self, document: Document, number: int, part: Document) -> None:
-        """Note a message if it is wanted."""
+        """Add a message to ``found`` if it is wanted."""
         late = self.until is not None and (came := _came(part)) is not None and came > self.until
         if not late and self.wanted.where.matches(part):
             message = shown(self.codec, part, self.now)
@@ -237,7 +237,7 @@ class Walk:
 
 
 def _came(document: Document) -> datetime | None:
-    """Return when a message came into its queue: when it left the last one, or was pushed."""
+    """Return when a message entered its queue: when it left the last queue, or was pushed."""
     trail = document.get("trail")
     last = trail[-1] if isinstance(trail, list) and trail else None
     came = last.get("at") if isinstance(last, dict) else document.get("pushed")
@@ -271,7 +271,7 @@ def _next_places(walk: Walk, size: int) -> Plan[tuple[list[Document], bool]]:
     are such documents, the place is an instant, without an id.
 
     Returns:
-        Up to ``size`` places, and whether they are the last ones.
+        Up to ``size`` places, and whether they are the last places.
     """
     places = yield from Find(
         _ahead(walk), _PLACE, sort=_order(walk.wanted.way), limit=size + 1, hint=HOT
@@ -323,7 +323,7 @@ def _range(state: State | Literal["live"] | None, now: datetime) -> dict[str, da
 
 
 def _ahead(walk: Walk) -> Filter:
-    """Return the filter that matches the documents that are not yet examined to their ends."""
+    """Return the filter that matches the documents that are not completely examined yet."""
     queue, way, start = walk.queue, walk.wanted.way, walk.place
     span = _range(walk.wanted.state, walk.now)
     begin = span.get(way.after) or span.get(way.since)

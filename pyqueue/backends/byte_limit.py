@@ -9,7 +9,7 @@ the limit:
 - It reads the claimed messages as one server batch, which holds up to ``BATCH_BYTES``. If messages
   are missing from the batch, the claim reads the sizes of all messages that it holds, and then the
   missing messages that fit.
-- If less than one such batch may be returned, it encodes the messages to measure them.
+- If less than one such batch fits within the limit, it encodes the messages to measure them.
 
 Messages that do not fit are given back. A named claim may have thousands of messages; it reads its
 candidates with their sizes, in growing steps.
@@ -86,7 +86,7 @@ class ByteLimit:
         self.excess: list[Document] = []
 
     def latecomers(self) -> Plan[int]:
-        """Include calls that have arrived since. Return how many messages they want."""
+        """Include calls that arrived since the last time. Return how many messages they want."""
         if self.closed:
             return 0
         before = len(self._callers)
@@ -120,7 +120,7 @@ class ByteLimit:
         return self._exempt > 0 or self.left >= BATCH_BYTES
 
     def few(self, wanted: int) -> int:
-        """Return how many messages fit even at the largest size; at least 1."""
+        """Return how many messages fit even at the largest size, but at least 1."""
         return max(1, min(wanted, self.left // BATCH_BYTES))
 
     def begin(self) -> None:
@@ -128,7 +128,7 @@ class ByteLimit:
         self.full, self._claim_bytes = False, None
 
     def fitting(self, sizes: Sequence[int]) -> int:
-        """Return how many of the first messages fit. Remember the size of the largest."""
+        """Return how many of the first messages fit. Remember the largest of all these sizes."""
         if sizes:
             self._scan.largest_seen = max(sizes)
         left, taken = self.left, 0
@@ -146,7 +146,7 @@ class ByteLimit:
         """Return the first messages that fit. Add the rest to ``excess``."""
         before = self._scan.largest_seen
         fits = self.fitting([size_of(each) for each in documents])
-        # These are too few messages to lower what earlier claims have seen.
+        # These messages are too few to lower the largest size that earlier claims have seen.
         self._scan.largest_seen = max(before, self._scan.largest_seen)
         self.excess += documents[fits:]
         return documents[:fits]
@@ -181,7 +181,7 @@ def read_claimed(
         mine: matches the messages that the claim holds.
         ids: the candidates of the claim, in order.
         expected: an upper bound on how many of them the claim holds.
-        max_time_s: seconds that a command may take; None: the client's time limit.
+        max_time_s: seconds that a command may take, or None for the client's time limit.
     """
     place: dict[Hashable, int] = {hashable_id(id): index for index, id in enumerate(ids)}
 
@@ -209,7 +209,7 @@ def read_claimed(
 def find_fitting(
     find: Find, max_bytes: int, number_of: Callable[[Document], int] = lambda document: 1
 ) -> Plan[list[Document]]:
-    """Return the first documents that fit together; at least one.
+    """Return the first documents that fit together, but at least one.
 
     The server must read a document to measure it. So this measures a few documents first, and then
     the number that would fit if the rest had the same average size.

@@ -1,4 +1,4 @@
-"""Cancel a message by its id, in one queue or in any. ``ending`` has the end of a message."""
+"""Cancel a message by its id, in one queue or in any. ``ending`` then ends the message."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def cancel(id: Id, force: bool, terms: QueueTerms | None = None) -> Plan[Cancell
     Args:
         id: its id.
         force: whether it ends at once even if it is held. Its holder then gets LeaseLost.
-        terms: the queue to look in; None: any queue.
+        terms: the queue to search, or None for any queue.
 
     Returns:
-        "cancelled": it has ended. "requested": it is held, and ends unless its holder commits it.
-        None: no queue has it, or it is finished.
+        "cancelled" if it has ended; "requested" if it is held, and ends unless its holder commits
+        it; None if no queue has it, or it is finished.
 
     Raises:
         ConfigurationError: it is held and shares a document with other messages, or it is in a

@@ -147,7 +147,7 @@ class Redrive:
 
 
 class MoveTo:
-    """Pass messages on to another queue.
+    """Move messages to another queue.
 
     Args:
         to: the queue.
@@ -208,7 +208,7 @@ class Requeue:
     """Make messages ready now, or at another instant. Dead messages go back to their queues.
 
     Args:
-        at: the instant; None: now.
+        at: the instant, or None for now.
     """
 
     name = "requeue"
@@ -221,7 +221,7 @@ class Requeue:
         yield from ()
 
     def concerns(self, document: Document, now: datetime) -> bool:
-        """Return whether the message is dead or has another time. A deferral is not its time."""
+        """Return whether the message is dead or has another time. Deferrals do not count."""
         since = eligible_since(document)
         if "dead" in document or since is None:
             return True
@@ -266,7 +266,7 @@ class Reprioritize:
         return priority_of(document) != self._priority
 
     def write(self, step: Step, found: Sequence[Found]) -> Plan[None]:
-        """Give messages the priority."""
+        """Give messages the new priority."""
         queue, kind = step.terms.queue, step.terms.kind
         yield from namespace.ensure(queue, kind, None, [self._priority])
         put: UpdateFields = {"$set": {"priority": self._priority}}
@@ -279,7 +279,7 @@ class Reprioritize:
 
 
 def _reschedule(step: Step, documents: Sequence[Document], at: datetime | None) -> Plan[None]:
-    """Give messages another instant. ``at``: None is now."""
+    """Make messages ready at ``at``, or now if it is None."""
     valid = [each for each in documents if not invalid_fields(each)]
     if not valid:
         return
@@ -290,7 +290,7 @@ def _reschedule(step: Step, documents: Sequence[Document], at: datetime | None) 
 
 
 def _at(step: Step, document: Document, at: datetime | None) -> UpdateFields:
-    """Return the update that gives a message another instant. ``at``: None is now.
+    """Return the update that makes a message ready at ``at``, or now if it is None.
 
     With an instant, it also ends a lapsed claim, and gives a message of a group a new place.
     """
@@ -309,7 +309,7 @@ def _send_home(step: Step, documents: Sequence[Document], at: datetime | None) -
     Args:
         step: the step.
         documents: the messages.
-        at: when they become ready there; None: now.
+        at: when they become ready there, or None for now.
 
     Raises:
         ConfigurationError: a message came from a stream. None of these messages was sent back.
@@ -328,7 +328,7 @@ def _send_home(step: Step, documents: Sequence[Document], at: datetime | None) -
 def _ways_home(
     step: Step, documents: Sequence[Document], at: datetime | None
 ) -> Plan[list[tuple[Document, WayHome]]]:
-    """Return how dead messages go back, without messages that stay. The arguments are as above."""
+    """Return how dead messages go back, without messages that stay; see ``_send_home``."""
     queue, kind = step.terms.queue, step.terms.kind
     ways: list[tuple[Document, WayHome]] = []
     for document in documents:
@@ -343,7 +343,7 @@ def _ways_home(
 
 
 def _refusal(document: Document, done: int) -> str:
-    """Return why a dead message of a stream cannot go back. ``done``: changed messages so far."""
+    """Return why a dead message of a stream cannot go back. ``done``: how many went back so far."""
     stream = document["dead"]["from"]
     before = f" ({done} messages were sent back before)" if done else ""
     return (

@@ -1,7 +1,7 @@
-"""Reserve a chosen message: a person or a program picks it, and not the order of the queue.
+"""Reserve a chosen message: a person or a program picks it, not the order of the queue.
 
 The message is claimed by the kind of its queue, with a scan that finds this message only. So it
-takes a slot, a permit and the lock of its group like any other. It may also be scheduled.
+takes a slot, a permit and the lock of its group like any other. A scheduled message can be chosen.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BY_ID: Final = "_id_"
 
 
 class _OneMessage:
-    """A line with one message in it, which need not be ready. See ``scan.Line``."""
+    """A ``scan.Line`` of one message, which need not be ready."""
 
     in_ranges: ClassVar[bool] = False
     fields: ClassVar[Mapping[str, int]] = MappingProxyType({})
@@ -79,10 +79,10 @@ def reserve_id(
         terms: the queue.
         waiting: its consumers in this client.
         id: the id of the message.
-        lease: the length of the lease, in seconds; None: the lease of the queue.
+        lease: the length of the lease, in seconds, or None for the lease of the queue.
 
     Returns:
-        The reservation. Nothing, if the message is not there, or may not start now.
+        A list with the reservation, or an empty list if the message is gone or cannot start now.
 
     Raises:
         ConfigurationError: the message shares a document with other messages.
@@ -118,7 +118,7 @@ def reserve_id(
 
 
 def _find(queue: str, spellings: Sequence[Id]) -> Plan[Id | None]:
-    """Return the stored id of a message; None if the queue has no such live message."""
+    """Return the stored id of a message, or None if the queue has no such live message."""
     alone = {"n": {"$exists": False}, "processed": {"$exists": False}}
     match = {"_id": {"$in": list(spellings)}, "q": queue, **alone}
     found = {each["_id"] for each in (yield from Find(match, {"_id": 1}))}

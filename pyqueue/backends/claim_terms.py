@@ -28,7 +28,7 @@ class ClaimingKind(Kind, Protocol):
         Args:
             terms: how this process claims.
             state: this process's knowledge of the queue.
-            record: the record; empty if there is none.
+            record: the record, or {} if there is none.
             now: the current instant.
 
         Raises:
@@ -59,7 +59,7 @@ class ClaimTerms(NamedTuple):
     command_timeout_s: float
     #: The longest time between rescans of an idle queue, in seconds.
     poll_s: float
-    #: How long finished messages are kept, in seconds; None: not at all.
+    #: How long finished messages are kept, in seconds, or None if they are not kept.
     history_s: float | None
 
     @classmethod
@@ -109,7 +109,7 @@ class Choice(NamedTuple):
     documents: Sequence[Document]
     puts: Mapping[str, Any] = {}
     removes: Sequence[str] = ()
-    #: How to claim several of them if one update cannot do it; None if it can.
+    #: How to claim several of them if one update cannot do it, or None if it can.
     claim_each: ClaimEach | None = None
 
 
@@ -126,13 +126,13 @@ class Scan:
     room: ByteLimit
     #: The current instant.
     now: datetime
-    #: The most messages to claim, apart from those for callers that arrive later.
+    #: The most messages to claim, apart from messages for callers that arrive later.
     wanted: int
     #: Whether the scan deletes the first message instead of claiming it.
     deletes: bool = False
-    #: The messages that may be claimed.
+    #: The filter of the messages that may be claimed.
     match: Filter = field(default_factory=dict)
-    #: When the permits to start messages expire, by the server's clock; None: no permit is needed.
+    #: When the permits to start messages expire, by the server's clock, or None without permits.
     until: datetime | None = None
     #: The messages chosen from these, once they are known.
     choice: Choice | None = None

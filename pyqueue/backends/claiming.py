@@ -1,9 +1,9 @@
 """Claim: how one process takes messages that no other process gets.
 
 A claim puts a lease and a new token on the first messages of a queue. A single message takes one
-find-and-modify. Several take three commands: find candidates, update those that are still
-claimable, and read the messages that the token holds. The documents are always read after the
-update, because a candidate may have been replaced or moved in between.
+find-and-modify. Several messages take three commands: find candidates, update the candidates that
+are still claimable, and read the messages that the token holds. The documents are always read after
+the update, because a candidate may have been replaced or moved in between.
 
 After a network error the outcome of a claim is unknown. The token then finds the messages that it
 holds, so no message stays claimed by accident.
@@ -86,7 +86,7 @@ def claim(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document], bo
 
     Args:
         scan: the scan.
-        take: how to choose and claim messages; None: take the first messages.
+        take: how to choose and claim messages, or None to take the first messages.
 
     Returns:
         The claimed documents, and whether the queue had no more.
@@ -119,7 +119,7 @@ def _learn(
 ) -> Plan[None]:
     """Learn from a claim where the next scan begins.
 
-    The scan ran from ``began`` to ``after``, and began at ``start`` (None: the very start).
+    The scan ran from ``began`` to ``after``. It began at ``start``, or at the very start if None.
     """
     terms, state, line, last = scan.terms, scan.state, scan.line, taken.last
     place = None if last is None else scan_position(last, began)
@@ -173,7 +173,7 @@ class _Claim:
 
     scan: Scan
     update: UpdateFields
-    #: How long the server may work on the claim, in seconds; None: the server is very slow.
+    #: How long the server may work on the claim, in seconds, or None if the server is very slow.
     limit_s: float | None
     #: When its last command was sent.
     sent: datetime
@@ -254,7 +254,7 @@ def _claim_first(claim: _Claim) -> Plan[Document | None]:
 
 
 def _claim_unlocked(claim: _Claim, wanted: int) -> Plan[list[Document] | None]:
-    """Claim one by one after a timeout. Return None if the server is slow and claimed nothing."""
+    """Claim messages singly after a timeout. Return None if a slow server claimed none."""
     scan = claim.scan
     failure: Unavailable | None = None
     is_quick = True
@@ -272,9 +272,9 @@ def _claim_unlocked(claim: _Claim, wanted: int) -> Plan[list[Document] | None]:
 
 
 def _candidates(scan: Scan, skip: int) -> Plan[list[Document]]:
-    """Read the candidates that fit. Increase ``scan.wanted`` for callers that have arrived since.
+    """Read the candidates that fit. Increase ``scan.wanted`` for callers that arrived late.
 
-    If those callers were left out, the callers of a process would split into groups that wait for
+    If late callers were left out, the callers of a process would split into groups that wait for
     each other's claims, and small groups cost most.
     """
     room, wanted, state = scan.room, scan.wanted, scan.state
@@ -390,7 +390,7 @@ def _read_claims(
 
 
 def _claim_each(claim: _Claim, wanted: int) -> Plan[list[Document]]:
-    """Claim one by one after the server refused a claim or returned an unreadable document.
+    """Claim messages singly after the server refused a claim or returned an unreadable document.
 
     The server cannot increment ``tries`` if it is not a number, and it refuses a document that
     would become too large. Such documents are buried on the way. If each message needs its own

@@ -77,19 +77,19 @@ class Contents:
         return 1
 
     def ids(self, document: Document) -> Sequence[Id]:
-        """Return the ids of its messages."""
+        """Return the ids of the messages in a document."""
         return [document["_id"]]
 
     def by_id(self, document: Document, notes: Any) -> Mapping[Id, Any]:
-        """Return the stored notes on its messages, by message id."""
+        """Return the stored notes on the messages in a document, by message id."""
         return {document["_id"]: notes}
 
     def messages(self, document: Document) -> Sequence[Document]:
-        """Return its messages, each as a document."""
+        """Return the messages in a document, each as a document."""
         return [document]
 
     def numbered(self, document: Document) -> Sequence[tuple[int, Document]]:
-        """Return its messages as documents, each with its number, which never changes."""
+        """Return the messages in a document as documents, each with a number that never changes."""
         return [(0, document)]
 
     def encoded(self, found: Sequence[bytes]) -> Sequence[bytes]:
@@ -99,11 +99,11 @@ class Contents:
     def reservations(
         self, document: Document, now: datetime, *, noted: bool = True
     ) -> Sequence[Reservation[Any]]:
-        """Return its messages as reservations without payloads.
+        """Return the messages in a document as reservations without payloads.
 
         Args:
             document: a claimed document.
-            now: the instant.
+            now: the current instant.
             noted: whether to include messages that are noted as bad.
         """
         if not noted and "bad" in document.get("claim", ()):
@@ -115,17 +115,17 @@ class Contents:
     # ---- claims
 
     def first(self, find: Find, max_bytes: int | None) -> Plan[list[Document]]:
-        """Return the first documents that fit; at least one.
+        """Return the first documents that fit, but at least one.
 
         Args:
             find: finds the documents in order. Its limit is a number of messages; the last document
                 may exceed it.
-            max_bytes: the most bytes of all documents. None: no limit.
+            max_bytes: the most bytes of all documents, or None for no limit.
         """
         return (yield from (find if max_bytes is None else find_fitting(find, max_bytes)))
 
     def admit(self, how: Reception, claimed: Filter) -> Plan[None]:
-        """Prepare shared documents that were just claimed. Bury those that are not valid."""
+        """Prepare shared documents that were just claimed. Bury invalid documents."""
         yield from ()
 
     def find_shared(self, claimed: Filter, ids: Sequence[Id]) -> Plan[Mapping[Id, Spot]]:
@@ -144,7 +144,7 @@ class Contents:
             error_of: returns the error that a message stores, from the reason in its note.
 
         Returns:
-            The ids and the reasons.
+            The ids of the buried messages, each with the reason.
         """
         yield from ()
         return []
@@ -161,7 +161,7 @@ class Contents:
         return True
 
     def end_rests(self, terms: QueueTerms) -> Plan[None]:
-        """Give shared documents back that processes keep although they hold no message of them."""
+        """Give back shared documents that processes keep without holding a message of them."""
         yield from ()
 
     def hold(
@@ -175,9 +175,9 @@ class Contents:
             numbers: the numbers of the messages in it.
 
         Returns:
-            Their reservations, without payloads, and without messages that have left. It is empty
-            if the document changed since it was read, or if a consumer holds it. When all are
-            settled, the rest goes back.
+            The reservations, without payloads, of the messages that are still in it; none if the
+            document changed since it was read, or if a consumer holds it. When all reservations
+            are settled, the other messages go back.
         """
         yield from ()
         return []
@@ -185,7 +185,7 @@ class Contents:
     def requeue(
         self, terms: QueueTerms, held: Sequence[Reservation[Any]], at: datetime | None
     ) -> Plan[None]:
-        """Give messages of one shared document another instant. ``at``: None is now.
+        """Make messages of one shared document ready at ``at``, or now if it is None.
 
         Raises:
             LeaseLost: some messages were no longer held; the rest are requeued.
@@ -218,8 +218,8 @@ class Contents:
 
         Args:
             match: matches the documents.
-            cap: the most documents that share messages. None: no limit.
-            hint: the index. None: the index that counts the messages of a queue.
+            cap: the most shared documents to count, or None for no limit.
+            hint: the index, or None for the index that counts the messages of a queue.
         """
         yield from ()
         return 0
@@ -231,7 +231,7 @@ class Contents:
         return only
 
     def fields(self, wanted: Mapping[str, object] | None) -> Mapping[str, object] | None:
-        """Return the projection that gives these fields of messages. None: all fields."""
+        """Return the projection for these fields of messages, or None for all fields."""
         return wanted
 
 
@@ -253,13 +253,13 @@ def refuse_packs(kind: Kind, queue: str, argument: str, remedy: str) -> None:
     """Refuse an operation that is impossible for messages that share documents.
 
     Args:
-        kind: the kind of the queue.
-        queue: the name of the queue.
-        argument: the operation or argument that the caller gave.
-        remedy: the alternative.
+        kind: The kind of the queue.
+        queue: The name of the queue.
+        argument: The operation or argument that the caller gave.
+        remedy: The alternative that the error suggests.
 
     Raises:
-        ConfigurationError: messages of the queue may share documents.
+        ConfigurationError: Messages of the queue may share documents.
     """
     if "packs" in kind.capabilities:
         raise ConfigurationError(
@@ -276,7 +276,7 @@ def count(kind: Kind, match: Filter, hint: str, cap: int | None = None) -> Plan[
 
 
 def count_of_any_kind(match: Filter, hint: str, cap: int | None = None) -> Plan[int]:
-    """Count the messages in the documents that match, up to ``cap``, whatever queue they are in."""
+    """Count the messages in the documents that match, up to ``cap``, in queues of any kind."""
     number = yield from Count(match, hint, cap)
     for each in _contents.values():
         if cap is None or number < cap:

@@ -42,7 +42,7 @@ class Ending(NamedTuple):
 
     #: The outcome that the history shows.
     outcome: str
-    #: How long the history keeps them, in seconds; None: not at all.
+    #: How long the history keeps them, in seconds, or None if it does not.
     history_s: float | None
 
 
@@ -71,7 +71,7 @@ def end_free(
 
 
 def ending_free(kind: Kind, document: Document, ending: Ending, now: datetime) -> SettlementUpdate:
-    """Return the update that ends a message that is not held; None: the message is deleted."""
+    """Return the update that ends a message that is not held, or None to delete the message."""
     update = _finishing(kind, document, ending, now)
     if update is not None and "group" in document:
         # It is not held, so its group has not become its lock.
@@ -90,7 +90,7 @@ def end_held(
 
 
 def _finishing(kind: Kind, document: Document, ending: Ending, now: datetime) -> SettlementUpdate:
-    """Return the update that finishes a message; None: the message is deleted."""
+    """Return the update that finishes a message, or None to delete the message."""
     # A dead letter keeps the key of its former queue as ``last_key``.
     keyed = "key" in document or "dead" in document
     stay_s = kept_s(ending.history_s, Keep.of(document))
@@ -117,7 +117,7 @@ def _end(
 
 
 def claim_and_end(scan: Scan) -> Plan[tuple[list[Document], bool]]:
-    """Claim the first messages, and end those that are not delivered; see ``claiming.claim``."""
+    """Claim the first messages, and end the undelivered messages; see ``claiming.claim``."""
     documents, ended = yield from claim(scan)
     if any(map(may_end, documents)):
         _, documents = yield from end_at_claim(scan, documents)
@@ -152,7 +152,7 @@ def end_at_claim(
 def end_claimed(
     queue: str, kind: Kind, document: Document, ending: Ending, now: datetime
 ) -> Plan[None]:
-    """End a message that was just claimed, in place of its delivery."""
+    """End a message that was just claimed, instead of delivering it."""
     if (yield from end_held(queue, kind, document, ending, now)):
         yield from tell_end(queue, document, ending.outcome, now)
 

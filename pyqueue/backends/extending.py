@@ -33,7 +33,7 @@ LAST_TRY_S: Final = 2.0
 
 
 class _Limits(NamedTuple):
-    """The time limits of a command, in seconds: see ``requests.Command``. None: the usual limit."""
+    """The time limits of a command, in seconds, or None to keep them; see ``requests.Command``."""
 
     max_time_s: float | None
     server_limit_s: float | None
@@ -83,7 +83,7 @@ def renew(
     Args:
         held: the reservations.
         told: called for each message that was cancelled. Without such messages, asking for them
-            takes no command.
+            takes no further command.
 
     Returns:
         One entry per lease: None, or the error of its extension.
@@ -196,11 +196,11 @@ def _extend_group(group: Held, until: datetime, how: Extension, limits: _Limits)
 def _not_extended(
     group: Held, told: Callable[[Reservation[Any]], object] | None
 ) -> Plan[tuple[list[Reservation[Any]], list[Reservation[Any]]]]:
-    """Find out which leases a command did not extend, and tell of cancelled messages.
+    """Find out which leases a command did not extend, and report cancelled messages.
 
     Returns:
-        The reservations that are no longer held, and those that the command did not match although
-        they are held.
+        The reservations that are no longer held, and the held reservations that the command did
+        not match.
     """
     live = {"_id": {"$in": [each.id for each in group]}, "processed": {"$exists": False}}
     documents = yield from Find(live, {"token": 1} if told is None else {"token": 1, "cancel": 1})

@@ -26,7 +26,7 @@ IN_QUEUES: Final[Filter] = MappingProxyType({"q": {"$lt": "~"}})
 
 
 def find(id: Id) -> Plan[Message[Any] | None]:
-    """Return the message with this id; None if no queue, history or stream has it."""
+    """Return the message with this id, or None if no queue, history or stream has it."""
     spellings = arguments.spellings(id)
     now, found = yield from documents(spellings, IN_QUEUES)
     if (document := first_of(spellings, found)) is not None:
@@ -49,7 +49,7 @@ def documents(
     """Return the current instant, and the messages with these ids as documents.
 
     Args:
-        ids: the ids. A message of a pack has the form of a document, too.
+        ids: the ids. A message of a pack is returned as a document, too.
         match: a filter of the documents.
     """
     now = yield from ServerTime()

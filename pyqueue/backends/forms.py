@@ -39,9 +39,9 @@ class RollbackOptions(TypedDict, total=False):
 class Failure(NamedTuple):
     """Why messages go back to their queue, or to the dead-letter queue."""
 
-    #: The error that the messages store; None: they keep their current error.
+    #: The error that the messages store, or None if they keep their current error.
     error: Mapping[str, Any] | None
-    #: How long they wait for another try, in seconds; None: according to the backoff.
+    #: How long they wait for another try, in seconds, or None if the backoff decides.
     delay_s: float | None = None
     session: object = None
     #: Whether the try counts. If not, it is never the last one.
@@ -53,17 +53,17 @@ class Failure(NamedTuple):
 
 
 class Move(NamedTuple):
-    """How messages are passed on to another queue."""
+    """How messages are moved to another queue."""
 
     target: Target
     #: Headers to merge into the headers of a message.
     labels: Mapping[str, Any]
     #: The key in the target.
     key: str | None = None
-    #: Seconds until a message can be received there, or else the instant.
+    #: When a message can be received there: after these seconds, or at this instant.
     delay: float | timedelta | None = None
     at: datetime | None = None
-    #: The priority and the group in the target; None: a message keeps its own.
+    #: The priority and the group in the target, or None if a message keeps its own.
     priority: int | None = None
     group: str | None = None
     #: Further update operators, on parts of the payload.
@@ -73,7 +73,7 @@ class Move(NamedTuple):
 class Extension(NamedTuple):
     """How leases are extended."""
 
-    #: The new length in seconds; None: each keeps its length.
+    #: The new length in seconds, or None if each lease keeps its length.
     lease_s: float | None
     #: Once this time has passed, in seconds, a failure is not tried again.
     budget_s: float
@@ -81,7 +81,7 @@ class Extension(NamedTuple):
     patient: bool = False
     #: Whether only the primary acknowledges the command.
     w1: bool = False
-    #: Called for each message that was cancelled; None: the caller does not ask.
+    #: Called for each message that was cancelled, or None if the caller does not ask.
     told: Callable[[Reservation[Any]], object] | None = None
 
 
@@ -91,7 +91,7 @@ class Form(Protocol[R]):
     def refuse(self, held: Sequence[R], argument: str) -> None:
         """Refuse an argument if this form cannot store it.
 
-        It is "payload", "result", "update" or "reservation".
+        The argument is "payload", "result", "update" or "reservation".
         """
 
     def commit(
@@ -111,21 +111,21 @@ class Form(Protocol[R]):
     def move(
         self, terms: QueueTerms, pairs: Sequence[tuple[R, Any]], move: Move, session: object
     ) -> Plan[None]:
-        """Pass messages on. ``pairs``: reservations, each with its stored payload or UNCHANGED."""
+        """Move reserved messages, each with its new payload in stored form, or with UNCHANGED."""
 
     def moves(
         self, terms: QueueTerms, target: Target, pairs: Sequence[tuple[R, NewMessage]]
     ) -> list[Plan[Outcomes]]:
         """Return plans that together move messages, each with its new content.
 
-        They may run at once. A payload may be UNCHANGED. Headers are merged into the headers of the
-        message.
+        The plans can run concurrently. A payload may be UNCHANGED. Headers are merged into the
+        headers of the message.
         """
 
     def hand_over(
         self, terms: QueueTerms, held: R, copies: Sequence[Document]
     ) -> Plan[tuple[Handover, Result]]:
-        """Finish a message, and publish documents in its place. Return the handover and result."""
+        """Finish a message and publish documents instead. Return the handover and its result."""
 
     def extend(self, held: Sequence[R], how: Extension) -> Plan[Failures]:
         """Extend leases. Return the failures."""
@@ -165,7 +165,7 @@ def settle(held: Held, plan_for: Callable[[Form[Any], Held], Plan[None]]) -> Pla
 
     Args:
         held: the reservations.
-        plan_for: returns the plan that settles some reservations, which have this form.
+        plan_for: returns the plan that settles the given reservations of one form.
 
     Raises:
         LeaseLost: some messages were no longer held; the rest are settled.

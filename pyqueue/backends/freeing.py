@@ -1,4 +1,4 @@
-"""Take a held message from its holder: it becomes ready again, whatever its queue is."""
+"""Take a held message of any queue from its holder: it becomes ready again."""
 
 from __future__ import annotations
 

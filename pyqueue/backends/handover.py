@@ -95,8 +95,8 @@ class Handover(NamedTuple):
     token: str
     #: The new, complete documents. The ``q`` of each names the queue that it enters.
     copies: Sequence[Document]
-    #: Distinguishes calls that hand over the same documents in different ways. None: there is one
-    #: way, and a repeated call makes equal copies.
+    #: Distinguishes calls that hand over the same documents in different ways, or None if there is
+    #: only one way, so that a repeated call makes equal copies.
     call: str | None = None
     #: Whether the documents are new messages, and not messages that leave the source.
     new: bool = False
@@ -123,7 +123,7 @@ def hand_over(handover: Handover, match: Filter, update: UpdateDocument) -> Plan
     Args:
         handover: the handover. Its queues must have records, and each copy must be storable.
         match: matches the source while the holder holds the messages to hand over.
-        update: removes those messages from the source.
+        update: removes these messages from the source.
 
     Returns:
         The result. If this raises Unavailable, call it again with the same token and ids.
@@ -146,7 +146,7 @@ def hand_over_whole(
         handover: the handover. Its queues must have records, and each copy must be storable.
         match: matches the source while the holder holds all of it.
         kind: the kind of its queue.
-        finishing: the update that finishes it; None to delete it.
+        finishing: the update that finishes it, or None to delete it.
 
     Returns:
         The result. If this raises Unavailable, call it again with the same token and ids.
@@ -185,7 +185,7 @@ class _Call(NamedTuple):
 
     @property
     def ended_at(self) -> datetime | None:
-        """The time at which the source was to end; None if it stays."""
+        """The time at which the source was to end, or None if it stays."""
         ended = self.decision.get("$set", {}).get(ENDED)
         return None if ended is None else ended["at"]
 
@@ -345,7 +345,7 @@ def overwrite(documents: Sequence[Document], fence: Filter | None) -> Plan[bool]
 
     Args:
         documents: the documents to store.
-        fence: matches the source while the holder holds it; None: only this process has the
+        fence: matches the source while the holder holds it, or None if only this process has the
             documents.
 
     Returns:
@@ -394,7 +394,7 @@ def _replacing(old: Document, new: Document) -> tuple[Filter, UpdateDocument]:
 def _unhide(copies: Sequence[Document]) -> Plan[int]:
     """Publish decided copies. Return how many were still hidden.
 
-    This may run any number of times.
+    This can run any number of times.
     """
     now = yield from ServerTime()
     # Messages scheduled for later keep their instant.

@@ -1,6 +1,6 @@
-"""Hidden documents: the fields of the copies and sources of a handover, and tests for both.
+"""Hidden documents: the fields of a handover's copies and sources, and predicates for both.
 
-``handover`` writes these documents. Every module that may read one uses the tests here.
+``handover`` writes these documents. Every module that may read one uses these predicates.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def lists(source: Mapping[str, Any], copy: Document) -> bool:
 
 
 def is_copy(document: Mapping[str, Any]) -> bool:
-    """Return whether a stored document is a hidden copy in the form that this release writes.
+    """Return whether a stored document is a hidden copy as this release writes it.
 
     An ended source is hidden, too, but is not a copy.
     """
@@ -73,7 +73,7 @@ def is_copy(document: Mapping[str, Any]) -> bool:
 
 
 def is_source(document: Mapping[str, Any]) -> bool:
-    """Return whether a stored document lists copies in the form that this release writes."""
+    """Return whether a stored document is a source as this release writes it."""
     entries, ended = document.get(HANDED), document.get(ENDED)
     if not isinstance(entries, list) or not all(map(_is_entry, entries)):
         return False

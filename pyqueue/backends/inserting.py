@@ -84,7 +84,7 @@ def write_new(queue: str, document: Document, encoded: RawBSONDocument) -> Plan[
     """Insert a document that has a new id and no key, in one command with other callers.
 
     Returns:
-        Its id; None if it was not written, because another document has the id.
+        Its id, or None if it was not written because another document has the id.
     """
     try:
         failure = yield from _with_callers(queue, document, encoded)
@@ -125,7 +125,7 @@ def _insert(entries: Entries) -> Plan[Written]:
 
 
 def _insert_or_repeat(entries: Entries) -> Plan[Written]:
-    """Insert documents, and insert those again whose ids have become free."""
+    """Insert documents. If an id has become free since, insert its document again."""
     written = yield from _insert_once(entries)
     try:
         for place in written.free:
@@ -289,7 +289,7 @@ def store_placeholder(match: Filter, session: object) -> Plan[None]:
     """Store a placeholder that keeps documents with its _id out, unless a document matches.
 
     Args:
-        match: names an _id, and what the stored document with it must be like.
+        match: names an _id, and the conditions that a stored document with it must meet.
         session: the session of the caller's transaction, or None.
 
     Raises:

@@ -42,7 +42,7 @@ WARNING_INTERVAL: Final = timedelta(seconds=60)
 
 @dataclass(slots=True)
 class Tally:
-    """How many of the first messages of a consumer were right, and how many were wrong."""
+    """How many of the first messages of a consumer were valid, and how many were invalid."""
 
     first: int = CHECKED_FIRST
     right: int = 0
@@ -55,14 +55,14 @@ class Tally:
 
     @property
     def stops(self) -> bool:
-        """Whether too many messages are wrong, so that the consumer should stop."""
+        """Whether too many messages are invalid, so that the consumer should stop."""
         return self.seen <= self.first and self.wrong >= MIN_MISFITS and self.wrong > self.right
 
 
 class Misfits:
     """The invalid messages that a consumer claimed and buried.
 
-    The log gets a warning for the first, the second, the fourth and so on, and once a minute.
+    A warning is logged for the first, second, fourth, eighth, ... of them, and once a minute.
 
     Args:
         count: called for each invalid message.
@@ -107,9 +107,9 @@ class Misfits:
 
 
 def invalid_claimed_fields(document: Document) -> list[str] | None:
-    """Return the invalid fields of a claimed document.
+    """Return the invalid fields of a claimed document, or None if it was buried before.
 
-    None means that the message is delivered in any case, because it was buried before.
+    A message that was buried before is delivered even if fields are invalid.
     """
     invalid = invalid_fields(document)
     if "processed" in document:  # a finished message cannot be settled
@@ -238,7 +238,7 @@ def bury_refused(
 
 
 def _fault_of(document: Document) -> Exception | None:
-    """Return the fault of a document that the server did not claim; None if it has none."""
+    """Return the fault of a document that the server did not claim, or None if it has none."""
     if invalid := invalid_fields(document):
         return invalid_document_error(document, invalid)
     encode(document)  # raises InvalidMessage if it cannot be stored

@@ -91,7 +91,7 @@ class Kind(Protocol):
         """Return the indexes that queues of this kind need, by name, besides the common indexes.
 
         Args:
-            shape: the stored options of the queue; None: return the indexes for all options.
+            shape: the stored options of the queue, or None to return the indexes for all options.
         """
 
     def prepare(self) -> Plan[None]:
@@ -113,9 +113,9 @@ class Kind(Protocol):
         Args:
             queue: the name of the queue.
             when: the time from which the message may be claimed.
-            priority: the priority that the message has or gets; None if it has none. A kind without
-                priorities leaves it unchanged.
-            group: the ordered group that the message has or gets; None if it has none.
+            priority: the priority that the message has or gets, or None. A kind without priorities
+                leaves it unchanged.
+            group: the ordered group that the message has or gets, or None.
         """
 
     def claimable(self, queue: str, now: datetime, start: ScanStart | None) -> Filter:
@@ -173,7 +173,7 @@ class Kind(Protocol):
         Args:
             now: the current instant.
             outcome: "popped", "committed" or "removed".
-            history_s: how long the history keeps the message, in seconds; None: not at all.
+            history_s: how long the history keeps the message, in seconds, or None if it does not.
             keyed: whether the message has a message key.
 
         Returns:

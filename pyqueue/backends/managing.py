@@ -73,14 +73,14 @@ def redrive(queue: str, kind: Kind, limit: int | None) -> Plan[int]:
             start = end
     except Unavailable as error:
         raise Unavailable(
-            f"{error}; {moved} messages were sent back before that, so call redrive() again"
+            f"{error}; {moved} messages were sent back; call redrive() again for the rest"
         ) from error
 
 
 class WayHome(NamedTuple):
     """How a dead message goes back to the queue that it came from."""
 
-    #: That queue.
+    #: The queue that it came from.
     home: str
     update: UpdateFields
     #: The key that the message gets back if it is free there.
@@ -90,14 +90,14 @@ class WayHome(NamedTuple):
 def way_home(
     queue: str, kind: Kind, document: Document, now: datetime, at: datetime | None = None
 ) -> Plan[WayHome | None]:
-    """Return how a dead message goes back; None if it does not say where it came from.
+    """Return how a dead message goes back, or None if it does not say where it came from.
 
     Args:
         queue: the queue that it is in.
         kind: the kind of that queue.
         document: the message.
         now: the current instant.
-        at: when it becomes ready again; None: now.
+        at: when it becomes ready again, or None for now.
 
     Raises:
         TargetRefused: it came from a stream.
@@ -224,7 +224,7 @@ def purge(queue: str, kind: Kind, *, singles: bool = False) -> Plan[int]:
             purged += yield from Delete(_deletable(queue, locked, now), many=True, hint="_id_")
     except Unavailable as error:
         raise Unavailable(
-            f"{error}; {purged} messages were deleted before that, so call purge() again"
+            f"{error}; {purged} messages were deleted; call purge() again for the rest"
         ) from error
     return purged
 

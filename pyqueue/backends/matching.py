@@ -50,8 +50,8 @@ _SHOWN: Final[Mapping[str, Callable[[Mapping[str, Any]], object]]] = MappingProx
         "tries": lambda document: document.get("tries", 0),
     }
 )
-#: The stored fields by which the server can tell that these do not match; for "when" and "tries",
-#: there is none: either may be computed.
+#: The stored fields by which the server can tell that these paths do not match; "when" and "tries"
+#: have no such field, because either may be computed.
 _STORED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"key": ("key", "last_key"), "group": STORED_GROUP, "when": (), "tries": ()}
 )
@@ -115,7 +115,7 @@ class Clause:
         return found
 
     def filter(self) -> Filter:
-        """Return a filter that matches every message that this selects; empty: all messages."""
+        """Return a filter that matches every message that this selects, or {} for all messages."""
         names = self.path.split(".")
         # The server may take a number for the name of a field, too, in each document of a list.
         if any(_INDEX.fullmatch(name) or name.startswith("$") for name in names):
@@ -242,7 +242,7 @@ def conditions(where: object) -> Where:
     """Return the conditions of ``where``: a mapping of paths to values or conditions, or None.
 
     Raises:
-        ConfigurationError: it is not a mapping, a path is unknown, or a value cannot be compared.
+        ConfigurationError: It is not a mapping, a path is unknown, or a value cannot be compared.
     """
     if where is None:
         return Where(())
@@ -262,7 +262,8 @@ def _clause(path: object, value: object) -> Clause:
     if given.name == "exists":
         if not isinstance(given.value, bool):
             raise ConfigurationError(
-                f"where: exists for {name} takes True or False, found {type(given.value).__name__}"
+                f"where: exists() for {name}: expected True or False, found "
+                f"{type(given.value).__name__}"
             )
         wanted = given.value
     elif given.name == "one_of":
@@ -283,7 +284,7 @@ def _checked(path: object) -> str:
     """Return a known path.
 
     Raises:
-        ConfigurationError: it is not a str, or unknown.
+        ConfigurationError: The path is not a str, or is unknown.
     """
     if not isinstance(path, str):
         raise ConfigurationError(f"where: expected each path as a str, found {type(path).__name__}")
@@ -320,7 +321,7 @@ def _in_stored_form(path: str, value: object) -> object:
     """
     data: bytes | None = None
     naive = False
-    with suppress(Exception):  # a value of the user's may raise anything
+    with suppress(Exception):  # a value from the user may raise anything
         plain = storable(value)
         naive = _has_naive(plain)
         data = bson.encode({"": plain}, codec_options=OPTIONS)

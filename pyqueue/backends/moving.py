@@ -1,4 +1,4 @@
-"""Move: pass a held message on to another queue, in one atomic update."""
+"""Move: take a held message to another queue, in one atomic update."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def move(
     to: Target | str,
     **options: Unpack[MoveOptions],
 ) -> Plan[None]:
-    """Pass messages on, each in one atomic update. ``pairs``: reservations and payloads."""
+    """Move messages, each in one atomic update. ``pairs``: reservations and payloads."""
     require(terms.kind, terms.queue, "move")
     held = arguments.reservations(terms.queue, tuple(each for each, _ in pairs))
     key, session = options.get("key"), options.get("session")
@@ -108,7 +108,7 @@ def move_documents(
 
 
 def stay_of(message: Message[Any]) -> dict[str, Any]:
-    """Return what a trail tells of a stay: its tries, and the wait for the last of them."""
+    """Return the facts of a stay for the trail: its tries, and the wait for the last try."""
     if not isinstance(message, Reservation):
         return {"tries": message.tries}  # it is not known when it was last claimed
     waited_s = max(0.0, (message.reserved - message.when).total_seconds())
@@ -185,7 +185,7 @@ def move_settlement(
 ) -> Settlement:
     """Return the settlement that moves one message; see ``move_update``.
 
-    It has a group if the message is of an ordered group: each such message needs its own update.
+    It has a ``group`` if the message is in an ordered group: such messages need separate updates.
     """
     group = held.group if move.group is None else move.group
     batch = None if group is None else ("group", group)
@@ -219,7 +219,7 @@ def move_update(
 
 
 def _entering(message: Message[Any], value: Any, move: Move, now: datetime) -> dict[str, Any]:
-    """Return the fields with which a message enters the target. The arguments are as above."""
+    """Return the fields with which a message enters the target; see ``move_update``."""
     target = move.target
     priority = message.priority if move.priority is None else move.priority
     group = message.group if move.group is None else move.group

@@ -56,7 +56,7 @@ STREAM_SHAPE: Final[Mapping[str, object]] = {"retention": 7 * 86400.0}
 
 #: The range of the ids of records.
 RECORD_IDS: Final[Mapping[str, str]] = {"$gte": record_id(""), "$lt": "~queue;"}
-#: After this time, the record of a deleted queue counts as missing, so that the name may get
+#: After this time, the record of a deleted queue counts as missing, so that the name can get
 #: another kind: a producer may rely on the record for 30 s, and then spend 30 s on a command.
 _FORGOTTEN_AFTER: Final = timedelta(minutes=2)
 #: The fields of a record that a consumer reads from time to time.
@@ -97,13 +97,13 @@ def read_or_create_record(
 
     Args:
         request: the request. The record lists its levels before any message has them.
-        shown: the options that the record shows to people; None: leave the stored options alone.
-        compare: whether to warn if the record shows other options, and to store these.
+        shown: the options that the record shows to people, or None to keep the stored options.
+        compare: whether to warn if the record shows other options, and to replace them.
         agreed: whether the record agreed with the shape before. If so, the caller follows it.
         by: the label of this process.
 
     Raises:
-        ConfigurationError: this release does not know the kind, or another value was named.
+        ConfigurationError: this release does not know the kind, or an option has another value.
         Unavailable: other programs keep changing the record.
     """
     queue, match = request.queue, {"_id": record_id(request.queue)}
@@ -126,7 +126,7 @@ def read_or_create_record(
         named = {} if agreed else shared.unnamed(request.shape)
         if not named:
             break
-        # All of them or none, and only if the compared options have not changed.
+        # Name all of them or none, and only if the compared options have not changed.
         unchanged = {**match, "kind": kind, **shared.as_read(request.shape)}
         now = yield from ServerTime()
         put = {"v": SHAPED_VERSION, **shared.naming(named, by, now)}
@@ -246,7 +246,7 @@ def revive_record(queue: str, record: Mapping[str, Any], by: str | None = None) 
     Args:
         queue: the name of the queue.
         record: its record, including its levels.
-        by: the label of the process that uses the queue; None: it was not deleted after all.
+        by: the label of the process that uses the queue, or None if it was not deleted after all.
     """
     match = {"_id": record_id(queue), "deleted": {"$exists": True}}
     put: dict[str, object] = {"q": queue}  # the deletion changed it
@@ -294,7 +294,7 @@ def ensuring(
     Args:
         queue: the name of the queue.
         kind: its kind.
-        options: the options of the Queue object; None if there is no object.
+        options: the options of the Queue object, or None if there is no object.
         priorities: the priorities of the messages that enter, for a kind with priorities; None is
             the default.
         receives: whether the caller receives. This names the kind, even if the object does not.
@@ -372,11 +372,11 @@ def target(queue: str, priorities: Collection[int | None] = ()) -> Plan[Target]:
 
 
 def target_kind(queue: str, name: str) -> Kind:
-    """Return the kind with this name, for a queue that messages enter.
+    """Return the kind with this name, for a queue to which messages move.
 
     Raises:
-        ConfigurationError: this release does not know it.
-        TargetRefused: the queue is a stream.
+        ConfigurationError: This release does not know the kind.
+        TargetRefused: The queue is a stream.
     """
     if name == STREAM:
         raise TargetRefused(
@@ -406,7 +406,7 @@ def dead_letter_target(
 
 
 def flags(queue: str) -> Plan[Document]:
-    """Return the fields that consumers follow in a queue's record; empty if there is no record."""
+    """Return the fields of a queue's record that consumers follow, or {} if there is no record."""
     found = yield from Find({"_id": record_id(queue)}, _FLAGS, limit=1)
     return found[0] if found else {}
 

@@ -38,7 +38,7 @@ def next_message(
 
     Args:
         receive: receives up to one message.
-        commit: commits the last message; None: there is none, or it was settled.
+        commit: commits the last message, or None if there is none or it was settled.
         release: makes the plan that gives messages back unprocessed.
         commit_first: whether the claim may find more messages once the last one is committed.
         until: the end of the lease of the last message. After it, the claim could take that
@@ -135,7 +135,7 @@ class _Settlement:
 
     def __init__(self, plan: Plan[None]) -> None:
         self._plan = plan
-        #: What the plan tells hooks, until the caller tells it.
+        #: The reports of the plan to hooks, until the caller passes them on.
         self._kept: list[Tell] = []
         self._left = False
 
@@ -149,7 +149,7 @@ class _Settlement:
             raise
 
     def tell(self) -> Plan[None]:
-        """Tell hooks, in the caller's task, what the plan has told so far."""
+        """Pass the reports of the plan so far on to hooks, in the caller's task."""
         kept, self._kept = self._kept, []
         yield from kept
 

@@ -65,7 +65,7 @@ class Target(NamedTuple):
     queue: str
     kind: Kind
     codec: Codec[Any]
-    #: The options of the Queue object; None if the queue is known by its name only.
+    #: The options of the Queue object, or None if the queue is known by its name only.
     options: Options | None
 
 
@@ -89,6 +89,6 @@ class NewMessage(NamedTuple):
 
 @dataclass(slots=True)
 class QueueShape(Request[Mapping[str, object]]):
-    """The options on which all users of a queue agree, as last read; empty if not known."""
+    """The options on which all users of a queue agree, as last read, or {} if not known."""
 
     queue: str

@@ -201,8 +201,8 @@ def insert_again(
 
     Args:
         documents: the documents, deleted by this process, so that no other process can settle them.
-        elsewhere: makes the form in which a document is stored if its id belongs to a message of
-            another queue.
+        elsewhere: makes the document to store instead if the id belongs to a message of another
+            queue.
     """
     while documents:
         again: list[Document] = []

@@ -42,7 +42,7 @@ class PushOptions(TypedDict, total=False):
 
     delay: float | timedelta | None
     at: datetime | None
-    #: The ``delay`` and the ``at`` of each message, in place of those two.
+    #: The ``delay`` and the ``at`` of each message, in place of one for all.
     starts: Sequence[tuple[Any, Any]]
     headers: Mapping[str, Any] | None
     #: The headers of each message, in place of ``headers``.
@@ -89,7 +89,7 @@ def push(
 def push_one(
     queue: str, kind: Kind, codec: Codec[Any], options: Options, payload: Any
 ) -> Plan[list[Id | None]]:
-    """Push one message without options: most pushes, which need none of the lists of ``push``."""
+    """Push one message without options. Most pushes are like this, and need no lists."""
     content = Content(codec.name, codec.dump(payload))
     now: datetime = yield ServerTime()
     document = new_document(queue, kind, now, now, content)
@@ -295,7 +295,7 @@ def _one_each(
 class Content(NamedTuple):
     """The part of a message that its producer gives, in its stored form."""
 
-    #: The name of the payload's model; None if it has none.
+    #: The name of the payload's model, or None if it has none.
     type: str | None
     payload: Any
     headers: Mapping[str, Any] | None = None
@@ -451,7 +451,7 @@ def _overwrite_live(
     """Overwrite the live message with the key or the id of a document, or insert the document.
 
     Returns:
-        The former message; None if the document was inserted.
+        The former message, or None if the document was inserted.
     """
     former = None
     if "key" in document:
@@ -466,7 +466,7 @@ def _overwrite_live(
 
 def _overwriting(kind: Kind, document: Document, match: Filter) -> UpdateDocument:
     """Return the update that overwrites the message ``match`` finds, or inserts the document."""
-    # An overwritten message keeps these.
+    # An overwritten message keeps these fields.
     once = {name: document[name] for name in ("_id", "pushed") if name not in match}
     fresh = {name: document[name] for name in document if name not in once and name not in match}
     # Fields of an earlier queue with priorities or groups are removed, too.

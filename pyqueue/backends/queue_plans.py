@@ -95,7 +95,7 @@ class QueuePlans:
 
     def __init__(self, terms: QueueTerms, *, names_kind: bool = True) -> None:
         self.terms = terms
-        #: If these plans have no kind: the plans for each kind that the record had.
+        #: The plans for each kind that the record had, if these plans have no kind.
         self.in_kinds: dict[str, QueuePlans] = {}
         #: The name of the kind, or None.
         self.kind_name = terms.kind_name if names_kind else None
@@ -200,7 +200,7 @@ class QueuePlans:
         to: QueuePlans | str,
         **options: Unpack[MoveOptions],
     ) -> Plan[None]:
-        """Pass messages on to another queue. ``pairs``: reservations and payloads."""
+        """Move messages to another queue. ``pairs``: reservations and payloads."""
         if isinstance(to, str):
             return moving.move(self.terms, pairs, to=to, **options)
         if to.kind_name is not None:
@@ -309,8 +309,8 @@ def plans_of(
     Args:
         queue: the name of the queue.
         options: how the Queue object handles its messages.
-        codec: how payloads are stored; None: unchanged.
-        kind: the name of the kind of queue; None: the kind in the queue's record.
+        codec: how payloads are stored, or None to store them unchanged.
+        kind: the name of the kind of queue, or None for the kind in the queue's record.
         owner: the label that claims carry, or a function that returns it, since a fork may change
             it.
         command_timeout: the time limit of one command, in seconds. A pop that must check its
@@ -411,7 +411,7 @@ def _in_known_kind(
     Args:
         plans: the plans.
         operation: the operation.
-        otherwise: how to run it in another kind; None: find the kind, and run it.
+        otherwise: how to run it in another kind, or None to find the kind and run it.
     """
     same = None
     if plans.in_kinds:  # else the kind would be asked for twice

@@ -23,7 +23,7 @@ from pyqueue.requests import AtOneInstant, Count, Document, Filter, Find, Plan, 
 
 
 def options_of(queue: str) -> Plan[Mapping[str, Any]]:
-    """Return the options with which programs use a queue; empty if no program has used it."""
+    """Return the options with which programs use a queue, or {} if no program has used it."""
     found = yield from Find({"_id": record_id(queue)}, {"options": 1}, limit=1)
     options = found[0].get("options") if found else None
     if not isinstance(options, Mapping):
@@ -38,7 +38,7 @@ def dead_letter_of(queue: str) -> Plan[str]:
 
 
 def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:
-    """Return the message with this id, in any state; None if the queue has none."""
+    """Return the message with this id, in any state, or None if the queue has none."""
     spellings = arguments.spellings(id)
     now = yield from ServerTime()
     for each in spellings:
@@ -60,7 +60,7 @@ def peek(queue: str, kind: Kind, codec: Codec[Any], limit: int) -> Plan[list[Mes
 
 
 def counts(queue: str, cap: int | None) -> Plan[Counts]:
-    """Count the messages in each state, up to ``cap`` for each; None: count all."""
+    """Count the messages in each state, up to ``cap`` for each, or all if ``cap`` is None."""
     if cap is not None:
         arguments.count("cap", cap)
     now = yield from ServerTime()

@@ -53,7 +53,7 @@ class Waiting(Protocol):
 
     scan: ScanState
     misfits: invalid.Misfits
-    #: What the last call prepared.
+    #: The values that the last call prepared, or None.
     prepared: Prepared | None
 
     def upkeep(self, queue: str, now: datetime) -> Plan[None]:
@@ -82,7 +82,7 @@ class Reception(NamedTuple):
 
     @property
     def lease_s(self) -> float | None:
-        """The length of the lease of a reservation; None for a pop."""
+        """The length of the lease of a reservation, or None for a pop."""
         return None if self.pop else self.terms.lease_s
 
 
@@ -98,7 +98,7 @@ class Claims(NamedTuple):
 
 
 #: The arguments of a receive: how, from whom, how many, the lease in seconds, whether to pop, and
-#: what counts messages that cannot be delivered; None: the consumers of the client.
+#: the counter of messages that cannot be delivered, or None for the counter of the consumers.
 Call = tuple[QueueTerms, Claims, Limits, float | None, bool, invalid.Misfits | None]
 
 
@@ -107,7 +107,7 @@ class Prepared(NamedTuple):
 
     call: Call
     terms: ClaimTerms
-    #: The requests that make sure of the record, and that claim.
+    #: The requests that ensure the record, and that claim.
     ensuring: EnsureQueue
     claiming: Coalesce[Limits, list[Claimed]]
 

@@ -101,7 +101,7 @@ def recover(
         grace: handovers that were decided or copied more recently than this are left alone.
 
     Returns:
-        Where the next pass starts, or None at the end; how many sources and copies were handled.
+        Where the next pass starts, or None at the end, and how many sources and copies it handled.
     """
     before = (yield from ServerTime()) - grace
     page = yield from _page(queue, None, before)  # sources that have ended come first

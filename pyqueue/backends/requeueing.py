@@ -1,4 +1,4 @@
-"""Requeue: make a message that waits for its time, or in a dead-letter queue, ready now."""
+"""Requeue: make a scheduled message or a dead letter ready now."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def requeue(terms: QueueTerms, id: Id) -> Plan[bool]:
 
 
 def _find(queue: str, spellings: Sequence[Id]) -> Plan[Document | None]:
-    """Return the fields that requeueing needs; None if the queue has no such document."""
+    """Return the fields that requeueing needs, or None if the queue has no such document."""
     for each in spellings:
         # The id of a pack is not the id of a message.
         match: Filter = {"_id": each, "q": queue, "n": {"$exists": False}}

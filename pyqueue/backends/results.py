@@ -56,7 +56,7 @@ def checked(result: Any) -> Any:
     """Return a result that can be stored.
 
     Raises:
-        InvalidMessage: It is no BSON value, or too large.
+        InvalidMessage: It is not a BSON value, or it is too large.
     """
     size = len(encode({"result": result}).raw)
     if size > MAX_RESULT_BYTES:

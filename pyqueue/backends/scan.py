@@ -31,7 +31,7 @@ SCAN_ORDER: Final = (("when", 1), ("_id", 1))
 #: The most that the server puts into one batch of documents, unless its first document is larger.
 BATCH_BYTES: Final = 16 * 2**20
 
-#: Earlier than every message.
+#: An instant before every message.
 FIRST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 #: How far below the latest ``when`` a racing producer's insert is found without a rescan.
@@ -69,7 +69,7 @@ def scan_position(document: Document, now: datetime) -> ScanStart:
 
 
 def page_end(page: Sequence[Document]) -> ScanStart | None:
-    """Return where the scan continues after a page; None if it has only foreign documents."""
+    """Return where the scan continues after a page, or None if it has only foreign documents."""
     for document in reversed(page):
         when, id = document["when"], document["_id"]
         if isinstance(when, datetime) and isinstance(id, (ObjectId, str)):
@@ -80,12 +80,12 @@ def page_end(page: Sequence[Document]) -> ScanStart | None:
 class Scanned(NamedTuple):
     """The result of a scan."""
 
-    #: Where it began; None: a rescan.
+    #: Where it began, or None for a rescan.
     start: ScanStart | None
     #: When it began, and when it was answered.
     began: datetime
     answered: datetime
-    #: The last message that it found; None: it found nothing.
+    #: The last message that it found, or None if it found nothing.
     last: ScanStart | None
     #: Whether the scan reached the end of the ready messages.
     ended: bool
@@ -107,7 +107,7 @@ class Line(Protocol):
         """Return the order, and the index that provides it."""
 
     def start(self) -> ScanStart | None:
-        """Return where the next scan begins; None: at the very start."""
+        """Return where the next scan begins, or None for the very start."""
 
     def claimable(self, kind: Kind, queue: str, now: datetime, start: ScanStart | None) -> Filter:
         """Return the filter that matches the messages that may be claimed, from ``start`` on."""
@@ -193,7 +193,7 @@ class ScanState:
 
     paused: bool = False
     limit: FollowedLimit = field(default_factory=FollowedLimit)
-    #: When the pause flag was last read; None: read it again.
+    #: When the pause flag was last read, or None to read it again.
     flag_read: datetime | None = None
     #: The next known ``when`` in the future, whether it is up to date, and when it was last read.
     due: datetime | None = None
@@ -214,7 +214,7 @@ class ScanState:
     #: The memories that the queue's kind needs, by class.
     memories: dict[type[Memory], Memory] = field(default_factory=dict)
     groups: GroupLooks = field(default_factory=GroupLooks)
-    #: When to rescan next; None: now.
+    #: When to rescan next, or None for now.
     rescan_at: datetime | None = None
     _pace: _RescanPace = field(default_factory=_RescanPace)
     #: The instant of the last call of ``observe``.
@@ -259,7 +259,7 @@ class ScanState:
         Args:
             seen: its result.
             poll_s: the longest time between rescans of an idle queue, in seconds.
-            line: its order; None: by age.
+            line: its order, or None for the order by age.
         """
         order: Line = line or ByAge(self)
         began, found = seen.began, seen.last is not None
@@ -331,7 +331,7 @@ class ByAge:
         return Ordering(kind.order, kind.index)
 
     def start(self) -> ScanStart | None:
-        """Return where the next scan begins; None: at the very start."""
+        """Return where the next scan begins, or None for the very start."""
         return self.state.lower_bound
 
     def claimable(self, kind: Kind, queue: str, now: datetime, start: ScanStart | None) -> Filter:

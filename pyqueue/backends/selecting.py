@@ -159,7 +159,7 @@ def change(terms: QueueTerms, chosen: Selected, how: Change, pace: Pace) -> Plan
             yield from _slow_down(pace, tally, began_s)
     except Unavailable as error:
         raise Unavailable(
-            f"{error}; {tally.done} messages were changed before that, so call {how.name}() again",
+            f"{error}; {tally.done} messages were changed; call {how.name}() again for the rest",
             ids=error.ids,
         ) from error
 

@@ -1,7 +1,7 @@
-"""Settle: the operations of a reservation's holder on its message; ``moving`` has the moves.
+"""The operations by which a holder settles its messages. Moves are in ``moving``.
 
-Each operation checks its arguments, and settles each reservation by its form; see ``forms``. Most
-messages are documents: each gets one settlement, which ``applying`` carries out.
+Each operation checks its arguments, and settles reservations by the form of their class; see
+``forms``. Most messages are documents: each gets one settlement, which ``applying`` carries out.
 """
 
 from __future__ import annotations
@@ -79,15 +79,15 @@ class Output(NamedTuple):
     #: Merged into the headers of the finished message.
     headers: Mapping[str, Any] | None = None
     key: str | None = None
-    #: Seconds until it can be received, or else the instant.
+    #: When it can be received: after these seconds, or at this instant.
     delay: float | timedelta | None = None
     at: datetime | None = None
 
     def document(self, value: Any, headers: Mapping[str, Any] | None, now: datetime) -> Document:
-        """Return its document.
+        """Return the document of this message.
 
         Args:
-            value: the stored payload.
+            value: the payload in its stored form.
             headers: the headers of the finished message.
             now: the current instant.
         """
@@ -113,12 +113,12 @@ def fan_out(terms: QueueTerms, held: Reservation[Any], outputs: Sequence[Output]
 
     Args:
         terms: the queue of the message.
-        held: its reservation.
+        held: the reservation of the message.
         outputs: the messages that replace it.
 
     Raises:
         LeaseLost: the message is no longer held, and no output was written.
-        TargetRefused: a target has no priorities, or no groups.
+        TargetRefused: a target does not support the priority or the group of an output.
         DuplicateKey: another message has the key of an output. No output was written.
     """
     headers = arguments.headers(held.headers)
@@ -142,9 +142,9 @@ def fan_out(terms: QueueTerms, held: Reservation[Any], outputs: Sequence[Output]
 
 
 def _refuse_taken_keys(held: Reservation[Any], outputs: Sequence[Output]) -> Plan[None]:
-    """Refuse keys that other messages have, or several outputs.
+    """Refuse keys that other messages have, or that several outputs share.
 
-    The finished message loses its key. A repeated call finds its own outputs.
+    The key of the finished message is free. Outputs that an earlier call wrote do not count.
     """
     ids: dict[tuple[str, str | None], Id] = {}
     for each in outputs:
@@ -177,7 +177,7 @@ def rollback(
 def noted(
     held: Sequence[Reservation[Any]], error: BaseException | str | None
 ) -> Plan[dict[str, object] | None]:
-    """Return how an error of the holder is stored, and show it on its reservations."""
+    """Return the stored form of an error, or None, and set the error of the reservations."""
     if error is None:
         return None
     record = error_record(error, (yield from ServerTime()))
@@ -187,7 +187,7 @@ def noted(
 
 
 def release(terms: QueueTerms, given: Sequence[object], *, seen: bool = True) -> Plan[None]:
-    """Give messages back unprocessed, to their old places, without counting the try.
+    """Give messages back unprocessed, with their old ``when``. The try does not count.
 
     ``seen``: whether a caller has received them, so that they count as delivered.
     """
@@ -285,7 +285,7 @@ class Documents(Form[Reservation[Any]]):
         move: Move,
         session: object,
     ) -> Plan[None]:
-        """Pass messages on to another queue."""
+        """Move messages to another queue."""
         return move_documents(terms, pairs, move, session)
 
     def moves(
@@ -301,7 +301,7 @@ class Documents(Form[Reservation[Any]]):
     def hand_over(
         self, terms: QueueTerms, held: Reservation[Any], copies: Sequence[Document]
     ) -> Plan[tuple[Handover, Result]]:
-        """Finish a message, and publish documents in its place. Return the handover and result."""
+        """Finish a message and publish documents instead. Return the handover and its result."""
         kind = terms.kind
         handover = Handover(terms.queue, held.id, held.token, copies, new=True)
         # A hidden source cannot keep its key taken, so its end does not, either.
@@ -321,7 +321,7 @@ forms.register(Reservation, Documents())
 
 
 def finish_cancelled(terms: QueueTerms, held: Held) -> Plan[None]:
-    """End cancelled messages that their holder works on no longer.
+    """End cancelled messages whose holder has stopped working on them.
 
     Raises:
         LeaseLost: some messages were no longer held; the rest have ended.
@@ -397,8 +397,8 @@ def _releasing(
 def _knows_no_attempts(held: Reservation[Any]) -> bool:
     """Return whether a dead message shows no attempts.
 
-    Perhaps another program stored a value that is no list. A message that is not dead would have
-    been buried for it, but a dead message is delivered without it.
+    Perhaps another program stored a value that is not a list. Any other message would have been
+    buried because of it, but a dead message is delivered without attempts.
     """
     return held.dead is not None and not held.attempts
 

@@ -53,7 +53,7 @@ class SharedOptions:
         """Return the options that a program gives and that were never named.
 
         Raises:
-            ConfigurationError: another value was named.
+            ConfigurationError: a program named another value.
         """
         found: dict[str, object] = {}
         for name, value in given.items():
@@ -150,7 +150,7 @@ def _comparable(name: str, value: object) -> object:
 
 
 def _readable(name: str, value: object) -> object:
-    """Return a value of ``code``; if a newer release wrote it, a value that equals no other."""
+    """Return a value of ``code``, or one that equals no other if a newer release wrote it."""
     with suppress(ConfigurationError):
         return _comparable(name, value)
     return _MISSING

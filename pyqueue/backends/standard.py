@@ -121,7 +121,7 @@ class Standard:
             yield from waiting.bring_next(queue, ended, session)
 
     def place_again(self, queue: str) -> Plan[Callable[[datetime], dict[str, Any]] | None]:
-        """Let messages keep their places."""
+        """Return None: messages keep their places."""
         yield from ()
         return None
 
@@ -135,5 +135,5 @@ class Standard:
     def finishing(
         self, now: datetime, outcome: str, history_s: float | None, *, keyed: bool
     ) -> dict[str, dict[str, Any]] | None:
-        """Return the update that finishes a message; None if the message is deleted instead."""
+        """Return the update that finishes a message, or None if the message is deleted instead."""
         return transitions.finishing(self.held_fields, now, outcome, history_s, keyed=keyed)

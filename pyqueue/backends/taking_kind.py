@@ -43,7 +43,7 @@ def asking_for_kind(queue: str) -> EnsureQueue:
 
 
 def recorded_kind(queue: str) -> Plan[str]:
-    """Return the kind of a queue; "" if there is no record. The driver may remember the kind.
+    """Return the kind of a queue, or "" if it has no record. The driver may remember the kind.
 
     Raises:
         ConfigurationError: the queue is a stream, or of a kind that this release does not know.
@@ -81,7 +81,7 @@ def await_kind(
         queue: the name of the queue.
         options: the options of the Queue object. If they have a ``shape``, this does not wait.
         waiting: the consumers of the queue that wait in this client.
-        timeout_s: how long to wait, in seconds; None: without a limit.
+        timeout_s: how long to wait, in seconds, or None for no limit.
 
     Returns:
         The kind, or "" if the time ran out, and the seconds that are left.

@@ -31,7 +31,7 @@ from pyqueue.requests import Command, Document, Filter, Find, Plan, ServerTime
 
 Pipeline = list[dict[str, Any]]
 
-#: The fields of a record that tell of its queue.
+#: The fields of a record that describe its queue.
 _FIELDS: Final = dict.fromkeys(("q", "when", "paused", "kind", "shape", "options", "first"), 1)
 
 
@@ -43,7 +43,7 @@ _HELD: Final[Mapping[str, object]] = {"held": {"$sum": {"$cond": [_TOKEN, 1, 0]}
 
 @dataclass(slots=True)
 class SumByQueue(Command[Mapping[str, Mapping[str, int]]]):
-    """Add numbers up over the matching documents of each queue. The answer: the sums by queue."""
+    """Add up numbers over the matching documents of each queue. Return the sums by queue."""
 
     filter: Filter
     sums: Mapping[str, object]
@@ -62,7 +62,7 @@ class SumByQueue(Command[Mapping[str, Mapping[str, int]]]):
 
 @dataclass(slots=True)
 class AskEach(Command[list[Document]]):
-    """Run several pipelines in one command. The answer: the document of each, or {} for none."""
+    """Run several pipelines in one command. Return the document of each, or {} if it has none."""
 
     pipelines: Sequence[Pipeline]
     cursor: ClassVar[bool] = True
@@ -82,10 +82,10 @@ class AskEach(Command[list[Document]]):
 
 
 class Listed(NamedTuple):
-    """A queue or a stream, and what its records tell of it."""
+    """A queue or a stream, and the content of its records."""
 
     name: str
-    #: The record; empty if there is none.
+    #: The record, or {} if there is none.
     record: Mapping[str, Any]
     #: The ids of all its records, each with its ``when``.
     records: Mapping[str, object]
@@ -107,12 +107,12 @@ class Listed(NamedTuple):
         return sum(isinstance(when, datetime) for when in self.records.values())
 
     def messages(self, match: Filter, most: int, *, sort: bool = False) -> Pipeline:
-        """Return the pipeline that finds messages, at most ``most`` of them.
+        """Return the pipeline that finds messages, up to ``most`` of them.
 
         Args:
             match: a condition on them, besides their queue.
             most: the most messages.
-            sort: whether to find the first ones.
+            sort: whether to find the first messages.
         """
         # A condition on _id before the limit would have the server try the index of _id, too.
         order = [{"$sort": {"q": 1, **dict(SCAN_ORDER)}}] if sort else []
@@ -134,7 +134,7 @@ class Listed(NamedTuple):
         return {**Options(dead_letter=f"{self.name}.dead").listed(), **given, **shared}
 
     def dead_letter(self) -> str | None:
-        """Return the name of its dead-letter queue; None if it is a stream."""
+        """Return the name of its dead-letter queue, or None if it is a stream."""
         if self.kind == STREAM:
             return None
         return str(self.options().get("dead_letter") or f"{self.name}.dead")
@@ -173,7 +173,7 @@ def tally(some: Sequence[Listed], cap: int | None, held: bool) -> Plan[list[Tall
 
     Args:
         some: the queues and streams.
-        cap: the most messages to count in each state; None: all.
+        cap: the most messages to count in each state, or None for all.
         held: whether to tell reserved messages from scheduled messages. If not, both count as
             scheduled.
     """
@@ -242,7 +242,7 @@ def _all_numbers(queues: Sequence[Listed], now: datetime, held: bool) -> Plan[li
 def _capped_numbers(
     queues: Sequence[Listed], now: datetime, cap: int, held: bool
 ) -> Plan[list[dict[str, int]]]:
-    """Count the documents of queues by state, at most ``cap`` of each."""
+    """Count the documents of queues by state, up to ``cap`` of each."""
     later = {"when": {"$gt": now, "$lt": BAND}}
     filters: dict[str, Filter] = {"ready": {"when": {"$lte": now}}, "scheduled": later}
     filters["history"] = {"when": {"$gte": BAND, "$lt": BARE_BAND}}
@@ -283,7 +283,7 @@ def _packed(queues: Sequence[Listed], now: datetime) -> Plan[Mapping[str, Mappin
 def _oldest(
     pairs: Sequence[tuple[Listed, Mapping[str, int]]], now: datetime
 ) -> Plan[dict[str, datetime | None]]:
-    """Return since when the oldest message of each queue has waited; None if none waits."""
+    """Return since when the oldest message of each queue has waited, or None if none waits."""
     asked = [
         (each.name, pipeline) for each, number in pairs for pipeline in _waiting(each, number, now)
     ]

@@ -66,7 +66,7 @@ class Exclusion(NamedTuple):
     id: Any
     #: Its place in the queue.
     when: datetime
-    #: The current pause, which doubles if the retry times out. Zero: not yet tried alone.
+    #: The current pause, which doubles if the retry times out. Zero if not yet tried alone.
     pause: timedelta
     retry_at: datetime
 
@@ -75,11 +75,11 @@ class Exclusion(NamedTuple):
 class LockedMessages:
     """One process's knowledge of the locked messages of a queue."""
 
-    #: By id. Threads share it: it is replaced and never changed.
+    #: The excluded messages, by id. Threads share this mapping: it is replaced and never changed.
     excluded: Mapping[Hashable, Exclusion] = field(default_factory=dict)
-    #: What was excluded when messages were last readmitted.
+    #: The messages that were excluded when messages were last readmitted.
     _readmitted: Mapping[Hashable, Exclusion] = field(default_factory=dict)
-    #: No retry before this.
+    #: The earliest time of the next retry.
     _next_retry: datetime | None = None
     #: How many longer limits were too short, and until when this counts.
     _too_short: int = 0
@@ -89,13 +89,13 @@ class LockedMessages:
     singly_until: float = -math.inf
 
     def limit_s(self, now: datetime) -> float | None:
-        """Return the server's time limit for a claim, in seconds; None: the server is very slow."""
+        """Return the server's time limit for a claim, in seconds, or None on a very slow server."""
         if not _before(now, self._slow_until):
             return CLAIM_LIMIT_S
         return SLOW_SERVER_LIMITS_S[self._too_short]
 
     def expected(self, now: datetime) -> bool:
-        """Return whether claims may meet locked messages."""
+        """Return whether claims are likely to meet locked messages."""
         return bool(self.excluded) or _before(now, self._expected_until)
 
     def on_time_limit(self, now: datetime) -> None:
@@ -157,7 +157,7 @@ class LockedMessages:
 
     @property
     def retry_at(self) -> datetime | None:
-        """When to retry next; None if nothing is excluded."""
+        """When to retry next, or None if nothing is excluded."""
         first = min((each.retry_at for each in self.excluded.values()), default=None)
         if first is None or self._next_retry is None:
             return first
@@ -188,7 +188,7 @@ class OneByOne(NamedTuple):
     queue: str
     update: UpdateDocument
     now: datetime
-    #: The end of the permits to start messages; None if no permit is needed.
+    #: The end of the permits to start messages, or None if no permit is needed.
     until: datetime | None
     #: Buries the malformed message that matches a filter, given the refusal of the server.
     bury: Callable[[Filter, InvalidMessage, datetime], Plan[None]]

@@ -112,7 +112,7 @@ def scan_range(
 ) -> Filter:
     """Return the filter that matches messages from ``start`` on whose ``when`` matches ``upto``.
 
-    ``messages`` keeps records out; None: the only record to keep out is the queue's.
+    ``messages`` keeps records out. If None, the only record to keep out is the queue's.
     """
     messages = messages or {"_id": {"$ne": record_id(queue)}}
     if start is None:
@@ -127,7 +127,7 @@ def scan_range(
 
 
 def in_time(until: datetime | None) -> Filter:
-    """Return a filter that matches nothing once the server's clock is at ``until``; None: no limit.
+    """Return a filter that matches nothing from ``until`` on, by the server's clock, if not None.
 
     Only a filter that names documents may include it: a scan would read everything to find nothing.
     """
@@ -247,7 +247,7 @@ def lapsing(kind: Kind) -> UpdateFields:
 def finishing(
     held_fields: Sequence[str], now: datetime, outcome: str, history_s: float | None, *, keyed: bool
 ) -> UpdateFields | None:
-    """Return the update that moves a message into the history; None if there is no history."""
+    """Return the update that moves a message into the history, or None without a history."""
     if history_s is None:
         return None
     put = {

@@ -61,7 +61,7 @@ class Order(NamedTuple):
 
 
 def group_in(document: Mapping[str, Any]) -> Hashable:
-    """Return the group of a stored message, held or not; None if it has none."""
+    """Return the group of a stored message, held or not, or None if it has none."""
     if type(group := document.get("group")) is str:
         return group
     for name in ("group", "lock"):

@@ -46,13 +46,13 @@ def run_from_checkout(command: str, package: str, arguments: list[str]) -> NoRet
 
 @app.command(context_settings=_PASS_ON)
 def bench(context: typer.Context) -> None:
-    """Measure the speed, as ratios to the raw driver. Needs a checkout. See bench --help."""
+    """Measure the speed, as ratios to the raw driver. This needs a checkout. See bench --help."""
     run_from_checkout("bench", "bench", context.args)
 
 
 @app.command(context_settings=_PASS_ON)
 def faults(context: typer.Context) -> None:
-    """Make servers, network and clients fail, and count losses. Needs a checkout.
+    """Make servers, network and clients fail, and count losses. This needs a checkout.
 
     See faults --help.
     """

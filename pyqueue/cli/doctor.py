@@ -124,7 +124,7 @@ def findings(client: Client, signals: str | None, *, repair: bool = False) -> It
 
     Args:
         client: A client that may be unconnected.
-        signals: The URL of the bus; None: the default.
+        signals: The URL of the bus, or None for the default.
         repair: Whether to delete hidden rows of Spark writes that are older than a day.
     """
     database = client.database
@@ -441,7 +441,7 @@ def check_bus(client: Client, signals: str | None) -> Finding:
         bus.close()
 
 
-#: The server parameters that matter, with a test for good values and the effect of bad values.
+#: The server parameters that matter, each with whether a value is good, and what bad values do.
 PARAMETERS: dict[str, tuple[Callable[[int], bool], str]] = {
     "minSnapshotHistoryWindowInSeconds": (
         lambda value: value <= 300,

@@ -33,7 +33,7 @@ app = typer.Typer(cls=Commands)
 
 
 def ended_to_json(message: Message[Any]) -> dict[str, Any]:
-    """Return the fields of a message, with those of its end."""
+    """Return the fields of a message, including the fields of its end."""
     if not isinstance(message, Finished):
         return to_json(message)
     return to_json(message) | {

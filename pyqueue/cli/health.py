@@ -25,7 +25,7 @@ def served(address: str | None) -> Iterator[Pulse | None]:
     received.
 
     Args:
-        address: "PORT" or "HOST:PORT"; None: there are no checks.
+        address: "PORT" or "HOST:PORT", or None for no checks.
 
     Raises:
         ConfigurationError: The address is not allowed, or cannot be used.

@@ -18,7 +18,7 @@ def limit_text(limit: Limit) -> str:
 
 
 def limit_of(text: str) -> Limit | Literal[False]:
-    """Return the limit that a text such as "rate=100,period=60" describes; "none": False.
+    """Return the limit that a text such as "rate=100,period=60" describes, or False for "none".
 
     Raises:
         ConfigurationError: A value is not allowed.

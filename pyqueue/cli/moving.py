@@ -46,7 +46,7 @@ def move(
     server: Server,
     state: WaitingState = None,
 ) -> None:
-    """Move messages to another queue, each in one atomic update. Print how many.
+    """Move messages to another queue, each in one atomic update. Print how many were moved.
 
     Without a condition, only ready messages move. With one, scheduled messages move, too.
     """

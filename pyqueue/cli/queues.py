@@ -61,7 +61,7 @@ def ls(
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """List the queues and their numbers of messages, with those in their dead-letter queues.
+    """List the queues with their numbers of messages, dead letters included.
 
     The column "oldest" shows since when the oldest message has waited.
     """
@@ -202,7 +202,7 @@ def push(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Push a message, or with --ndjson one for each line. Print its id, or how many."""
+    """Push a message and print its id. With --ndjson, push one for each line and print how many."""
     headers = _headers(header or [])
     how = Entry(delay, _start(at, delay), headers, priority, group)
     if ndjson:
@@ -424,7 +424,7 @@ def purge(
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
 ) -> None:
-    """Delete the ready and scheduled messages after asking for confirmation. Print how many."""
+    """Delete the ready and scheduled messages after asking for confirmation. Print their number."""
     with connect(url, namespace) as client:
         refuse_unknown(client, name)
         target = queue_with_stored_options(client, name)

@@ -70,7 +70,7 @@ class Selected(NamedTuple):
         return any(each is not None for each in given) or bool(self.chosen.where)
 
     def needs_filter(self) -> bool:
-        """Return whether it has a condition.
+        """Return whether the selection has a condition.
 
         Raises:
             ConfigurationError: It has none, and an option that needs one.

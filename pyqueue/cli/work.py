@@ -145,7 +145,7 @@ def worker(
 
 
 def _given(context: typer.Context, options: dict[str, str | None]) -> dict[str, str]:
-    """Return the options of the command line itself, without those of the environment."""
+    """Return the options of the command line, without options from environment variables."""
     return {
         name: value
         for name, value in options.items()
@@ -250,7 +250,7 @@ class WorkerProcess:
 
     def _start(self) -> None:
         self.started_at = time.monotonic()
-        #: When to start it again; None while it runs.
+        #: When to start it again, or None while it runs.
         self.restart_at: float | None = None
         # In a separate session, because the terminal sends Ctrl-C to the whole process group: the
         # parent passes it on once.

@@ -128,8 +128,8 @@ class Pipeline(Runner[R_co]):
             queue: The queue that it reads.
             handler: Takes (payload) or (payload, delivery), or lists of them with ``batch``.
             to: The next queue.
-            options: Of the stage: model, concurrency, time_limit, batch, window, on_invalid. Of the
-                queue: lease, max_tries, backoff, history and so on.
+            options: The options of the stage (model, concurrency, time_limit, batch, window,
+                on_invalid) and of the queue (lease, max_tries, backoff, history and so on).
         """
         if not isinstance(to, (str, QueueSpec)):
             raise ConfigurationError(
@@ -251,8 +251,8 @@ class Pipeline(Runner[R_co]):
             transform: A function that takes a DataFrame of messages and returns a DataFrame with
                 the columns ``id`` and ``payload``. See ``SparkStage``.
             to: The next queue. With a list of queues, the column ``queue`` of the result chooses
-                one of them for each row. None: the transform writes the messages to a table itself,
-                and returns nothing.
+                one of them for each row. If None, the transform itself writes the messages to a
+                table, and returns nothing.
             group: The durable name of this consumer. By default it is "QUEUE>TO" with one target,
                 and "QUEUE" otherwise.
             output: "move" moves each message to its target. "transaction" finishes the batch and

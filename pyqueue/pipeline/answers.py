@@ -49,7 +49,7 @@ def dumped(payload: Any) -> Any:
 
 
 def alike(answer: To[Any]) -> Hashable:
-    """Return a key that is equal for answers that one command carries out; None: it is alone."""
+    """Return a key that is equal for answers that share a command, or None if it shares none."""
     if answer.key is not None:  # a key belongs to one message
         return None
     # The headers as text, because 1 and True are equal.

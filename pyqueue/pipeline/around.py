@@ -1,4 +1,4 @@
-"""What a run has around the calls of its handlers: a lifespan, middleware, and a pulse.
+"""The code around the handlers of a run: a lifespan, middleware, and a pulse.
 
 A middleware is called in place of the handler, and calls it by ``call_next``. Async middleware runs
 in the event loop. Plain middleware runs in the thread of a plain handler, inside any async one.
@@ -33,22 +33,22 @@ current_deliveries: Final[ContextVar[Sequence[Delivery[Any]]]] = ContextVar(
 
 @dataclass(slots=True)
 class Around:
-    """What a run has around the calls of its handlers."""
+    """The parts of a run around its handlers."""
 
     lifespan: Lifespan = field(default_factory=Lifespan)
     #: Middleware that runs in the event loop, outermost first.
     awaited: list[Middleware] = field(default_factory=list)
     #: Middleware that runs in the thread of a handler, outermost first.
     plain: list[Middleware] = field(default_factory=list)
-    #: Notes that the event loop turns, for health checks. None: nothing asks.
+    #: Notes that the event loop turns, or None if there are no health checks.
     pulse: Pulse | None = None
 
     def add(self, middleware: object) -> None:
-        """Add a middleware inside the earlier ones.
+        """Add a middleware inside the middleware that was added before.
 
         Raises:
             ConfigurationError: It cannot be called with a delivery and ``call_next``, or it is
-                async and an earlier one is plain.
+                async and an earlier middleware is plain.
         """
         if isinstance(middleware, type) or not callable(middleware):
             found = "a class" if isinstance(middleware, type) else type(middleware).__name__
@@ -97,7 +97,7 @@ async def handled(stage: Stage, call: Call, around: Around, threads: DaemonThrea
         stage: The stage.
         call: The messages.
         around: The middleware.
-        threads: Run plain handlers.
+        threads: The threads that run plain handlers.
     """
     if not around.awaited and not around.plain:
         return await _answer(stage, threads, stage.handler, *call.arguments)

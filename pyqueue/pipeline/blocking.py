@@ -197,7 +197,7 @@ class ClientRunner:
 
     @contextmanager
     def blocking_connection(self) -> Iterator[Connection]:
-        """Give a blocking connection: the client's own, or a second one, closed at the end.
+        """Yield a blocking connection: the client's own, or a second one that closes at the end.
 
         Raises:
             ConfigurationError: The client is async, and has no URL for a second connection.

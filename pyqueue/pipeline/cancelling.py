@@ -25,14 +25,14 @@ log = logging.getLogger("pyqueue")
 
 
 class _Watched(NamedTuple):
-    """A message whose handler runs, and the function that tells it."""
+    """A message whose handler runs, and the function that notifies the handler."""
 
     message: Reservation[Any]
     tell: Callable[[], object]
 
 
 class Cancellations:
-    """The messages of a run whose handlers work, and the functions that notify these handlers.
+    """The messages of a run whose handlers run, and the functions that notify these handlers.
 
     Args:
         runner: Runs the plans.
@@ -64,7 +64,7 @@ class Cancellations:
             self._asked.set()  # the event may have been about this message
 
     def discard(self, message: Reservation[Any]) -> None:
-        """Tell nothing about a message any more."""
+        """Stop watching a message."""
         self._watched.pop(id(message), None)
 
     async def watch(self) -> None:

@@ -17,7 +17,7 @@ def described(graph: Graph, run: Run | None) -> dict[str, Any]:
 
     Args:
         graph: The stages.
-        run: The run; None: it has not begun.
+        run: The run, or None if it has not begun.
     """
     messages = [] if run is None else [each for call in run.in_flight for each in call.messages]
     return {

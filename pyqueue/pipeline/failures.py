@@ -23,7 +23,7 @@ class FailureRules:
     """How a stage reacts to failures."""
 
     on_invalid: OnInvalid = "stop"
-    #: The exceptions after which a message is tried again. Empty: all but those of ``reject_on``.
+    #: The exceptions after which a message is tried again. If empty, all except ``reject_on``.
     retry_on: tuple[type[Exception], ...] = ()
     #: The exceptions that send a message to the dead-letter queue at once.
     reject_on: tuple[type[Exception], ...] = ()
@@ -31,7 +31,7 @@ class FailureRules:
     def rejects(self, error: BaseException) -> bool:
         """Return whether an exception sends its message to the dead-letter queue at once.
 
-        If both lists have a base of it, the nearest base decides.
+        If both lists have a base class of the exception, the nearest base class decides.
         """
         for each in type(error).__mro__:
             if each in self.retry_on:

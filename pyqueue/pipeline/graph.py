@@ -73,16 +73,16 @@ class Stage:
     handler: Callable[..., Any]
     #: The queues to which its messages may move.
     to: tuple[str, ...]
-    #: How many of its messages, or batches, may be in progress at once. None: the limit of the run.
+    #: How many of its messages or batches may be in progress at once, or None for the run's limit.
     concurrency: int | None
-    #: The seconds that a handler may take. None: no limit.
+    #: The seconds that a handler may take, or None for no limit.
     time_limit: float | None
     #: Whether the handler takes a Delivery as well; for batches, a list of them.
     delivery: bool
     #: Whether the handler is an async function.
     awaited: bool
     rules: FailureRules = FailureRules()  # noqa: RUF009  # frozen
-    #: The maximum number of messages that the handler takes, as a list. None: it takes one payload.
+    #: The most messages that the handler takes as a list, or None if it takes one payload.
     batch: int | None = None
     #: The seconds for which a batch waits for more messages, once it has one.
     window: float = 0.0

@@ -1,4 +1,4 @@
-"""The lifespan of a worker: what a process opens before its first message and closes at the end.
+"""The lifespan of a worker: resources that it opens before its first message and closes at the end.
 
 It is a context manager, or a generator function with one ``yield``, blocking or async. A run enters
 it before it receives a message, and leaves it after the last message is settled.
@@ -23,7 +23,7 @@ from pyqueue.runtime.thread_pool import DaemonThreadPool
 S = TypeVar("S")
 
 Manager = AbstractAsyncContextManager[S] | AbstractContextManager[S]
-#: What ``Worker`` takes as its ``lifespan``.
+#: The values that ``Worker`` takes as its ``lifespan``.
 LifespanOf = Manager[S] | Callable[[], Manager[S] | AsyncIterator[S] | Iterator[S]]
 
 
@@ -31,7 +31,7 @@ class Lifespan:
     """The lifespan of a worker.
 
     Args:
-        given: As for ``Worker``; None for a worker without one.
+        given: As for ``Worker``, or None for a worker without a lifespan.
 
     Raises:
         ConfigurationError: It is not a context manager, nor a function that makes one.
@@ -45,12 +45,12 @@ class Lifespan:
 
     @asynccontextmanager
     async def entered(self, threads: DaemonThreadPool) -> AsyncIterator[Any]:
-        """Give the value of the lifespan for the time of a run.
+        """Yield the value of the lifespan during a run.
 
         Its exceptions have a note that names the lifespan.
 
         Args:
-            threads: Run a blocking lifespan.
+            threads: The threads that run a blocking lifespan.
         """
         self.failure = None
         try:

@@ -27,9 +27,9 @@ class Pulse:
     def __init__(self) -> None:
         #: When the loop last turned, by the monotonic clock.
         self.turned = time.monotonic()
-        #: When the server last answered. None: it has not answered yet.
+        #: When the server last answered, or None if it has not answered yet.
         self.reached: float | None = None
-        #: Returns whether the run receives messages: its lifespan has begun, it was not stopped.
+        #: Returns whether the run receives messages: its lifespan has begun, and it is not stopped.
         self.receiving: Callable[[], bool] = lambda: False
 
     async def turn(self) -> None:

@@ -8,12 +8,12 @@
     queue = "raw"
     handler = "flights.stages:parse"     # an import path, never code
     model = "flights.models:Row"
-    to = "parsed"                        # a link; a list of queues: a choice; no "to": a sink
+    to = "parsed"                        # a queue for a link, a list for a choice, none for a sink
 
     [[stages]]
     queue = "parsed"
     spark = "flights.frames:clean"       # a transform of DataFrames, as in ``Pipeline.spark``
-    to = "clean"                         # a list: its column "queue" chooses; no "to": a sink
+    to = "clean"                         # in a list, the column "queue" chooses; none for a sink
 
     [[cron]]
     name = "nightly"                     # a schedule: pushes a message to a queue

@@ -124,7 +124,7 @@ class Runner(Generic[R_co]):
 
     def _add_schedule(self, given: Definition) -> None:
         if given.name in self._schedules:
-            raise ConfigurationError(f"name: there are two schedules {given.name!r}: rename one")
+            raise ConfigurationError(f"name: two schedules are named {given.name!r}; rename one")
         self._schedules[given.name] = given
 
     def _add_or_decorate(
@@ -159,7 +159,7 @@ class Runner(Generic[R_co]):
         Args:
             until_empty: Whether to end when no stage has a ready, reserved or scheduled message
                 left.
-            concurrency: How many handlers run at once. None: the value given to the constructor.
+            concurrency: How many handlers run at once, or None for the value of the constructor.
             grace: How many seconds handlers have to end after a stop.
             allow_cycles: Whether the queues may form a cycle.
             handle_signals: Whether to stop at SIGTERM and SIGINT. Only a run in the main thread
@@ -285,5 +285,5 @@ def has_client(runner: Runner[Any]) -> bool:
 
 
 def around_of(runner: Runner[Any]) -> Around:
-    """Return what a pipeline or a worker has around its handlers, for the other modules."""
+    """Return the ``Around`` of a pipeline or a worker, for the other modules."""
     return runner._around

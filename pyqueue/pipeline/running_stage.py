@@ -141,7 +141,7 @@ class RunningStage:
 
         Args:
             batch: The messages so far.
-            expected: Whether more messages are expected. None: always.
+            expected: Whether more messages are expected, or None if they always are.
         """
         size, window_s = self.stage.batch, self.stage.window
         if size is None or not window_s or not batch:

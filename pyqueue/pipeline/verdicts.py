@@ -68,7 +68,7 @@ class Verdict:
     counter: str
     #: Settles several messages whose verdicts have equal groups.
     settle: Callable[[Sequence[Decision]], Awaitable[object]]
-    #: Verdicts of equal groups are carried out together. None: this verdict is carried out alone.
+    #: Verdicts with equal groups are carried out together, unless this is None.
     group: Hashable = None
     #: The payload with which the message moves on, or its result.
     payload: Any = UNCHANGED
@@ -243,7 +243,7 @@ class Verdicts:
         *,
         counted: bool = True,
     ) -> Verdict:
-        """Return the verdict that a message is tried again. After its last try it is buried.
+        """Return the verdict to try a message again, or to bury it after its last try.
 
         Args:
             message: The message.
@@ -257,7 +257,7 @@ class Verdicts:
         return Verdict(counter, partial(self._roll_back, how), group)
 
     def bury(self, message: Reservation[Any], error: BaseException) -> Verdict:
-        """Return the verdict that a message moves to the dead-letter queue.
+        """Return the verdict to send a message to the dead-letter queue.
 
         A message that is already in a dead-letter queue is not buried again; it is retried.
         """
@@ -272,11 +272,11 @@ class Verdicts:
         return Verdict("dead", partial(self._bury, error), ("bury", _identity(error)))
 
     def end(self) -> Verdict:
-        """Return the verdict that a cancelled message ends."""
+        """Return the verdict to end a cancelled message."""
         return Verdict("cancelled", self._end, "end")
 
     def release(self) -> Verdict:
-        """Return the verdict that a message returns to its place. The try is not counted."""
+        """Return the verdict to give a message back to its place, without counting the try."""
         return Verdict("released", self._release, "release")
 
     def _target(self, answer: To[Any]) -> tuple[AsyncQueue[Any] | str, Any]:

@@ -56,7 +56,7 @@ def in_task(
         run: Runs the plan.
         plan: The plan.
         spawn: Starts the task.
-        loop: The event loop of the client; None: the client was not used.
+        loop: The event loop of the client, or None if the client was not used.
     """
     if loop is None or loop.is_closed():
         return

@@ -84,7 +84,7 @@ _DROP_INTERVAL_S: Final = 60.0
 #: hears no signal in the meantime.
 REFRESH_TIMEOUT_S: Final = 5.0
 _REFRESH_REST_S: Final = (2.0, 3.0)
-#: A wait may end this much too early.
+#: How many seconds too early a wait may end.
 _EARLY_S: Final = 0.01
 
 #: The driver has to wait for the answer.

@@ -173,7 +173,7 @@ class Coalescer:
 
     def spawn(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
         """Run a coroutine in a task for which ``settled`` waits. Return the task."""
-        # Not in the context of a caller, which may have a shorter time limit.
+        # The context of a caller would not do: it may have a shorter time limit.
         context = contextvars.Context()
         task = asyncio.get_running_loop().create_task(work, context=context)
         self.tasks.add(task)

@@ -83,7 +83,7 @@ class BaseConnection(Generic[D]):
     driver_type: type[Any]
     #: Closes everything that was opened if the connection is dropped without being closed.
     finalizer: Callable[[object, str, Opened], Finalizer]
-    #: The form in which programs get a database of ``memory:``.
+    #: The type of the database that programs get for ``memory:``.
     memory_type: type[MemoryDatabase]
     renewer: LeaseRenewer
 
@@ -289,7 +289,7 @@ class BaseConnection(Generic[D]):
 
     @property
     def stats(self) -> Mapping[str, int]:
-        """The counters of the driver and its bus; empty before the first command."""
+        """The counters of the driver and its bus, or {} before the first command."""
         driver = self._driver
         if driver is None:
             return {}
@@ -324,7 +324,7 @@ class Connection(BaseConnection[Driver]):
         return self.open().run(plan)
 
     def enter(self) -> None:
-        """Connect to the server and check the bus. If that fails, close.
+        """Connect to the server and check the bus. If either fails, close the connection.
 
         Raises:
             ConfigurationError: The target or the bus cannot be used.

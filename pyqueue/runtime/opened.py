@@ -1,4 +1,4 @@
-"""The resources of a connection: closed with it, or when it is dropped without being closed.
+"""The resources of a connection. They are closed with it, or when it is dropped without a close.
 
 A dropped connection is noticed by the garbage collector, at any moment and in any thread. So a
 blocking connection is closed in a separate thread, and an async connection in a task of its event

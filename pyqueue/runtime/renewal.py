@@ -1,4 +1,4 @@
-"""Renewing leases while a block or a handler works. Each client has one renewer.
+"""Renew leases while a block or a handler runs. Each client has one renewer.
 
 ``Schedule`` knows which leases are due, and which share a command. The blocking renewer is a
 thread, the async renewer a task. Each starts the renewals that are due and sleeps until the next.
@@ -54,7 +54,7 @@ class NamedLease:
 
 
 L = TypeVar("L", bound=Leased)
-#: For each lease, None or its error. None instead of the list: all leases were extended.
+#: A list with None or the error of each lease, or None if all leases were extended.
 Results = Sequence[QueueError | None] | None
 #: The function that extends the leases of a group: a function for threads, or a coroutine function.
 Extend = TypeVar("Extend", bound=Callable[..., object])
@@ -72,13 +72,13 @@ class Entry(Generic[Extend]):
     extend: Extend
     #: Called once when the lease is lost.
     lost: Callable[[], object]
-    #: Entries with equal groups are extended together, by the ``extend`` of one; None: separately.
+    #: Entries with equal groups, except None, are extended together, by the ``extend`` of one.
     group: Hashable = None
     due: float = 0.0
     #: When the last renewal began.
     began: float = 0.0
     state: State = "renewed"
-    #: How many settlements of it are in progress.
+    #: How many settlements of the reservation are in progress.
     settling: int = 0
     #: The interval by which the schedule files the entry.
     after: float = 0.0
@@ -151,7 +151,7 @@ class Schedule(Generic[Extend]):
         return entry.state
 
     def take(self) -> list[Entry[Extend]]:
-        """Remove and return the entries that are renewed together next; none if no entry is due.
+        """Remove and return the entries to renew together next, or [] if no entry is due.
 
         Entries of the same group that are due soon are included, so that leases that began one
         after another share a command.
@@ -234,7 +234,7 @@ class BaseRenewer(Generic[Extend]):
             reservation: The reservation.
             extend: Extends the leases of a group.
             lost: Called when the lease is lost.
-            group: Reservations with equal groups are extended together; None: separately.
+            group: Reservations with equal groups, except None, are extended together.
             age_s: How many seconds the lease has run.
         """
         raise NotImplementedError

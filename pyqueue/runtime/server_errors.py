@@ -47,7 +47,7 @@ def lacks_sessions(error: Exception) -> bool:
 
 
 def transient(error: Exception) -> errors.AutoReconnect:
-    """Return an error of a transaction in the form that makes retry loops repeat it."""
+    """Turn an error of a transaction into an error that makes retry loops repeat it."""
     return errors.AutoReconnect(str(error), {"errorLabels": ["TransientTransactionError"]})
 
 
@@ -96,7 +96,7 @@ def translated(error: Exception) -> Exception:
 
 
 def shown_cause(error: Exception, meant: Exception) -> Exception | None:
-    """Return the cause to show with a translated error; None if its text may show a payload."""
+    """Return the cause to show with a translated error, or None if it could show a payload."""
     secret = isinstance(meant, InvalidMessage) or isinstance(error, errors.BulkWriteError)
     return None if secret else error
 

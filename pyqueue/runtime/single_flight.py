@@ -17,7 +17,7 @@ from pyqueue.runtime.coalescing import copy_of
 
 
 class SingleFlight:
-    """For threads. The first caller does the work; if it is interrupted, another takes over."""
+    """Lets threads share a call. If the working thread is interrupted, another one takes over."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -39,7 +39,7 @@ class SingleFlight:
                     if current is None:
                         self._current = mine
                 if current is None:
-                    # Not in the context of the caller, which may have a shorter time limit.
+                    # The context of the caller would not do: it may have a shorter time limit.
                     contextvars.Context().run(work)
                     mine.set_result(None)
                     return
@@ -65,7 +65,7 @@ class SingleFlight:
 
 
 class AsyncSingleFlight:
-    """For tasks. The work has a task that no caller can cancel."""
+    """Lets tasks share a call. The work has a task that no caller can cancel."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
@@ -79,7 +79,7 @@ class AsyncSingleFlight:
         """
         task = self._task
         if task is None:
-            # Not in the context of the caller, which may have a shorter time limit.
+            # The context of the caller would not do: it may have a shorter time limit.
             task = self._task = asyncio.get_running_loop().create_task(
                 work(), context=contextvars.Context()
             )

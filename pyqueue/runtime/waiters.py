@@ -30,7 +30,7 @@ class Waiters:
     Args:
         topic: The topic of the queue on the bus.
         count_misfit: A function that is called for each claimed message that cannot be delivered.
-        sweep: The upkeep that all queues of the client share; None if there is none.
+        sweep: The upkeep that all queues of the client share, or None if there is none.
     """
 
     def __init__(

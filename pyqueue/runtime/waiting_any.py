@@ -35,11 +35,11 @@ class _Entered:
     def __init__(self, wake: Callable[[], object], clock: Clock) -> None:
         self._wake, self._clock = wake, clock
         self._places: list[tuple[Waiters, bool, bool]] = []
-        #: How many seconds it may wait as a follower; None: without a limit.
+        #: How many seconds the consumer may wait as a follower, or None for no limit.
         self.most_s: float | None = None
 
     def enter(self, wait: Wait) -> bool:
-        """Start waiting in one queue. Return whether it leads there."""
+        """Start waiting in one queue. Return whether the consumer leads there."""
         waiters: Waiters = wait.waiters
         leads = waiters.enter(self._wake, wait.until)
         guards = not leads and waiters.guard(wait.until)
@@ -51,7 +51,7 @@ class _Entered:
         return leads
 
     def leave(self) -> None:
-        """Stop waiting in all of them."""
+        """Stop waiting in all these queues."""
         for waiters, leads, guards in self._places:
             waiters.leave(self._wake, leads, guards)
 
@@ -112,12 +112,12 @@ class _Led:
 
     @property
     def pause_s(self) -> float:
-        """How many seconds it may wait before the next step, unless there is an alert."""
+        """How many seconds the consumer may wait before the next step, unless there is an alert."""
         left_s = max(0.0, self._end - time.monotonic())
         return left_s if self._gives_alerts else min(left_s, _CHECK_S)
 
     def step(self, refresh: Callable[[float], object]) -> bool | None:
-        """Do the next step if it is due. Return whether to scan; None: continue to wait."""
+        """Do the next step if it is due. Return whether to scan, or None to continue to wait."""
         heard = self._listener.wait(0)
         if not heard and not self._listener.closed and time.monotonic() < self._end:
             return None

@@ -89,7 +89,7 @@ def _read(claims: NamedClaims, token: str, after: int, upto: int) -> Plan[Claime
 
 
 def _order(document: Document) -> tuple[datetime, tuple[bool, Any]]:
-    """Return the place of a document in the order in which the documents became ready."""
+    """Return the sort key that orders documents by when they became ready."""
     return eligible_since(document) or NEVER, id_order(document["_id"])
 
 
@@ -133,7 +133,7 @@ class Rejected(Exception):
 
 
 def bury_killer(source: QueuePlans, held: Reservation[Any]) -> Plan[bool]:
-    """Bury a message on which processes died if it has no try left. Return whether that is so.
+    """Bury a message on which processes died if it has no try left. Return whether it has none.
 
     If another consumer has taken it in the meantime, it is not buried.
     """
@@ -167,7 +167,7 @@ class Ahead:
         self._future = self._threads.submit(self._connection.run, plan)
 
     def take(self) -> Claimed | None:
-        """Return the claim made in advance, once; None if there is none.
+        """Return the claim made in advance, once, or None if there is none.
 
         Raises:
             QueueError: The claim failed.

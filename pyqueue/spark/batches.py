@@ -44,7 +44,7 @@ log = logging.getLogger("pyqueue")
 MAX_TRANSACTION: Final = 10_000
 #: How many jobs of a batch may fail in the search for the messages that make it fail.
 MAX_FAILURES: Final = 40
-#: How often a part is transformed at most. It is transformed again if messages were lost.
+#: How many times a part is transformed at most. It is transformed again if messages were lost.
 MAX_ATTEMPTS: Final = 3
 
 #: Returns the DataFrame of the messages with these ids.
@@ -248,7 +248,7 @@ class Batch:
     Args:
         batches: The group.
         claimed: The claim.
-        streams: Whether it is the batch of a stream, whose documents are not known.
+        streams: Whether it is the batch of a streaming query, whose documents are not known.
     """
 
     def __init__(self, batches: Batches, claimed: Claimed, *, streams: bool = False) -> None:
@@ -273,7 +273,7 @@ class Batch:
 
     def refresh(self) -> None:
         """Read which messages are held, and until when."""
-        # A stream leaves bad records out, and buries them.
+        # A streaming query leaves bad records out, and buries them.
         claimed, claims = self._claimed, self._batches.claims
         found = self._run(
             claims.reservations(claimed.token, claimed.after, claimed.upto, noted=False)

@@ -60,7 +60,7 @@ class Unfit(ValueError):
 
 
 class Field(NamedTuple):
-    """One field of all documents: the BSON type (0: missing) and the place of each value."""
+    """One field of all documents: the BSON type (0 if missing) and the offset of each value."""
 
     types: Array
     places: Array
@@ -214,7 +214,7 @@ class Documents:
         return numbers.astype(np.int64) if form == "<i4" else numbers
 
     def integers(self, field: Field) -> tuple[Array, Array]:
-        """Return the integers, with 0 where there is none, and a mask of these places."""
+        """Return the integers, with 0 for a missing value, and a mask of the missing values."""
         present = field.only(_INT, _LONG)
         values = np.zeros(len(present), np.int64)
         for type, form in ((_INT, "<i4"), (_LONG, "<i8")):

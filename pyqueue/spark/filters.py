@@ -61,7 +61,7 @@ def matching(text: str) -> Condition:
 
 
 def condition(filter: datasource.Filter) -> Condition | None:
-    """Return a condition that is true wherever the filter is true; None: there is none."""
+    """Return a condition that is true wherever the filter is true, or None if there is none."""
     column = getattr(filter, "attribute", ())
     value = getattr(filter, "value", None)
     if column == ("id",):
@@ -81,7 +81,7 @@ def condition(filter: datasource.Filter) -> Condition | None:
 
 
 def ids_of(filter: datasource.Filter) -> list[str | ObjectId] | None:
-    """Return the ids that a filter allows, as they may be stored. None: no condition on ids.
+    """Return the ids that a filter allows, in all stored forms, or None if it is not about ids.
 
     The column shows an ObjectId as its hex digits.
     """

@@ -1,4 +1,4 @@
-"""Convert stored messages to Spark rows with Arrow. See ``row_reader`` for the way back.
+"""Convert stored messages to Spark rows with Arrow. For the reverse, see ``row_reader``.
 
 A payload has one of three forms: a JSON string, a variant, or a struct or any other Spark type. The
 JSON is MongoDB's relaxed Extended JSON, so dates, ObjectIds, bytes and decimals come back
@@ -240,7 +240,7 @@ def payloads(
 
 
 def misfits(documents: Sequence[Document], payload: DataType) -> Iterator[tuple[int, str]]:
-    """Return the places of the messages whose payloads do not fit the type, with the reasons."""
+    """Yield the index and the reason of each message whose payload does not fit the type."""
     convert = _to_arrow(payload)
     type = schema_of(payload).field("payload").type
     for place, each in enumerate(documents):

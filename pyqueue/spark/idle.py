@@ -28,7 +28,7 @@ class IdleWait:
     waits of the other sources.
 
     Args:
-        max_wait_s: How long to wait, in seconds. 0: it neither waits nor listens for signals.
+        max_wait_s: How long to wait, in seconds. If 0, it neither waits nor listens for signals.
         listen: Starts listening for signals of the queue. It is called before the first wait.
     """
 
@@ -85,7 +85,7 @@ class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @abstractmethod
     def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Check the queue. Return the end of the next batch; ``start`` if no batch is due."""
+        """Check the queue. Return the end of the next batch, or ``start`` if no batch is due."""
 
     def _listen(self) -> buses.Listener:
         client = client_of(self._options.address)

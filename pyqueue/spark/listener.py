@@ -55,9 +55,9 @@ class SourceNumbers:
     #: The number of the last claim that Spark has committed.
     claim: int = 0
     #: The messages that were ready after the last batch, counted up to 100 000, at most once in 10
-    #: seconds. None: they have not been counted yet.
+    #: seconds, or None if they have not been counted yet.
     ready: int | None = None
-    #: The age of the oldest ready message, in seconds. None: no message is ready.
+    #: The age of the oldest ready message, in seconds, or None if no message is ready.
     oldest_age: float | None = None
     #: The bad records that were buried.
     buried: int = 0
@@ -86,7 +86,7 @@ class QueueProgressListener(StreamingQueryListener):
         super().__init__()
         self._changed = threading.Condition()
         self._numbers: dict[Source, SourceNumbers] = {}
-        #: The last token of each source, and the last one that was fenced.
+        #: The last token of each source, and its last token that was fenced.
         self._tokens: dict[Source, str] = {}
         self._fenced: dict[Source, str] = {}
         #: The offset of each source that is to be acknowledged.
@@ -204,7 +204,7 @@ class QueueProgressListener(StreamingQueryListener):
 
 
 def _document(text: str | None) -> dict[str, Any]:
-    """Return the offset that Spark shows; empty if it is missing or of another data source."""
+    """Return the offset that Spark shows, or {} if it is missing or of another data source."""
     try:
         found = json.loads(text or "null")
     except ValueError:  # Spark shows a missing offset as "None"

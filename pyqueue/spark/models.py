@@ -130,7 +130,7 @@ def payload_type(model: object) -> DataType | None:
         model: A pydantic model, or None.
 
     Returns:
-        The type; None for JSON in a string.
+        The type, or None for JSON in a string.
 
     Raises:
         ConfigurationError: The model is not a pydantic model, or Spark lacks the type of a field.

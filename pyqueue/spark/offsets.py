@@ -35,7 +35,7 @@ class Offset:
     after: int = 0
     #: The first token of the query's runner. Only a restart of the query keeps it.
     lineage: str = ""
-    #: How many messages the batch that ends here has; None: an earlier release made the offset.
+    #: How many messages the batch that ends here has, or None in offsets of an earlier release.
     count: int | None = None
 
     def to_json(self) -> dict[str, Any]:

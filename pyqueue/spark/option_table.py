@@ -75,10 +75,10 @@ class ReadOptions:
     payload_type: Annotated[str, Option("payloadType", Way.READS, value.payload_type, "json")]
     #: The import path of the model of the payloads.
     payload_model: Annotated[str | None, Option("payloadModel", Way.READS)]
-    #: Some of the columns, in order. None: all.
+    #: Some of the columns, in order, or None for all.
     chosen: Annotated[list[str] | None, Option("columns", Way.READS, value.names)]
     partitions: Annotated[int, Option("numPartitions", Way.READS, value.count(MAX_PARTITIONS), "4")]
-    #: None: the default, which differs between a stream and a table.
+    #: None stands for the default, which differs between a stream and a table.
     on_bad_record: Annotated[
         str | None, Option("onBadRecord", Way.READS, value.one_of("bury", "null", "fail"))
     ]

@@ -47,9 +47,9 @@ class Options(ReadOptions):
     """The options of a read or a write, after the check."""
 
     address: NamespaceAddress
-    #: The queue, or the first one of ``queues``; for a read of a stream, the stream.
+    #: The queue, or the first of ``queues``, or for a read of a stream, the stream.
     queue: str
-    #: The queues that the rows of a write may name. Empty: the rows name none.
+    #: The queues that the rows of a write may name. If empty, the rows name no queue.
     queues: tuple[str, ...]
     #: Whether it reads a stream.
     by_position: bool
@@ -69,7 +69,7 @@ class Options(ReadOptions):
         """Return the plans of a queue, of its recorded kind. Create the record if it is missing.
 
         Args:
-            queue: The name of the queue. None: the queue of the options.
+            queue: The name of the queue, or None for the queue of the options.
         """
         queue = self.queue if queue is None else queue
         return self._plans(queue, self.run(_kind(queue, make=True)))

@@ -73,7 +73,7 @@ class Route:
 
     #: The queue that is read, with the stage's options.
     source: QueuePlans
-    #: The queues that are written. Empty: the transform writes a table itself.
+    #: The queues that are written. If empty, the transform writes a table itself.
     targets: Sequence[QueuePlans]
     #: Whether the column ``queue`` of each row chooses among the targets.
     by_column: bool = False

@@ -77,13 +77,13 @@ class StreamReader(IdleReader):
         self._batch: tuple[int, int, Mapping[Id, int]] = (0, 0, {})
         #: Whether the queue exists, and whether a warning has said that it does not.
         self._is_there = self._warned = False
-        #: The number of ready messages and the age of the oldest, and when to count again. None: do
-        #: not count, because no message is ready.
+        #: The number of ready messages and the age of the oldest, and when to count again, or None
+        #: not to count, because no message is ready.
         self._backlog: tuple[int, float | None] = (0, None)
         self._count_at: float | None = -math.inf
 
     def _take(self, offset: Mapping[str, Any]) -> tuple[StreamRunner, str | None]:
-        """Return the runner and its token; None instead of the token: the query must stand by.
+        """Return the runner and its token, or None as the token if the query must stand by.
 
         Args:
             offset: The last offset in the checkpoint.

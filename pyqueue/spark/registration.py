@@ -36,8 +36,8 @@ def spark_session(
 
     Args:
         name: The name of the application.
-        master: For example "local[2]", or the URL of a cluster. None: the value in Spark's own
-            configuration, or "local[*]".
+        master: For example "local[2]", or the URL of a cluster. The default is the value in Spark's
+            own configuration, or "local[*]".
         config: Further settings for Spark.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Read messages from the rows of a DataFrame. See ``frames`` for the way back."""
+"""Read messages from the rows of a DataFrame. For the reverse, see ``frames``."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class _Rows:
 
     def __init__(self, ids: Sequence[str | None], *, bury: bool = False) -> None:
         self.ids = ids
-        #: The reasons. None: a row that cannot be stored is an error.
+        #: The reasons, or None if a row that cannot be stored is an error.
         self.faults: Faults | None = {} if bury else None
 
     def name(self, number: int) -> str:
@@ -222,7 +222,7 @@ def _check_payload(value: Any) -> None:
     """Check that a message can have this payload.
 
     Raises:
-        InvalidMessage: It cannot.
+        InvalidMessage: A message cannot have it.
     """
     encode({"payload": value, "rest": _REST})
     if _is_deep(value, MAX_DEPTH):
@@ -245,8 +245,8 @@ class Reader:
         schema: The schema of the DataFrame. It needs a column ``payload``: JSON in a string, a
             struct, a variant or any value. It may have columns ``headers`` and ``key``, and
             ``when`` or ``delay``, which determine when a message becomes ready.
-        id: The column of the ids; None if there is none.
-        queues: The queues that the column ``queue`` may name. Empty: this column is ignored.
+        id: The column of the ids, or None if there is none.
+        queues: The queues that the column ``queue`` may name. If empty, this column is ignored.
         prefix: The prefix of the ids, before the values of their column.
         bury: Whether a row that cannot be stored is returned with its fault; else it is an error.
 
@@ -359,7 +359,7 @@ class Reader:
         return value
 
     def _payloads(self, column: pa.Array | pa.ChunkedArray, rows: _Rows) -> list[Any]:
-        """Return the payloads. If ``rows`` notes errors, one that cannot be stored is its text."""
+        """Return the payloads. If ``rows`` notes errors, a bad payload becomes its text."""
 
         def values(some: pa.Array | pa.ChunkedArray) -> list[Any]:
             return [applied(self._convert, value) for value in some.to_pylist()]

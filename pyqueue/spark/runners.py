@@ -75,7 +75,7 @@ class GroupRunner:
         self._looks: dict[str, datetime] = {}
         #: The plans of the member that this process runs, or ran last.
         self.claims = members[0]
-        #: None while this process does not run the group.
+        #: The token of the runner, or None while this process does not run the group.
         self.token: str | None = None
 
     def take(self) -> str:
@@ -172,7 +172,7 @@ class StreamRunner(GroupRunner):
 
         Args:
             known: The ``runner`` that the checkpoint remembers.
-            wait: If another runner holds the lease, wait for its end once, and then raise an error.
+            wait: Whether to wait once for the end of another runner's lease, and then raise.
 
         Raises:
             Occupied: Another process runs the group, and ``wait`` is true.

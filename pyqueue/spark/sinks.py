@@ -29,7 +29,7 @@ log = logging.getLogger("pyqueue")
 
 #: How many processes may die on a claim before it is divided.
 DEATHS: Final = 2
-#: Into how many parts it is divided.
+#: Into how many parts such a claim is divided.
 PARTS: Final = 8
 
 

@@ -44,8 +44,8 @@ class SparkStage:
         namespace: The collection that holds the queues.
         source: The queue that the stage reads.
         to: The queue that the stage writes. With a list of queues, the column ``queue`` of the
-            transform's result chooses one of them for each row. None: the transform writes the
-            messages to a table itself.
+            transform's result chooses one of them for each row. If None, the transform itself
+            writes the messages to a table.
         group: The durable name of this consumer. One process at a time runs each member of a
             group; further processes stand by, and one takes over within seconds if it dies.
         members: How many processes share the work of the group. Each of them runs one member. If a
@@ -61,8 +61,8 @@ class SparkStage:
             returns any rows with a ``payload``, and each becomes a new message; the whole batch is
             one transaction, which needs a replica set. With either output, a column ``when`` or
             ``delay`` sets the time at which a message becomes ready, as in a write.
-        model: A pydantic model: the payload becomes a struct with its fields. None: the payload is
-            a JSON string.
+        model: A pydantic model, with whose fields the payload becomes a struct. If None, the
+            payload is a JSON string.
         max_messages: The maximum number of messages in a batch; up to 10 000 with "transaction". A
             batch also ends at 64 MB of stored messages.
         lease: How many seconds a batch stays reserved if this process dies. The lease is renewed

@@ -39,7 +39,7 @@ _RUN_ID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 class _Chunk(NamedTuple):
     """The messages of one queue that are written at once."""
 
-    #: None if the rows name none.
+    #: The queue, or None if the rows name none.
     queue: str | None
     messages: list[NewMessage]
     #: Whether they are rows that their queue cannot store. ``queue`` is its dead-letter queue.
@@ -116,7 +116,7 @@ class DirectBatchWriter(DataSourceArrowWriter):
 
 def _appended(options: Options, chunks: Chunks) -> WriterCommitMessage:
     how = options.of_write
-    # A stream repeats a batch with the same ids, so it would never get past its own messages.
+    # A streaming query repeats a batch with the same ids, so it would never get past its messages.
     by_id = how.id_column is not None and not (how.at_least_once and how.on_duplicate == "error")
     for chunk in chunks:
         target = options.backend(chunk.queue).target
@@ -143,7 +143,7 @@ class _Written(WriterCommitMessage):
 
     epochs: EpochWrites
     job: str
-    #: None: the epoch was decided before.
+    #: The attempt, or None if the epoch was decided before.
     attempt: int | None
     #: The number of messages in each of its places.
     counts: dict[str, int]
@@ -244,7 +244,7 @@ class EpochBatchWriter(_EpochWriter, DataSourceArrowWriter):
 
 
 class StreamWriter(_EpochWriter, DataSourceStreamArrowWriter):
-    """Writes the epochs of a stream."""
+    """Writes the epochs of a streaming query."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task, or append them if they may be written again."""
@@ -279,7 +279,7 @@ def _local(name: str) -> str:
 
 
 def _run() -> str:
-    """Return the id of the run of a streaming query; empty if Spark does not provide it.
+    """Return the id of the run of a streaming query, or "" if Spark does not provide it.
 
     Each start of a query is another run. The id of the run is the job group of its jobs, unless the
     user has set a job group, whose name may stay the same.

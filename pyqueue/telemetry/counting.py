@@ -13,10 +13,10 @@ from pyqueue.facts import ErrorInfo
 from pyqueue.messages import Id, Message, PackedReservation, Reservation
 from pyqueue.telemetry.figures import OTHER, Figures
 
-#: How many queues, and how many groups of errors, are told apart between two flushes.
+#: How many queues, and how many error groups, are counted separately between two flushes.
 MAX_QUEUES: Final = 2000
 MAX_GROUPS: Final = 200
-#: How many ids a group of errors shows.
+#: How many ids an error group shows.
 SAMPLES: Final = 5
 
 #: How the messages of each verb are counted.
@@ -48,9 +48,9 @@ class ErrorGroup:
 class Counted(NamedTuple):
     """The figures since the last flush."""
 
-    #: By the name of the queue, or of the stream, "~" and the group.
+    #: The figures, by the name of the queue, or by the name of the stream, "~" and the group.
     figures: Mapping[str, Figures]
-    #: By fingerprint and queue.
+    #: The error groups, by fingerprint and queue.
     errors: Mapping[tuple[str, str], ErrorGroup]
 
 
@@ -150,7 +150,7 @@ class Counting:
                     self._note(queue, verb, each, each.error)
 
     def _note(self, queue: str, verb: str, message: Message[Any], error: ErrorInfo) -> None:
-        """Add a message that failed to its group of errors."""
+        """Add a failed message to its error group."""
         is_new = isinstance(message, Reservation) and _is_of(error, message)
         key = (str(error.fp), queue)
         if not is_new and verb != "bury":
@@ -182,7 +182,7 @@ class Counting:
 def parted(
     reservations: Sequence[Message[Any]], error: LeaseLost
 ) -> tuple[list[Message[Any]], list[Message[Any]]]:
-    """Return the reservations that were settled in spite of an error, and the lost ones."""
+    """Return the reservations that were settled in spite of an error, and the lost reservations."""
     lost, unknown = ({*map(_claim_of, some)} for some in (error.lost, error.unknown))
     return (
         [each for each in reservations if _claim_of(each) not in lost | unknown],
@@ -191,7 +191,7 @@ def parted(
 
 
 def _is_of(error: ErrorInfo, held: Reservation[Any]) -> bool:
-    """Return whether an error is of this try. One of an earlier try was counted when it happened.
+    """Return whether an error is of this try. An earlier error was counted when it happened.
 
     Stored times have milliseconds, so the try before may have failed in the millisecond of this
     claim. Messages of packs store no errors.

@@ -22,14 +22,14 @@ BOUNDS_S: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0),
 )
-#: How many targets of moves are told apart for one queue.
+#: How many targets of moves are counted separately for one queue.
 MAX_TARGETS: Final = 50
 #: The name of everything beyond a limit. No queue has this name.
 OTHER: Final = "~other"
 
 
 class Histogram:
-    """How often something took how long."""
+    """The distribution of a duration."""
 
     __slots__ = ("numbers", "seconds")
 

@@ -40,13 +40,13 @@ _MAX_INTERVAL_S: Final = 60.0
 #: The seconds that a flush may take, and more for each queue.
 LIMIT_S: Final = 2.0
 _LIMIT_PER_QUEUE_S: Final = 0.005
-#: A flush of many queues makes the next one later: seconds for each queue.
+#: The least interval after a flush of many queues: seconds for each queue.
 _PER_QUEUE_S: Final = 0.25
 #: How many workers may flush in one second, all together.
 _WORKERS_PER_S: Final = 50
-#: Workers are counted at every flush with a number that this divides.
+#: Workers are counted at one of this many flushes.
 _COUNT_EVERY: Final = 12
-#: Not the generator of the program, which may have seeded it.
+#: A separate generator, because the program may have seeded the global one.
 _random = random.SystemRandom()
 
 
@@ -131,7 +131,7 @@ class BaseTelemetry:
         return now
 
     def _plan(self) -> Plan[None] | None:
-        """Take the figures, and return the plan that stores them; None: there are none."""
+        """Take the figures. Return the plan that stores them, or None if there are none."""
         if self.counting.off or (self.counting.empty and self.presence.empty):
             return None
         now = self._now()

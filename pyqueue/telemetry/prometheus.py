@@ -68,7 +68,7 @@ def metrics_text(client: Connected[Any]) -> str | Awaitable[str]:
 
 
 def exposition() -> Plan[str]:
-    """Return the text."""
+    """Return the metrics of a namespace as text."""
     totals = yield from _read(METRICS, {"_id": {"$gte": TOTAL.letter + " ", "$lt": "t!"}})
     names = yield from all_queues.names()
     bases = {str(each["q"]).partition("~")[0] for each in totals}
@@ -82,7 +82,7 @@ def exposition() -> Plan[str]:
 
 
 def _read(suffix: str, match: Mapping[str, Any]) -> Plan[list[Document]]:
-    """Return documents of telemetry; none if the database user may not read them."""
+    """Return documents of telemetry, or none if the database user may not read them."""
     try:
         return (yield from aside(suffix, Find(match, sort=(("_id", 1),), limit=_MAX_READ)))
     except NotPermitted:
@@ -125,7 +125,7 @@ def states_of(info: QueueInfo) -> dict[str, int]:
 
 
 def _count_groups(family: _Family, stream: str, room: int) -> Plan[int]:
-    """Add the groups of a stream, the first ``room`` of them alone. Return how many were added."""
+    """Add the groups of a stream, the first ``room`` separately. Return how many were separate."""
     found = yield from consumers.groups(stream)
     for place, group in enumerate(found):
         alone = place < room
@@ -202,7 +202,7 @@ class _Family:
         self.add(labels, total, "_count")
 
     def lines(self) -> Iterable[str]:
-        """Return the lines; none if there is no value."""
+        """Yield the lines, or nothing if there is no value."""
         if self._values:
             yield self._head
             yield from (f"{key} {value:.15g}\n" for key, value in self._values.items())

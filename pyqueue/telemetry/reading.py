@@ -21,7 +21,7 @@ def stats(queue: str, since: Duration | datetime) -> Plan[QueueStats]:
     """Return the figures of a queue, or of a consumer group, since a time.
 
     Args:
-        queue: The name of the queue; of a group, the stream, "~" and the group.
+        queue: The name of the queue, or for a consumer group, the stream, "~" and the group.
         since: An instant, or how many seconds ago.
 
     Raises:
@@ -73,7 +73,7 @@ def _starts(span: Span, start: datetime, end: datetime) -> Iterator[datetime]:
 
 
 def counts_of(document: Document) -> dict[str, int]:
-    """Return the counts in a document, without those that are 0."""
+    """Return the nonzero counts in a document."""
     return {name: document[name] for name in COUNTS if name in document}
 
 

@@ -36,7 +36,7 @@ _INDEX: Final = "expires"
 _KEYS: Final = (("expires", 1),)
 _OPTIONS: Final[Mapping[str, Any]] = {"expireAfterSeconds": 0}
 
-#: How long a group of errors is kept after its last error.
+#: How long an error group is kept after its last error.
 _KEPT_ERRORS: Final = timedelta(days=30)
 #: The longest error text that is kept, in characters.
 _MAX_TEXT: Final = 200
@@ -61,7 +61,7 @@ class Span(NamedTuple):
         return whole if self.length < timedelta(hours=1) else whole.replace(minute=0)
 
     def id(self, start: datetime, queue: str) -> str:
-        """Return the id of the document of a queue."""
+        """Return the id of a queue's document for the time that begins at ``start``."""
         return f"{self.letter}{start.strftime(self.format)} {queue}"
 
 
@@ -113,7 +113,7 @@ def _added(figures: Figures) -> dict[str, float]:
 
 
 def errors(groups: Mapping[tuple[str, str], ErrorGroup], now: datetime) -> Iterator[Upsert]:
-    """Yield the upserts that add failed tries to the documents of their groups."""
+    """Yield the upserts that add failed tries to the documents of their error groups."""
     for (fp, queue), group in groups.items():
         error = group.error
         if error is None:

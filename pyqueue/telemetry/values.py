@@ -11,13 +11,13 @@ from datetime import datetime
 class Latency:
     """How long something took, in seconds.
 
-    The percentiles are estimates from histograms. None: there was nothing to measure.
+    The percentiles are estimates from histograms. None if there was nothing to measure.
     """
 
     #: How many messages were measured.
     count: int = 0
     mean: float | None = None
-    #: Half of the messages took less; 95 %; 99 %.
+    #: The times that 50 %, 95 % and 99 % of the messages did not exceed.
     p50: float | None = None
     p95: float | None = None
     p99: float | None = None
@@ -38,7 +38,7 @@ class QueueStats:
     moved: Mapping[str, int]
     #: From the time at which a message was eligible until it was received.
     waiting: Latency
-    #: From then until it was settled.
+    #: From its receipt until it was settled.
     working: Latency
     #: From the first push until it was finished.
     end_to_end: Latency

@@ -68,7 +68,7 @@ class _Collection:
 
 
 class _Database:
-    """A database with such collections."""
+    """A database whose server seems to have the clock of the test client."""
 
     def __init__(self, database: Any, clock: Clock) -> None:
         self._database, self._clock = database, clock

@@ -64,7 +64,7 @@ def drain(worker: Runner[Any], *, horizon: Duration = _HORIZON) -> Any:
 
 
 def _run(worker: Runner[Any], work: Callable[[], Awaitable[R]]) -> Any:
-    """Run async work in the way of the worker's client."""
+    """Return async work for the caller to await. Run it if the client of the worker is blocking."""
     if not isinstance(connection_of(client_of(worker)), Connection):
         return work()
     require_no_loop()
@@ -152,7 +152,7 @@ class _Drain(_TestRun):
         return True
 
     async def _next_start(self, running: RunningStage, now: datetime) -> datetime | None:
-        """Return when a message of a stage may start next; None if none will."""
+        """Return when the next message of a stage may start, or None if no message will."""
         when = await running.queue.next_when()
         if when is None or when > now:
             return when

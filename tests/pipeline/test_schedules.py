@@ -120,7 +120,7 @@ def test_schedule_of_a_function_has_its_name(offline: Client) -> None:
     assert list(worker.graph.stages) == [f"{__name__}:report"]
     with pytest.raises(ConfigurationError, match="cannot be the name of a schedule; set name="):
         worker.cron("0 3 * * *")(lambda: None)
-    with pytest.raises(ConfigurationError, match="there are two schedules"):
+    with pytest.raises(ConfigurationError, match="two schedules are named"):
         worker.cron("0 4 * * *", name=f"{__name__}:report", queue="b")(report)
     with pytest.raises(ConfigurationError, match="cron, every"):
         worker.cron(name="none")(report)

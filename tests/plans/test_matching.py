@@ -154,7 +154,7 @@ def test_values_of_rare_types_are_no_strs_and_no_numbers() -> None:
         ({"payload.n": gt(True)}, "where: gt for payload.n compares"),
         (
             {"payload.n": exists(cast("bool", 1))},
-            "where: exists for payload.n takes True or False, found int",
+            r"where: exists\(\) for payload.n: expected True or False, found int",
         ),
         ({"payload.at": datetime(2026, 1, 1)}, "where: the instant for payload.at has no time"),
         ({"payload.at": [{"x": datetime(2026, 1, 1)}]}, "where: the instant for payload.at has no"),

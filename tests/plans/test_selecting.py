@@ -484,7 +484,7 @@ def test_error_tells_how_many_messages_were_changed() -> None:
         try:
             steps.run(select(standard(), Remove()), lost_request(at))
         except Unavailable as error:
-            told = re.search(r"; (\d+) messages were changed .* call remove\(\) again", str(error))
+            told = re.search(r"; (\d+) messages were changed; call remove\(\) again", str(error))
             changed = 5 - len(numbers_of_ids(steps, "a"))
             assert changed == (0 if told is None else int(told[1]))
             assert told is not None or at < 2

@@ -1,8 +1,8 @@
 """Packs in bulk work: named claims, and the reads and writes of Spark, handle whole packs.
 
-A named claim takes a pack with all its messages, whatever claims of it have lapsed. A note about a
-message is stored under its place. If a message fails alone, it leaves the pack; the claim keeps the
-rest.
+A named claim takes a pack with all its messages, even if earlier claims of it have lapsed. A note
+about a message is stored under its place. If a message fails alone, it leaves the pack; the claim
+keeps the rest.
 """
 
 from __future__ import annotations
@@ -68,27 +68,27 @@ class PackContents(Contents):
         return number if isinstance(number, int) else 1
 
     def ids(self, document: Document) -> Sequence[Id]:
-        """Return the ids of its messages."""
+        """Return the ids of the messages in a document."""
         if not packs.is_pack(document):
             return super().ids(document)
         return list(map(packs.naming(document), packs.places(packs.alive_of(document))))
 
     def by_id(self, document: Document, notes: Any) -> Mapping[Id, Any]:
-        """Return the stored notes on its messages, by message id."""
+        """Return the stored notes on the messages in a document, by message id."""
         if not packs.is_pack(document):
             return super().by_id(document, notes)
         name = packs.naming(document)
         return {name(int(place)): value for place, value in notes.items()}
 
     def messages(self, document: Document) -> Sequence[Document]:
-        """Return its messages, each as a document."""
+        """Return the messages in a document, each as a document."""
         if not packs.is_pack(document):
             return [document]
         common = packs.common_fields(document)
         return [{**common, **own} for own in _own_fields(document)]
 
     def numbered(self, document: Document) -> Sequence[tuple[int, Document]]:
-        """Return its messages as documents, each with its place in its pack."""
+        """Return the messages in a document as documents, each with its place in its pack."""
         if not is_valid_pack(document):
             return super().numbered(document)
         places = packs.places(packs.alive_of(document))
@@ -101,7 +101,7 @@ class PackContents(Contents):
     def reservations(
         self, document: Document, now: datetime, *, noted: bool = True
     ) -> Sequence[Reservation[Any]]:
-        """Return its messages as reservations without payloads."""
+        """Return the messages in a document as reservations without payloads."""
         if not packs.is_pack(document):
             return super().reservations(document, now, noted=noted)
         reservations = _reservations(document, now)
@@ -111,7 +111,7 @@ class PackContents(Contents):
     # ---- claims
 
     def first(self, find: Find, max_bytes: int | None) -> Plan[list[Document]]:
-        """Return the first documents that fit; at least one. An empty pack counts as a message."""
+        """Return the first documents that fit, at least one. An empty pack counts as a message."""
         sized = replace(find, projection=self.sized)
         most = sys.maxsize if max_bytes is None else max_bytes
         return (yield from find_fitting(sized, most, lambda each: max(1, self.size(each))))
@@ -176,11 +176,11 @@ class PackContents(Contents):
     # ---- messages of any program
 
     def is_message(self, document: Document) -> bool:
-        """Return whether a document is not a pack, nor one that another release writes."""
+        """Return whether a document is a message, not a pack of this or another release."""
         return not packs.is_pack(document)
 
     def end_rests(self, terms: QueueTerms) -> Plan[None]:
-        """Give resting packs back."""
+        """Give back packs that processes keep without holding a message of them."""
         yield from end_rests(terms.queue, (yield from ServerTime()))
 
     def hold(
@@ -192,7 +192,7 @@ class PackContents(Contents):
     def requeue(
         self, terms: QueueTerms, held: Sequence[Reservation[Any]], at: datetime | None
     ) -> Plan[None]:
-        """Let messages of one pack leave it together, and become ready."""
+        """Take messages out of one pack. They become ready at ``at``, or now if it is None."""
         packed = [each for each in held if isinstance(each, PackedReservation)]
         return holding.requeue(terms, packed, at)
 
@@ -299,7 +299,7 @@ def _reservations(pack: Document, now: datetime) -> list[PackedReservation[Any]]
 
 
 def _entry(target: Target, place: int, row: NewMessage, now: datetime) -> RawBSONDocument | None:
-    """Return a row as an entry of a pack; None: it needs a document.
+    """Return a row as an entry of a pack, or None if it needs its own document.
 
     Raises:
         InvalidMessage, ConfigurationError: the row cannot be stored.

@@ -62,7 +62,7 @@ class Packed(Form[PackedReservation[Any]]):
         move: Move,
         session: object,
     ) -> Plan[None]:
-        """Pass messages on to another queue."""
+        """Move messages to another queue."""
         return moving.move(terms, pairs, move, session)
 
     def moves(
@@ -77,7 +77,7 @@ class Packed(Form[PackedReservation[Any]]):
     def hand_over(
         self, terms: QueueTerms, held: PackedReservation[Any], copies: Sequence[Document]
     ) -> Plan[tuple[Handover, Result]]:
-        """Finish a message, and publish documents in its place. Return the handover and result."""
+        """Finish a message and publish documents instead. Return the handover and its result."""
         [(group, _)] = by_pack(terms.queue, terms.kind, [held])  # one message is in one pack
         handover = Handover(terms.queue, held.pack, held.token, copies, new=True)
         result = yield from leaving.hand_over_shared(group, handover)

@@ -29,12 +29,12 @@ _LEASE_S: Final = 30.0
 
 
 def hold(terms: QueueTerms, pack: Document, places: Sequence[int]) -> Plan[Held]:
-    """Hold messages of a pack. The result is empty if the pack changed, or a consumer holds it.
+    """Hold messages of a pack. Return an empty list if the pack changed, or a consumer holds it.
 
     Args:
         terms: the queue.
         pack: the pack, as it was read. Afterwards, it shows that its claim has ended.
-        places: the places of the messages. Those that have left the pack are left out.
+        places: the places of the messages. Messages that have left the pack are skipped.
     """
     if (yield from end_rest(terms.queue, pack)):  # a process keeps it, but holds no message
         del pack["token"]
@@ -60,7 +60,7 @@ def hold(terms: QueueTerms, pack: Document, places: Sequence[int]) -> Plan[Held]
 
 
 def requeue(terms: QueueTerms, held: Held, at: datetime | None) -> Plan[None]:
-    """Let messages of one pack leave it together, and become ready. ``at``: None is now.
+    """Take messages out of one pack. They become ready at ``at``, or now if it is None.
 
     Raises:
         LeaseLost: some messages were no longer held; the rest are requeued.

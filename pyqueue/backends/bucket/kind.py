@@ -50,5 +50,5 @@ class Bucket(Standard):
     def packed_ids(
         self, queue: str, ids: Sequence[Id], session: object = None
     ) -> Plan[tuple[frozenset[Id], list[Id]]]:
-        """Find the ids of messages in stored packs. Keep other named packs from being stored."""
+        """Find the ids of messages in stored packs. Block late inserts of the other packs."""
         return in_stored_packs(queue, ids, session)

@@ -195,7 +195,7 @@ def hand_over_shared(group: Group, handover: Handover) -> Plan[Result]:
 def _hand_over_for_callers(
     calls: Sequence[tuple[Group, Handover]],
 ) -> Plan[Sequence[Result | None]]:
-    """Hand over for several callers. None: this failed, so the caller tries alone."""
+    """Hand over for several callers. Return None for each caller that has to try alone."""
     group, handover = calls[0]
     if len(calls) == 1:
         return [(yield from _hand_over_bits(group, handover))]
@@ -248,7 +248,7 @@ def leave_each(
         held: the messages.
         groups: the same messages, by pack.
         make: returns the function that makes the new document of a message.
-        whole: settles a pack from which no message stays; None: each message leaves its pack.
+        whole: settles a pack from which no message stays. If None, each message leaves its pack.
         together: whether they share documents at their destination.
         session: the session of the caller's transaction, or None.
     """

@@ -40,7 +40,7 @@ class CountPacked(Command[int]):
 
     filter: Filter
     cap: int | None = None
-    #: The index. This one covers the query.
+    #: The index. The default covers the query.
     hint: str = PACKS
     cursor: ClassVar[bool] = True
 
@@ -57,7 +57,7 @@ class CountPacked(Command[int]):
 
 
 def counts(queue: str, cap: int | None) -> Plan[Counts]:
-    """Count the messages in each state, up to ``cap`` for each; None: count all."""
+    """Count the messages in each state, up to ``cap`` for each, or all if ``cap`` is None."""
     if cap is not None:
         arguments.count("cap", cap)
     now = yield from ServerTime()
@@ -78,7 +78,7 @@ def in_packs(
     Args:
         queue: the queue.
         documents: the counts of documents, which have counted each pack once.
-        cap: the most documents to count in each state; None: all.
+        cap: the most documents to count in each state, or None for all.
         now: the current instant.
         session: the session of the counts, or None.
     """
@@ -107,7 +107,7 @@ def in_packs(
 
 
 def find_packed(match: Filter, place: packs.Place) -> Plan[list[Document]]:
-    """Return the packed message that an id names as a document; an empty list if it has left.
+    """Return a list with the packed message that an id names, or an empty list if it has left.
 
     ``match``: a condition on its pack.
     """
@@ -119,7 +119,7 @@ def find_packed(match: Filter, place: packs.Place) -> Plan[list[Document]]:
 
 
 def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:
-    """Return the message with this id, in any state; None if the queue has none."""
+    """Return the message with this id, in any state, or None if the queue has none."""
     message = yield from reading.get(queue, codec, id)
     named = packs.place_of(id)
     if message is not None or named is None:
@@ -193,14 +193,14 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
         yield from publish_all_handed(queue)
         yield from end_rests(queue, now)
         while True:
-            # Without an update, it deletes the pack. Its answer says how many messages that were.
+            # Without an update, this deletes the pack. The answer says how many messages it had.
             gone = yield from FindAndModify(free_packs, None, sort=(("when", 1),), hint=PACKS)
             if gone is None:
                 break
             purged += gone["n"]
     except Unavailable as error:
         raise Unavailable(
-            f"{error}; {purged} messages were deleted before that, so call purge() again"
+            f"{error}; {purged} messages were deleted; call purge() again for the rest"
         ) from error
     return purged + (yield from managing.purge(queue, kind, singles=True))
 
@@ -219,7 +219,7 @@ def publish_all_handed(queue: str) -> Plan[None]:
 
 
 def publish_handed(match: Filter, hint: str) -> Plan[None]:
-    """Publish copies that the packs that match have handed over. ``hint``: the index."""
+    """Publish copies that the matching packs have handed over. ``hint``: the index."""
     handed = {**match, f"{HANDED}.0": {"$exists": True}}
     for document in (yield from Find(handed, {HANDED: 1}, hint=hint)):
         yield from finish(document)

@@ -28,15 +28,15 @@ from pyqueue.requests import Document, Plan, ServerTime, Signal, Update
 
 
 class _Content(NamedTuple):
-    """What changes in a message that moves."""
+    """The changes to a message that moves."""
 
-    #: The stored payload, or UNCHANGED.
+    #: The new payload in stored form, or UNCHANGED.
     value: Any
     #: Headers to merge into its headers.
     labels: Mapping[str, Any]
 
 
-#: What changes, by the Python ids of the reservations.
+#: The changes, by the Python ids of the reservations.
 _Contents = Mapping[int, _Content]
 
 
@@ -46,9 +46,9 @@ def move(
     move: Move,
     session: object,
 ) -> Plan[None]:
-    """Pass messages on to another queue. ``pairs``: reservations, each with its stored payload.
+    """Move messages to another queue. ``pairs``: reservations, each with a payload.
 
-    A payload may be UNCHANGED.
+    The payload is new and in stored form, or UNCHANGED.
     """
     contents = {id(each): _Content(value, move.labels) for each, value in pairs}
     yield from _move(terms, [each for each, _ in pairs], contents, move, session)
@@ -108,7 +108,7 @@ def _outcomes(held: Held, moving: Plan[None]) -> Plan[Outcomes]:
 def _move(
     terms: QueueTerms, held: Held, contents: _Contents, move: Move, session: object
 ) -> Plan[None]:
-    """Pass messages on. If the target is a bucket, messages of one pack stay together."""
+    """Move messages. If the target is a bucket, messages of one pack stay together."""
     queue, target, key = terms.queue, move.target, move.key
     yield from refuse_taken(target, key, session)
 
@@ -160,13 +160,13 @@ def _move_whole(
     """Move a pack to another bucket. Return False if the pack cannot move as a whole.
 
     Args:
-        group: its messages.
+        group: the messages of the pack.
         move: how it moves.
-        changed: the fields to write into its messages: payloads and headers.
+        changed: the fields to write into the messages: payloads and headers.
         stay: facts of their stay in the queue, for the trail.
     """
     target = move.target
-    # Each payload was checked. Together they may exceed a document: then they move in parts.
+    # Each payload was checked. If together they are too large for a document, they move in parts.
     size = len(bson.encode(changed, codec_options=OPTIONS))
     if size > packs.MAX_PACK_BYTES:
         return False

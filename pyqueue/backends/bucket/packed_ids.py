@@ -18,7 +18,7 @@ from pyqueue.requests import Document, Plan, Update
 def in_stored_packs(
     queue: str, ids: Sequence[Id], session: object
 ) -> Plan[tuple[frozenset[Id], list[Id]]]:
-    """Find the ids that name messages of stored packs. Keep other named packs from being stored.
+    """Find the ids that name messages of stored packs. Block late inserts of the other packs.
 
     A caller repeats an unacknowledged push with its ids, and the first insert may still arrive. So
     if a pack is not stored, a placeholder with its _id is stored, which refuses the late insert.

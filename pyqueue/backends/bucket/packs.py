@@ -3,7 +3,7 @@
 A pack is a document of its queue, and a claim takes it like any other message. Besides the fields
 of a message, without a payload, it has::
 
-    b        the messages: [{p: payload, h: headers}]. They change only if all move on
+    b        the messages: [{p: payload, h: headers}]. They change only if all of them move
     done     bits: which of them have left the pack, 62 in each number
     n        how many are left: the number of clear bits
     z        an upper bound on the size of the messages, in bytes
@@ -118,7 +118,7 @@ def _first_pack(pack: Id) -> str:
 
 
 def _is_padded(pack: Mapping[str, Any]) -> bool:
-    """Return whether the ids of its messages have leading zeros."""
+    """Return whether the ids of a pack's messages have leading zeros."""
     return pack.get("w") == DIGITS
 
 
@@ -208,7 +208,7 @@ def packs_of(pack: ObjectId) -> Document:
 
 
 def index_in(document: Mapping[str, Any], place: Place) -> int | None:
-    """Return the index of the message with this id in a pack; None if it was never there."""
+    """Return the index of the message with this id in a pack, or None if it was never there."""
     if not is_pack(document) or _is_padded(document) != place.padded:
         return None
     at = document.get("at")
@@ -350,7 +350,7 @@ def window(size: int, alive: int, level: int) -> int | None:
         level: the level of the claim; see the head of this module.
 
     Returns:
-        The bits. None: a claim of the first message alone has lapsed, so it must leave the pack.
+        The bits, or None if a claim of the first message alone has lapsed: it must leave the pack.
     """
     if not level or not alive:
         return alive

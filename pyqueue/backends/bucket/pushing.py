@@ -1,4 +1,4 @@
-"""Packs: how messages enter.
+"""Packs: how messages enter a queue.
 
 The messages of one call share packs, and so do concurrent single pushes. A message with a key, a
 chosen id, a later time, an expiry or a result becomes an ordinary message. So does a message that
@@ -101,7 +101,7 @@ def _push_one(queue: str, kind: Kind, type_name: str | None, entry: RawBSONDocum
 
 
 def _raise_first(errors: Iterable[QueueError | None]) -> None:
-    """Raise one of the errors, if there are any; preferably an unknown outcome."""
+    """Raise one of the errors, if there are any, preferably one with an unknown outcome."""
     failed = [each for each in errors if each is not None]
     for error in sorted(failed, key=lambda each: not isinstance(each, Unavailable)):
         raise error
@@ -124,7 +124,7 @@ def _enter_ordinary(
         how: the options of the push.
 
     Returns:
-        The id of each message; None for a message that a taken key kept out.
+        The id of each message, or None for a message that a taken key kept out.
     """
     if not documents:
         return []
@@ -146,11 +146,11 @@ def _enter_ordinary(
 
 
 class Entering(NamedTuple):
-    """What messages have in common that enter a bucket together."""
+    """The properties that messages entering a bucket together have in common."""
 
     queue: str
     kind: Kind
-    #: The name of the payload's model; None if it has none.
+    #: The name of the payload's model, or None if it has none.
     type_name: str | None
     now: datetime
     #: Further fields of their documents.

@@ -84,7 +84,7 @@ class _Haul:
     until: datetime | None = None
 
     def goes_on(self, permits: Permits) -> Plan[bool]:
-        """Return whether the claim may take more messages."""
+        """Return whether the claim should take more messages."""
         if self.claimed:
             now = yield from ServerTime()
             self.until = self.until or now + timedelta(seconds=self.how.terms.lease_s / 4)
@@ -283,7 +283,7 @@ def _bury_misfits(
 
 
 def _group(terms: ClaimTerms, hold: HeldPack, bits: int) -> Group:
-    """Return messages of a pack as the plans that settle them take them."""
+    """Return messages of a pack as a ``Group``, for the plans that settle them."""
     return Group(terms.queue, terms.kind, hold.id, hold.token, bits, hold=hold)
 
 
@@ -324,7 +324,7 @@ def _claim_documents(
 
 
 def is_valid_pack(document: Document) -> bool:
-    """Return whether a claimed document is a pack in the form that pyqueue writes."""
+    """Return whether a claimed document is a pack as pyqueue writes it."""
     if not packs.is_pack(document) or invalid_fields(document):
         return False
     try:
@@ -441,7 +441,7 @@ def _by_pack(claimed: Sequence[Claimed]) -> tuple[dict[HeldPack, Drawn], list[Cl
 def _put_back(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
     """Take back messages that no caller has seen. Ordinary messages go back to the queue.
 
-    The rest goes back to the stock, and then to the queue if no message of its pack is handed out.
+    Packed messages go back to the stock, and then to the queue if their pack has none handed out.
     """
     parts, rest = _by_pack(claimed)
     for drawn in parts.values():
@@ -475,7 +475,7 @@ def _undo(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None
             again.append(free | entering | {"tries": drawn.hold.before})
 
         def as_part(document: Document, hold: HeldPack = drawn.hold) -> Document:
-            """Return a message whose id is taken as a part, which has another _id."""
+            """Return a message as a part, which has another _id, because its id is taken."""
             (part,) = packs.parts(hold.id, hold.token, [document], {document["_id"]})
             return part
 

@@ -1,4 +1,4 @@
-"""Packs: make a message of a pack that waits for its time ready now. It leaves its pack."""
+"""Packs: make a scheduled message of a pack ready now. It leaves its pack."""
 
 from __future__ import annotations
 

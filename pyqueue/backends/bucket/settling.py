@@ -286,9 +286,9 @@ def _ending(
 
 
 def end_rest(queue: str, document: Mapping[str, Any]) -> Plan[bool]:
-    """Give a resting pack back. Return whether that was done.
+    """Give a resting pack back. Return whether this call did so.
 
-    Some process keeps it but holds none of its messages.
+    A process keeps such a pack although it holds none of its messages.
 
     Args:
         queue: its queue.
@@ -327,8 +327,8 @@ def roll_back_whole(
 ) -> Plan[bool]:
     """Let a pack wait for another try.
 
-    Return False, and change nothing, unless these are all its messages and no other settlement is
-    in flight.
+    Return False, and change nothing, unless the group has all messages left in the pack, and no
+    other settlement is in flight.
     """
     now = yield from ServerTime()
     hold = group.hold
@@ -368,7 +368,7 @@ def extend(held: Held, how: Extension) -> Plan[Failures]:
 def _extend_each(held: Held, lease_s: float | None, *, w1: bool) -> Plan[Held]:
     """Extend leases, pack by pack. Return the reservations that were no longer held.
 
-    ``lease_s``: the new length; None: each keeps its length.
+    ``lease_s``: the new length, or None if each lease keeps its length.
     """
     lost: list[PackedReservation[Any]] = []
     for (pack, token), some in _by_claim(held).items():

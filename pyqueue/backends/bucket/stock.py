@@ -44,7 +44,7 @@ class HeldPack:
     Args:
         document: the pack, as the claim returned it.
         counted: whether ``tries`` of the document includes this claim.
-        only: the bits of the messages that it hands out; None: it hands out a window, which is
+        only: the bits of the messages to hand out. If None, the claim hands out a window, which is
             smaller after each claim that lapsed.
     """
 
@@ -160,12 +160,12 @@ class HeldPack:
     # ---- settling
 
     def begin_whole(self, bits: int, *, alone: bool) -> bool:
-        """Record that an update begins that ends the claim. Return False if it must not be sent.
+        """Record the start of an update that ends the claim. Return False if it must not be sent.
 
         Args:
             bits: the messages that the caller holds.
-            alone: whether these must be all messages left in the pack. If false, the other messages
-                must not be handed out.
+            alone: whether these must be all messages left in the pack. If false, it is enough that
+                no other message is handed out.
         """
         with self._lock:
             in_the_way = (self.alive if alone else self._out) & ~bits
@@ -181,7 +181,7 @@ class HeldPack:
         It ends the claim if no other message of the pack is handed out or being settled.
 
         Args:
-            bits: the messages. None: new documents take their place, and the claim continues.
+            bits: the messages, or None if new documents replace them and the claim continues.
         """
         with self._lock:
             end: End | None = None
@@ -190,7 +190,7 @@ class HeldPack:
                 if not self.alive & ~bits:
                     end = "delete"
                 else:
-                    # With a level, only its next claim says which messages may be handed out.
+                    # With a level, only the next claim decides which messages are handed out.
                     end = "rest" if self._free and not self.level else "return"
                 self.state = "busy"
             self._busy += 1
@@ -218,7 +218,7 @@ class HeldPack:
                 self.lose()
 
     def lose(self) -> None:
-        """Record that the pack is no longer held, or may no longer be held."""
+        """Record that the pack is no longer held, or perhaps no longer held."""
         with self._lock:
             self.state = "gone"
             self._free, self._out, self._document = 0, 0, None
@@ -248,7 +248,7 @@ class Stock(Memory):
         self._most = 1
         #: How many messages the largest document of the last claim had.
         self._largest = 1
-        #: How receives claim from the queue; None: none has begun.
+        #: How receives claim from the queue, or None if no receive has begun.
         self.claims: Claims | None = None
 
     def wanted(self, need: int) -> int:
@@ -313,8 +313,8 @@ def maker(drawn: Drawn, tries: int, lease: tuple[datetime, datetime, float] | No
     Args:
         drawn: the pack.
         tries: how many tries its messages have had.
-        lease: the beginning of the lease, its end and its length, for reservations; None if the
-            messages are popped.
+        lease: the beginning, the end and the length of the lease of the reservations, or None if
+            the messages are popped.
     """
     document, hold = drawn.document, drawn.hold
     entries, queue, owner = document["b"], document["q"], document.get("owner", "")
@@ -327,7 +327,7 @@ def maker(drawn: Drawn, tries: int, lease: tuple[datetime, datetime, float] | No
         id = message_id(place)
         headers = entries[place].get("h") or {}
         own = list(trail)
-        # By position, which is faster. None: it has no key, no progress and no checkpoint.
+        # By position, which is faster. The message has no key, no progress and no checkpoint.
         common = (id, queue, payload, headers, None, due, pushed, tries, error, None, None, own)
         if lease is None:
             return Message(*common, "ready", None, deliveries=deliveries)

@@ -34,7 +34,7 @@ def starting_with(prefix: str) -> Filter:
 
 
 def records(queue: str | None, stage: str | None = None) -> Plan[list[Document]]:
-    """Return the records of one stage, or of all stages, of a queue. None: of all queues."""
+    """Return the records of one or all stages of a queue, or of all queues if that is None."""
     prefix = RECORD if queue is None else f"{RECORD}{queue}~"
     named = starting_with(prefix if stage is None else f"{prefix}{stage}~")
     return (yield from Find({"_id": named}))

@@ -74,13 +74,13 @@ _MAX_TASKS: Final = 1 << 32
 
 
 class EpochWrites:
-    """The plans of one query that writes to a queue. Plain data: it pickles.
+    """The plans of one query that writes to a queue. They can be pickled.
 
     Args:
         target: the queue for places that name no queue. The record belongs to it.
-        stage: the name of the stage; empty if the query has none.
-        query: the id of the query; empty if it is not known.
-        run: the id of its run, which changes at each start; empty if it is not known.
+        stage: the name of the stage, or "" if the query has none.
+        query: the id of the query, or "" if it is not known.
+        run: the id of its run, which changes at each start, or "" if it is not known.
     """
 
     __slots__ = ("_query", "_run", "_stage", "_stage_name", "name", "target")
@@ -278,8 +278,8 @@ class EpochWrites:
         changed = [each["processed"] for each in others]
         if changed and (until := max(changed) + FRESH) > now:
             raise Occupied(
-                f"stage: another query also writes {self._label()}; use a stage of a different "
-                "name for each query",
+                f"stage: another query writes to {self._label()}; use a different stage name for "
+                "each query",
                 until=until,
                 wait_s=(until - now).total_seconds(),
             )
@@ -295,7 +295,7 @@ class EpochWrites:
         Args:
             epoch: the number of the epoch.
             attempt: the number that ``join`` returned.
-            task: the number of the task; a repeated task has a larger one.
+            task: the number of the task; a repeated task has a larger number.
             place: a name that only this part of this task uses.
             messages: the messages.
 
@@ -343,12 +343,12 @@ class EpochWrites:
         others = in_the_way | {"staged": {"$exists": True, "$ne": self.name}}
         rows = yield from Find(others, {"q": 1, "staged": 1, "attempt": 1})
         start = f"{self.target.queue}~"
-        names = {row["staged"] for row in rows} - {True}  # True: of a batch write, which has none
+        names = {row["staged"] for row in rows} - {True}  # True marks a batch write: it has no name
         for name in sorted(name for name in names if name.startswith(start)):
             yield from writes_of(self.target, name).give_up_rows(
                 [row for row in rows if row["staged"] == name]
             )
-        for row in rows:  # those that are still hidden
+        for row in rows:  # delete the rows that are still hidden
             if row["q"].startswith((f"~staged:{start}", f"~staged:{self.target.queue}:")):
                 deleted += yield from Delete({"_id": row["_id"], "q": row["q"]})
         return deleted
@@ -390,7 +390,7 @@ class EpochWrites:
             epoch: the number of the epoch.
             attempt: the attempt of the tasks.
             counts: how many messages the tasks have written, by place.
-            ids: the ids of their rows; None: they are not known.
+            ids: the ids of the rows, or None if they are not known.
 
         Returns:
             How many messages are published.

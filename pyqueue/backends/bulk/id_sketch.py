@@ -60,7 +60,7 @@ class IdSketch(NamedTuple):
     def missing(self, ids: Iterable[Id]) -> list[Id]:
         """Return each given id that this sketch certainly lacks."""
         known = set(self.least)
-        # The sketch has every hash below its largest; None: it has the hashes of all ids.
+        # The sketch has every hash below its largest. If None, it has the hashes of all ids.
         bound = self.least[-1] if self.number > len(self.least) else None
         hashes = ((each, _hash_of(each)) for each in ids)
         return [id for id, hash in hashes if hash not in known and (bound is None or hash < bound)]

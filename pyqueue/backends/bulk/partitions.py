@@ -32,7 +32,7 @@ _FIRST_OBJECT_ID: Final = ObjectId(bytes(12))
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The messages that were ready at ``now``, between two positions; None: no bound."""
+    """The messages that were ready at ``now``, between two positions. None is no bound."""
 
     now: datetime
     above: Position | None
@@ -47,7 +47,7 @@ class Choice:
     only: tuple[Filter, ...] = ()
     #: Whether one of these names the ids, so that the server reads only these messages.
     by_id: bool = False
-    #: The projection; None: all fields.
+    #: The projection, or None for all fields.
     fields: Mapping[str, object] | None = None
 
 
@@ -124,7 +124,7 @@ def _finds(queue: str, kind: Kind, part: Slice, choice: Choice) -> list[Find]:
 
 
 def _position(ready: Filter, above: Position | None, steps: int) -> Plan[Position | None]:
-    """Return the position of the message ``steps`` after a position; None: there are fewer."""
+    """Return the position of the message ``steps`` after a position, or None if there is none."""
     # Find the span that has the message, and how many of its messages come first.
     *bounded, unbounded = _spans(ready, above, None)
     span = unbounded
@@ -145,8 +145,8 @@ def _spans(ready: Filter, above: Position | None, upto: Position | None) -> list
 
     Args:
         ready: matches the ready messages of the queue.
-        above: the ``when`` and the id of the message before them; None: no bound.
-        upto: the ``when`` and the id of the last of them; None: no bound.
+        above: the ``when`` and the id of the message before them, or None for no bound.
+        upto: the ``when`` and the id of the last of them, or None for no bound.
     """
     if above is not None and upto is not None and above[0] == upto[0]:
         spans = _at(above[0], above[1], upto[1])
@@ -168,7 +168,7 @@ def _at(when: datetime, above: Id | None, upto: Id | None) -> list[Mapping[str, 
     """Return the filters of the messages of one ``when`` with ids above one and up to another.
 
     A range compares within one type, and every str precedes every ObjectId. So messages with ids
-    of both types need two filters. None: no bound.
+    of both types need two filters. None is no bound.
     """
     ranges: list[dict[str, object]] = []
     if not isinstance(above, ObjectId):

@@ -1,4 +1,4 @@
-"""The documents of the rows of a write: messages, packs of messages, and rows that are buried."""
+"""Build the documents that a Spark write stores: messages, packs, and buried rows."""
 
 from __future__ import annotations
 
@@ -104,11 +104,11 @@ def without_packed(
         The other messages, and how many were left out.
 
     Raises:
-        DuplicateKey: an id belongs to a message that was never in this queue. Or it is taken, and
-            this is not ignored: a packed message cannot be replaced.
+        DuplicateKey: an id belongs to a message that was never in this queue. Or an id is taken,
+            and ``on_duplicate`` is not "ignore": a packed message cannot be replaced.
     """
     given = list(messages)
-    # A row that is buried gets an id of another form.
+    # A buried row gets a different id; see ``_buried_id``.
     ids = [each.id for each in given if each.id is not None and each.fault is None]
     there, foreign = yield from target.kind.packed_ids(target.queue, ids)
     raise_foreign_ids(target.queue, foreign)
@@ -119,10 +119,10 @@ def without_packed(
 
 
 def _buried_id(id: Id, row: NewMessage) -> str:
-    """Return the id of a row that its queue cannot store.
+    """Return the id under which a row that its queue cannot store is buried.
 
-    It differs from the id of the row, which may come again with correct values. It is the same
-    each time, because a write may be repeated.
+    It differs from the id of the row, so that the row can be written again with correct values. It
+    is the same each time, because a write may be repeated.
     """
     end = f"~bad~{row.queue}"
     text = str(id)

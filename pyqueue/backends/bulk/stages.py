@@ -38,11 +38,11 @@ class StageInfo(NamedTuple):
     """A query that writes, or wrote, a stage."""
 
     queue: str
-    #: Empty if the write has none.
+    #: The name of the stage, or "" if the write has none.
     stage: str
-    #: The id of the query; empty if it is not known.
+    #: The id of the query, or "" if it is not known.
     query: str
-    #: The number of the last committed epoch; -1: there is none.
+    #: The number of the last committed epoch, or -1 if there is none.
     epoch: int
     #: When it last wrote.
     at: datetime
@@ -52,7 +52,7 @@ def stages(queue: str | None = None) -> Plan[list[StageInfo]]:
     """Return the queries that write by epoch, in the order of their names.
 
     Args:
-        queue: the first queue that they write to; None: any.
+        queue: the first queue that they write to, or None for any queue.
     """
     found = yield from records(queue)
     infos = [
@@ -93,7 +93,7 @@ def forget(queue: str, stage: str) -> Plan[int]:
 
     Args:
         queue: the first queue that it writes to.
-        stage: its name; empty: all writes to the queue without a stage.
+        stage: its name, or "" for all writes to the queue without a stage.
 
     Returns:
         How many queries are forgotten.

@@ -60,7 +60,7 @@ def place_of(part: str, queue: str | None, *, dead: bool = False) -> str:
 
     Args:
         part: the name of the place within its queue. It contains no "@".
-        queue: the queue of its rows; None: the write has only one queue.
+        queue: the queue of its rows, or None if the write has only one queue.
         dead: whether its rows are rows that another queue cannot store.
     """
     return part if queue is None else f"{part}@{_DEAD if dead else ''}{queue}"
@@ -232,7 +232,7 @@ def _replace_live(target: Target, hidden: str, now: datetime) -> Plan[int]:
 
 
 def _one_for_each_key(messages: Iterable[NewMessage], on_duplicate: str) -> list[NewMessage]:
-    """Return the messages, but only the last of those with the same key.
+    """Return the messages, but only the last message with each key.
 
     Raises:
         DuplicateKey: several have the same key, and ``on_duplicate`` is "error".
@@ -250,7 +250,7 @@ def _one_for_each_key(messages: Iterable[NewMessage], on_duplicate: str) -> list
 class Staging:
     """The plans of one job that writes messages in many processes and publishes all or none.
 
-    Plain data: it pickles.
+    They can be pickled.
 
     Args:
         target: the queue for places that name no queue.

@@ -1,7 +1,7 @@
 """Acknowledge a named claim: finish its messages, and bury any that a reader could not convert.
 
 The reader notes such a message in its claim, with the reason, and skips it. The acknowledgement of
-the claim buries it. A restarted stream keeps the notes, because its batch may be committed already.
+the claim buries it. A restarted query keeps the notes, because its batch may be committed already.
 If it reads the batch again, perhaps as another type, it writes new notes.
 """
 

@@ -45,7 +45,7 @@ def check_limit(queue: str, kind: Kind, limit: Limit | None) -> None:
     """Refuse a claim that cannot obey the limit of the queue.
 
     Raises:
-        ConfigurationError: it cannot obey the limit.
+        ConfigurationError: the claim cannot obey the limit.
     """
     check_call(queue, limit, "claim")
     if limit is not None:
@@ -62,7 +62,7 @@ def first_ready(
         backend: the plans of the queue.
         limit: the most messages. The last document may exceed it.
         since: the instant.
-        max_bytes: the most bytes. The first document may exceed it. None: no limit.
+        max_bytes: the most bytes, or None for no limit. The first document may exceed it.
     """
     kind = backend.kind
     match, most = kind.claimable(backend.queue, since, None), min(limit, MAX_CLAIM)
@@ -112,7 +112,7 @@ def admit(
     now = yield from ServerTime()
     filters = list(_INVALID)
     if max_tries is not None:
-        # A message that was buried before is delivered in any case.
+        # A message that was buried before is delivered however often it was claimed.
         filters.append({"tries": {"$gt": max_tries}, "dead": {"$exists": False}})
     if new:
         filters += [dict(CANCELLED), {"best_before": {"$lte": now}, "tries": {"$lte": 1}}]

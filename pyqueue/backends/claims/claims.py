@@ -51,8 +51,8 @@ class ClaimRange:
     token: str
     after: int
     upto: int
-    #: The ids of its documents. Both ends are included. A range compares within one type of id, so
-    #: mixed ids need two ranges. Empty: all ids.
+    #: The ids of its documents, as ranges that include both ends, or no ranges for all ids. A range
+    #: compares within one type of id, so mixed ids need two ranges.
     ranges: tuple[tuple[Id, Id], ...]
 
 
@@ -76,12 +76,12 @@ def divided(ids: Iterable[Id], parts: int) -> list[tuple[tuple[Id, Id], ...]]:
 
 
 class NamedClaims(ClaimGroup):
-    """The plans of one group of a queue. Plain data: it pickles.
+    """The plans of one claim group of a queue. They can be pickled.
 
     Args:
         backend: the plans of the queue.
         group: the name of the group.
-        member: the number of the member. None: the group has no members.
+        member: the number of the member, or None if the group has no members.
     """
 
     __slots__ = ()
@@ -126,11 +126,11 @@ class NamedClaims(ClaimGroup):
             limit: the most messages to claim.
             lease_s: the length of the lease, in seconds.
             since: claim only messages that were ready at this instant.
-            max_bytes: the most bytes of stored documents. The first document may exceed it. None:
-                no limit.
+            max_bytes: the most bytes of stored documents, or None for no limit. The first document
+                may exceed it.
 
         Returns:
-            The number of the claim. None: the queue is paused, or no message is ready or may start.
+            The number of the claim, or None if the queue is paused or no message can be claimed.
 
         Raises:
             Fenced: another process runs the group now; nothing is held.
@@ -215,7 +215,7 @@ class NamedClaims(ClaimGroup):
             n: the number of the claim.
             token: the token of the runner.
             lease_s: the length of the lease, in seconds.
-            until: when the permits to start messages expire; None: no permit is needed.
+            until: when the permits to start messages expire, or None if no permit is needed.
 
         Returns:
             An upper bound on the number of claimed documents.
@@ -319,7 +319,7 @@ class NamedClaims(ClaimGroup):
         return marks
 
     def begin_work(self, token: str, n: int) -> Plan[None]:
-        """Store that a stage begins to work on claim ``n`` of a stream.
+        """Store that a stage begins to work on claim ``n`` of a streaming query.
 
         If the stage had begun before, this counts as one more try and removes the notes of bad
         records.
@@ -411,7 +411,7 @@ class NamedClaims(ClaimGroup):
             token: the token of the runner.
             upto: the number of the last claim.
             held: how many messages the runner read of claims that were not acknowledged yet.
-                Messages that are no longer held count as lost. None: unknown.
+                Messages that are no longer held count as lost. None if the number is unknown.
 
         Returns:
             How many messages were finished or buried. If an earlier call acknowledged these claims,
@@ -430,8 +430,8 @@ class NamedClaims(ClaimGroup):
         if progress.bad > progress.acknowledged:
             buried = yield from acknowledging.bury_noted(terms, match, now)
         settled = buried + (yield from acknowledging.finish(terms, match, now))
-        # Messages that were taken and not settled count as lost. A stage that works on a stream
-        # has settled its messages one by one, so none of these is lost.
+        # Messages that were taken and not settled count as lost. A stage of a streaming query has
+        # settled its messages one by one, so none of these is lost.
         taken = settled if held is None or progress.begun >= upto else held
         # Numbers never go back: a checkpoint may know more than a state that was lost. Two
         # processes may acknowledge at once. Each counts the messages it settled, but only one
@@ -458,7 +458,7 @@ class NamedClaims(ClaimGroup):
             token: the token of the runner.
             upto: the number of the last claim.
             error: the reason.
-            tried: whether they were tried. If not, each is given back as ``Queue.release`` does.
+            tried: whether they were tried. If not, release them as ``Queue.release`` does.
             pieces: into how many parts to divide them. Messages of different parts no longer share
                 a document, so smaller claims may follow.
 

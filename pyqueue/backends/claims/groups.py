@@ -3,7 +3,7 @@
 One process at a time runs a group. Its *runner's lease* is the field ``until`` of the state, a few
 seconds ahead, and the runner renews it whether it has work or not. A process that continues the
 work of the last runner takes over the group at once. It proves this by the runner's owner, or by
-the checkpoint of a stream. Every other process stands by until the lease has ended. So replicas do
+the checkpoint of a query. Every other process stands by until the lease has ended. So replicas do
 not take a group from each other while it is served. After an outage of the servers, all processes
 come back at once, and the runner's lease has ended. So a process that stands by checks a lease
 twice if it ended a short time ago.
@@ -58,7 +58,7 @@ class ClaimProgress:
     runner: str = ""
     #: The last claim in which a reader noted a bad record.
     bad: int = 0
-    #: The last claim on which a stage has begun to work in a stream. The stage settles it.
+    #: The last claim on which a stage of a streaming query has begun to work. The stage settles it.
     begun: int = 0
     #: The last claim whose work is done. It may still have to be acknowledged.
     done: int = 0
@@ -76,11 +76,11 @@ class Candidate:
 
     #: Its label. A later process can follow this label to continue its work.
     owner: str
-    #: The owner or the ``runner`` whose work it continues without waiting. None: it waits.
+    #: The owner or the ``runner`` whose work it continues without waiting, or None to wait.
     follows: str | None = None
     #: Whether it takes over the group even from a process that runs it.
     force: bool = False
-    #: The lease end that it last saw, by group; it updates this. None: it checks only once.
+    #: The lease ends that it last saw, by group, which it updates, or None to check only once.
     seen: dict[str, datetime] | None = None
 
     def comes_at_once(self, state: Document) -> bool:
@@ -120,7 +120,7 @@ class GroupInfo(NamedTuple):
     group: str
     #: The label of the process that runs it, or ran it last.
     holder: str
-    #: When its runner's lease ends or ended. None: no lease is stored, as after a release.
+    #: When its runner's lease ends or ended, or None if no lease is stored, as after a release.
     until: datetime | None
     #: How many messages it has claimed and not settled.
     outstanding: int
@@ -146,7 +146,7 @@ class ClaimGroup:
     Args:
         backend: the plans of the queue.
         group: the name of the group.
-        member: the number of the member. None: the group has no members.
+        member: the number of the member, or None if the group has no members.
     """
 
     __slots__ = ("backend", "group", "id", "member", "tag")
@@ -171,7 +171,7 @@ class ClaimGroup:
         """Return the progress of the group.
 
         Args:
-            token: the token of the runner; None: any runner.
+            token: the token of the runner, or None for any runner.
 
         Raises:
             Fenced: another process runs the group now.
@@ -199,9 +199,9 @@ class ClaimGroup:
 
         Args:
             lease_s: how long the messages are held from now, in seconds.
-            candidate: the process. None: this one, which takes the group from any runner.
+            candidate: the process, or None for this one, which takes the group from any runner.
             count: whether this counts as one more try. If so, notes of bad records are removed. A
-                stream that resumes counts no try and keeps them: it may have committed the batch.
+                query that resumes counts no try and keeps them: it may have committed the batch.
 
         Raises:
             Occupied: another process runs the group, and its lease has not ended.

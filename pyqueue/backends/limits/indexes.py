@@ -27,7 +27,7 @@ LIMIT_INDEXES: Final[Mapping[str, IndexTerms]] = {
 
 
 def needed(shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
-    """Return the indexes that the stored options of a queue need; None: all of them."""
+    """Return the indexes that the stored options of a queue need, or all if that is None."""
     if shape is None:
         return LIMIT_INDEXES
     limit = shape.get("limit")

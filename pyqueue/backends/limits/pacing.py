@@ -26,7 +26,7 @@ PAGE_FACTOR: Final = 4
 
 
 def paced(take: Take | None) -> Take:
-    """Return a ``Take`` that claims only with permits. It uses ``take``; None: ``take_first``."""
+    """Return a ``Take`` that claims only with permits. It uses ``take``, or else ``take_first``."""
 
     def take_paced(scan: Scan) -> Plan[Taken | None]:
         state, followed, now = scan.state, scan.state.limit, scan.now
@@ -74,7 +74,7 @@ def _page_size(scan: Scan) -> int:
 
 
 def _claim_from(page: Sequence[Document], size: int, scan: Scan) -> Plan[Taken | None]:
-    """Claim the wanted messages of a page. ``size`` is the number that the page could have."""
+    """Claim the wanted messages of a page. ``size`` is the most messages that it can have."""
     chosen = page[: scan.wanted]
     if scan.state.contested and not scan.line.in_ranges:  # otherwise later ranges would come first
         chosen = random.sample(page, min(scan.wanted, len(page)))

@@ -4,10 +4,10 @@ Every operation that starts messages at a rate asks here: claims, pops, named cl
 groups of streams. A process may stall after it has asked, while another process uses the permits
 that accrue in that time. So permits expire after a second, or later on a slow network. The update
 of the claim carries this deadline, by the clock of the server, and claims nothing after it; see
-``in_time`` in ``transitions``. The claim then gives its permits back, minus those accrued since,
-and scans again.
+``in_time`` in ``transitions``. Then the claim gives its permits back, less the number that accrued
+since, and scans again.
 
-With ``per``, each key has a bucket. For half a second, a claim chooses messages and asks for
+With ``per``, each key has a token bucket. For half a second, a claim chooses messages and asks for
 permits for their keys. Then it uses the permits that it has, before the first of them expire. If a
 key has no permit, the claim chooses other messages instead. A refusal makes further refusals
 likely, so it then reads the buckets of the remaining keys before it asks again. A read is cheaper.
@@ -47,7 +47,7 @@ class _Held(NamedTuple):
     granted: Granted
 
     def is_late(self, now: float) -> bool:
-        """Return whether the permits may have expired: true if the server would find them late."""
+        """Return whether the permits may have expired by the clock of the server."""
         return now - self.granted.sent >= self.granted.valid_s
 
     def of(self, number: int) -> _Held:
@@ -61,7 +61,7 @@ class Permits:
     Args:
         queue: the name of the queue.
         followed: its limit, which remembers when the next message of a key may start.
-        bucket: the key of the bucket, if the limit is not ``per`` key.
+        bucket: the key of the token bucket, if the limit is not ``per`` key.
     """
 
     __slots__ = ("_asking_since", "_bucket", "_followed", "_held", "_queue", "cut", "limit")
@@ -71,14 +71,14 @@ class Permits:
         #: The limit at the beginning of the claim. Another thread may read a changed limit.
         self.limit = followed.limit
         self._held: list[_Held] = []
-        #: When the claim began to ask, by the monotonic clock; None: it has not asked.
+        #: When the claim began to ask, by the monotonic clock, or None if it has not asked.
         self._asking_since: float | None = None
-        #: Whether it ran out of time to ask for some keys.
+        #: Whether the claim ran out of time to ask for some keys.
         self.cut = False
 
     @property
     def until(self) -> datetime | None:
-        """When the first permits expire, by the clock of the primary; None if none are held."""
+        """When the first permits expire, by the clock of the primary, or None if none are held."""
         return min((each.granted.until for each in self._held), default=None)
 
     def number(self, wanted: int, now: datetime) -> Plan[int]:
@@ -95,7 +95,7 @@ class Permits:
 
         Args:
             choose: chooses messages.
-            most: how many messages of each key may start, apart from the rate.
+            most: how many messages of each key may start if the rate allows it.
             now: the current instant.
 
         Returns:
@@ -119,7 +119,7 @@ class Permits:
             refused = {key for key, each in answers.items() if each.permits < missing[key]}
             ceiling |= {key: granted[key] for key in refused}  # they get no more permits
             if refused and attempt == 0 and not (yield from self.spent()):
-                # Other keys may have no permits either: read the buckets not asked so far.
+                # Other keys may have no permits either: read their buckets before asking.
                 rest = [key for key, left in ceiling.items() if left and key not in granted]
                 found = yield from rates.may_start(self._queue, limit, followed, rest, now)
                 ceiling |= {key: min(ceiling[key], each.number) for key, each in found.items()}

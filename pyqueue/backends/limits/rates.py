@@ -65,7 +65,7 @@ class Granted(NamedTuple):
 
 
 def permits_id(queue: str, key: str) -> str:
-    """Return the _id of the bucket of one key of a queue."""
+    """Return the _id of the token bucket of one key of a queue."""
     return f"~limit:{queue}~{key}"
 
 
@@ -119,7 +119,7 @@ class GiveBack(Command[object]):
     unused: Granted
 
     def send(self, collection: Any) -> Any:
-        """Send a findAndModify. Expired permits come back without the tokens accrued since.
+        """Send a findAndModify. Expired permits come back less the tokens accrued since the grant.
 
         Otherwise a bucket that was full in between could let more messages than the burst start.
         """
@@ -144,8 +144,8 @@ def take(
         stop: when to stop asking for further keys, by the monotonic clock.
 
     Returns:
-        The grants by key, without the keys that it did not ask for. It always asks for the first
-        key.
+        The grants by key, without the keys that were not asked for. The first key is always
+        asked for.
     """
     stops = [math.inf] + [stop] * len(wanted)  # no stop for the first key
     questions = [

@@ -43,7 +43,7 @@ LEAST_PAGE: Final = 50
 ONE_BY_ONE_S: Final = 0.5
 
 
-#: A message and its slot; "" if it needs no slot.
+#: A message and its slot, or "" if it needs no slot.
 Chosen = tuple[Document, str]
 
 
@@ -71,7 +71,7 @@ class _Page:
     chosen: list[Chosen] = field(default_factory=list)
     #: The messages of the page that were claimed or deferred.
     done: set[Hashable] = field(default_factory=set)
-    #: Whether the page is full of messages that may not start.
+    #: Whether the page is full of messages that cannot start yet.
     crowded: bool = False
     #: Whether too few messages may start.
     too_few: bool = False
@@ -123,14 +123,14 @@ class _Page:
         return Counter(key_of(self.limit, each) for each in documents)
 
     def headers(self) -> list[Any]:
-        """Return the values of the header on the page, without duplicates; None: no header."""
+        """Return the values of the header on the page, without duplicates. None is no header."""
         found = [each.get("headers") for each in self.messages]
         name = self.limit.header
         values = [each.get(name) if isinstance(each, Mapping) else None for each in found]
         return [*{hashable_id(each): each for each in values}.values()]
 
     def mark_done(self, documents: Sequence[Document]) -> None:
-        """Learn that these messages were claimed or deferred."""
+        """Note that these messages were claimed or deferred."""
         self.done |= {hashable_id(each["_id"]) for each in documents}
 
     def still_ready(self) -> list[Document]:
@@ -221,7 +221,7 @@ def _choose(page: _Page) -> Plan[bool]:
     page.chosen = yield from page.choose_permitted(page.free, wanted, order, scan.now)
     found = len(page.chosen)
     page.crowded = limit.per is not None and found < wanted and len(ready) == page.size
-    # If the permits are cut, the rest might start: it was not asked for.
+    # If the permits are cut, more messages might start: no permits were asked for them.
     page.too_few = found < min(wanted, len(ready)) and not permits.cut
     if page.crowded and not (yield from permits.spent()):
         page.chosen += yield from _behind(page, wanted - found)

@@ -52,7 +52,7 @@ class FreeSlots(NamedTuple):
     names: list[str]
     #: The number of all free slots.
     number: int
-    #: When the first lease of a taken slot ends; None: no slot is known to be taken.
+    #: When the first lease of a taken slot ends, or None if no slot is known to be taken.
     until: datetime | None
 
 
@@ -207,7 +207,7 @@ def end_lapsed(kind: Kind, lapsed: Sequence[Document], now: datetime) -> Plan[No
 
 
 def free(queue: str, slots: Iterable[object], session: object = None) -> Plan[None]:
-    """Let the messages that wait for these slots start, because the slots are free.
+    """Let messages start that wait for these slots, which are free now.
 
     Values that do not name a slot are ignored.
     """

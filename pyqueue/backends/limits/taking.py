@@ -39,7 +39,7 @@ def follow(
 
 
 def take_of(scan: Scan) -> Plan[Take | None]:
-    """Return the function that claims for this scan within the limit; None if there is no limit.
+    """Return the function that claims for this scan within the limit, or None if there is none.
 
     If a rescan is due, this first corrects deferrals. Then the scan starts at a later instant.
     """
@@ -59,7 +59,7 @@ def take_of(scan: Scan) -> Plan[Take | None]:
 
 
 def give_back_permits(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
-    """Give back the permits of messages that a scan claimed, and that are not delivered."""
+    """Give back the permits of messages that a scan claimed but does not deliver."""
     followed, now = scan.state.limit, scan.now
     limit = followed.limit
     if limit is None or limit.rate is None or not documents:

@@ -1,4 +1,4 @@
-"""Defer messages of a limit ``per`` key that may not start yet, and bring them forward in time.
+"""Defer messages of a limit ``per`` key that cannot start yet, and bring them forward in time.
 
 A scan that meets such messages defers them; see ``turns``. The field ``limited`` of a deferred
 message contains its key. The first message of a key becomes eligible when the key has both a free
@@ -69,7 +69,7 @@ def _may_start(
 def defer(
     queue: str, kind: Kind, waiting: Mapping[str, Sequence[Document]], now: datetime
 ) -> Plan[int]:
-    """Defer messages that may not start. Return how many were deferred.
+    """Defer messages that cannot start yet. Return how many were deferred.
 
     Afterwards, the caller has to bring the first message of each key forward; see ``restore``.
     Lapsed claims are ended first: an extension would mistake the deferral for the end of its lease.
@@ -149,7 +149,7 @@ def _bring_more(queue: str, key: str, number: int, now: datetime) -> Plan[int]:
 def bring_next(queue: str, left: Sequence[Mapping[str, object]], session: object) -> Plan[None]:
     """Bring the next message of each key forward, after messages left without a claim.
 
-    Otherwise the next messages would wait for a claim that never comes. ``left``: the messages.
+    Otherwise they would wait for a claim that never comes. ``left``: the messages that left.
     """
     waited = [each.get("limited") for each in left if "token" not in each]
     keys = {each for each in waited if isinstance(each, str)}

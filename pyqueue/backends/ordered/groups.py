@@ -87,7 +87,7 @@ def locks_of(queue: str, names: Collection[Any]) -> Plan[dict[Hashable, datetime
 
 
 def restore(queue: str, names: Collection[Any] | None, after: str = "") -> Plan[list[Document]]:
-    """Correct the deferrals in these groups; None means in the next groups after ``after``.
+    """Correct the deferrals in these groups; None means the next groups after ``after``.
 
     Returns:
         The first waiting message of each group. It has ``locked`` if the group is locked.

@@ -85,7 +85,7 @@ class Ordered(Standard):
         yield from super().ended(queue, ended, session)
 
     def place_again(self, queue: str) -> Plan[Callable[[datetime], dict[str, Any]] | None]:
-        """Return the function that places a failed message last; None: its group waits for it."""
+        """Return the function that places a failed message last, or None if its group waits."""
         shape = (yield from namespace.flags(queue)).get("shape")
         skips = isinstance(shape, Mapping) and shape.get("on_failure") == "skip"
         return place_at if skips else None
@@ -93,7 +93,7 @@ class Ordered(Standard):
     def finishing(
         self, now: datetime, outcome: str, history_s: float | None, *, keyed: bool
     ) -> dict[str, dict[str, Any]] | None:
-        """Return the update that finishes a held message; None if the message is deleted."""
+        """Return the update that finishes a held message, or None if the message is deleted."""
         update = super().finishing(now, outcome, history_s, keyed=keyed)
         if update is not None:
             update["$rename"] = {**update.get("$rename", {}), "lock": "last_group"}

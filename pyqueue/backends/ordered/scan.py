@@ -89,7 +89,7 @@ class _Page:
     size: int
     #: The limit on concurrency, or None.
     limit: Limit | None
-    #: The free slots; empty if there is no limit.
+    #: The free slots, or {} if there is no limit.
     free: Mapping[str, FreeSlots] = field(default_factory=dict)
     #: The earliest end of each block, by group. Groups without an entry are expected to be free.
     blocked: dict[Hashable, datetime] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class _Page:
         """Return the messages to claim, in page order.
 
         These are the first message of each free group, and the messages that wait for no other
-        message: those without a group, and those whose lease has lapsed.
+        message: messages without a group, and messages whose lease has lapsed.
         """
         heads: dict[Hashable, Document] = {}
         for place, each in enumerate(self.messages):

@@ -38,7 +38,7 @@ _INDEXES: Final[Mapping[str, IndexTerms]] = {
 
 @register
 class Priority(Standard):
-    """Ready messages strictly by priority; first in, first out within a priority."""
+    """A queue that hands out messages strictly by priority, and oldest first within a priority."""
 
     name = "priority"
     capabilities = Standard.capabilities | {"priority"}

@@ -73,7 +73,7 @@ class LevelStarts(Memory):
     strict: bool = False
     #: The start of each level; below it, no message is known. By default, it is the beginning.
     starts: dict[int, ScanStart] = field(default_factory=dict)
-    #: Where the next search for messages without a listed level continues; None: at the beginning.
+    #: Where the next search for messages without a listed level continues, or None for the start.
     walked_to: ScanStart | None = None
     #: The number of rescans begun.
     rescans: int = 0
@@ -86,7 +86,7 @@ class LevelStarts(Memory):
         self.strict = isinstance(shape, Mapping) and shape.get("strict") is True
 
     def begin_rescan(self) -> bool:
-        """Begin the next scans at the very start, by level and by age. False: no level in use."""
+        """Begin the next scans, by level and by age, at the start. Return False without levels."""
         if not self.in_use:
             return False
         self.starts = {}

@@ -48,7 +48,7 @@ def claim_next(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document
 
 
 def _list_levels(scan: Scan, levels: LevelStarts) -> Plan[bool]:
-    """List the levels of messages that scans by level miss. Return whether it found any.
+    """List the levels of messages that scans by level miss. Return whether there are any.
 
     Other programs wrote these messages. A message without a priority gets the default priority.
 

@@ -95,7 +95,7 @@ def definition(name: str, queue: str, cron: str | None, options: ScheduleOptions
 
 
 def _rules(options: Mapping[str, object]) -> Document:
-    """Check what happens to ticks that are missed or that overlap."""
+    """Return the checked options for ticks that are missed or that overlap."""
     missed, overlap = options.get("missed", "once"), options.get("overlap", False)
     arguments.one_of("missed", missed, get_args(Missed))
     if not isinstance(overlap, bool):
@@ -115,7 +115,7 @@ def check_target(spec: Document, stored: str | None) -> Kind:
 
     Args:
         spec: the definition.
-        stored: the kind in the record of the queue; None: there is no record.
+        stored: the kind in the record of the queue, or None if there is no record.
 
     Raises:
         ConfigurationError: the queue is a stream, or its kind does not offer an option.
@@ -144,7 +144,7 @@ class Schedule(NamedTuple):
     name: str
     spec: Document
     timing: Timing
-    #: The next tick; ``NEVER`` if it is paused, or has no further tick.
+    #: The next tick, or ``NEVER`` if the schedule is paused or has no further tick.
     when: datetime
     #: Its revision.
     token: str
@@ -190,7 +190,7 @@ def read(stored: Document) -> Schedule:
     """Return a stored schedule.
 
     Raises:
-        ConfigurationError: this release cannot read it.
+        ConfigurationError: this release cannot read the schedule.
     """
     name = str(stored["_id"]).removeprefix(_IDS)
     try:

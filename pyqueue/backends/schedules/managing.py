@@ -147,7 +147,7 @@ def pause(name: str, value: bool) -> Plan[bool]:
 
 
 def unschedule(name: str) -> Plan[bool]:
-    """Delete a schedule, after publishing what it pushed. Return whether there was one.
+    """Delete a schedule, after publishing its pushed messages. Return whether there was one.
 
     Raises:
         Unavailable: the schedule keeps ticking, or the server did not answer.
@@ -164,7 +164,7 @@ def unschedule(name: str) -> Plan[bool]:
 
 
 def run(name: str) -> Plan[Id | None]:
-    """Push the message of a schedule now, besides its ticks. Return the id; None: no such schedule.
+    """Push the message of a schedule now. Return its id, or None if there is no such schedule.
 
     Raises:
         ConfigurationError: the queue refuses the message, or this release cannot read the schedule.
@@ -222,7 +222,7 @@ def push(schedule: Schedule, messages: Sequence[Document], put: Document) -> Pla
 
 
 def schedules() -> Plan[list[ScheduleInfo]]:
-    """Return the schedules, sorted by name. Those that this release cannot read are left out."""
+    """Return the schedules that this release can read, sorted by name."""
     infos: list[ScheduleInfo] = []
     for stored in (yield from Find({"q": SCHEDULES}, hint=HOT)):
         try:
@@ -233,4 +233,4 @@ def schedules() -> Plan[list[ScheduleInfo]]:
 
 
 def _kept_changing(name: str) -> Unavailable:
-    return Unavailable(f"schedule {name!r}: other programs keep changing it: try again")
+    return Unavailable(f"schedule {name!r}: other programs keep changing it; try again")

@@ -39,9 +39,9 @@ IDLE: Final = timedelta(seconds=60)
 #: How long after a tick a process reads at the latest. The processes of a fleet read at different
 #: times, so that few of them compete.
 _SPREAD: Final = timedelta(milliseconds=250)
-#: How many times of schedules are read at once.
+#: How many schedules one read returns.
 _PAGE_SIZE: Final = 100
-#: How many missed ticks get a message with ``missed="all"``: the last ones.
+#: How many missed ticks, the last of them, get a message with ``missed="all"``.
 _MOST_MISSED: Final = 100
 #: The longest text of an error that a schedule shows.
 _MOST_CHARACTERS: Final = 500
@@ -142,12 +142,12 @@ def _is_live(schedule: Schedule) -> Plan[bool]:
 def _push(schedule: Schedule, messages: Sequence[Document], put: Document) -> Plan[None]:
     try:
         yield from push(schedule, messages, put)
-    except Unavailable:  # the outcome is unknown; the same messages find it out
+    except Unavailable:  # the outcome is unknown; a second push of the same messages finds it out
         yield from push(schedule, messages, put)
 
 
 def _pass(schedule: Schedule, put: Document, skipped: int = 0) -> Plan[None]:
-    """Skip a tick: set the next one, and push no message, unless the schedule has changed."""
+    """Skip a tick: set the next tick, and push no message, unless the schedule has changed."""
     update = {"$set": {**put, "token": new_token()}, "$inc": {"skipped": skipped}}
     yield from Update(schedule.unchanged, update, majority=True)
 

@@ -34,17 +34,17 @@ _EXAMPLE: Final = 'use five fields: minute, hour, day, month, weekday, such as "
 class Timing(NamedTuple):
     """When a schedule ticks: at the times of a cron expression, or at equal distances."""
 
-    #: The expression; None: ``every_s`` counts.
+    #: The expression, or None if ``every_s`` counts.
     cron: str | None
     timezone: str = "UTC"
     every_s: float | None = None
 
     def first(self, now: datetime) -> datetime | None:
-        """Return the first tick of a schedule that begins now. None: it never ticks."""
+        """Return the first tick of a schedule that begins now, or None if it never ticks."""
         return self.after(now, now)
 
     def after(self, tick: datetime, now: datetime) -> datetime | None:
-        """Return the first tick after ``now``. None: there is none in the next 50 years.
+        """Return the first tick after ``now``, or None if there is none in the next 50 years.
 
         Args:
             tick: a tick, or the beginning. Ticks at equal distances are counted from here.
@@ -56,7 +56,7 @@ class Timing(NamedTuple):
         return next(self._from(now), None)
 
     def last(self, tick: datetime, until: datetime, count: int) -> list[datetime]:
-        """Return the last ticks from ``tick`` to ``until``, both included; at most ``count``."""
+        """Return the last ticks, up to ``count``, from ``tick`` to ``until``, both included."""
         if self.every_s is not None:
             step = timedelta(seconds=self.every_s)
             number = (until - tick) // step + 1

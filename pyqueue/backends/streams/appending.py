@@ -4,7 +4,7 @@ An append inserts a pack at the *tail*, the position after the last message. The
 keeps out a second pack, whose writer then reads the tail again. A tail is known only from an
 acknowledged append or from a read at majority: a fail-over could undo a tail that only the primary
 knew, and leave a gap. A tail is used for a minute, and a pack younger than 10 minutes is never
-deleted. So an append with an old tail meets the pack that took its place.
+deleted. So an append with an old tail meets the pack that is already at that position.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from pyqueue.requests import (
 
 #: The most bytes of a pack of several messages.
 MAX_PACK_BYTES: Final = 4 * 2**20
-#: An append with a tail older than this, in seconds, checks whether its place has been deleted.
+#: An append with a tail older than this, in seconds, checks whether its position was deleted.
 LATE_S: Final = 120.0
 
 #: Even if its time is up, an append gives up only after other writers were faster this many times.
@@ -211,7 +211,7 @@ class _Append:
             writer = yield from _nonce_at(self.stream, self.unknown)
             if writer == self.nonce:
                 return True
-            if writer is not None:  # the place is taken, so our insert can no longer arrive
+            if writer is not None:  # the position is taken, so our insert can no longer arrive
                 self.unknown = self.state.tail = None
         if self.unknown is None:
             self.known = yield from tail(self.stream, self.state)
@@ -298,7 +298,7 @@ def _is_in_place(stream: str, first: int, nonce: str, known: Known | None) -> Pl
         stream: the name of the stream.
         first: the position of the pack.
         nonce: the nonce of the pack.
-        known: the tail at which it was appended; None: unknown.
+        known: the tail at which it was appended, or None if it is unknown.
     """
     mono, now = yield from instants()
     if known is not None and known.age_s(mono, now) <= LATE_S:

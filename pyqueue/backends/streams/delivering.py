@@ -93,7 +93,7 @@ def packs_of(
     """
     packs: list[Pack] = []
     missing = False
-    spans: list[list[int]] = []  # the ranges; those that touch are one, so that it is one read
+    spans: list[list[int]] = []  # the ranges; adjacent ranges are joined, to be read together
     for each in sorted(ranges, key=lambda one: one.start):
         if spans and each.start <= spans[-1][1]:
             spans[-1][1] = max(spans[-1][1], each.end)
@@ -159,7 +159,7 @@ class _Delivery:
 def deliver(
     terms: Terms, taken: Taken, share: Share, packs: Sequence[Pack], first: int, now: datetime
 ) -> Plan[bool]:
-    """Give a caller the messages of a range. Return whether some were returned to the group.
+    """Give a caller the messages of a range. Return whether messages went back to the group.
 
     An invalid message goes to the dead-letter queue, and so does a message that was tried too
     often. Positions deleted by the retention of the stream are skipped.
@@ -213,7 +213,7 @@ def _bury(state: GroupState, dead_letter: str, dead: Sequence[Buried]) -> Plan[N
 def _with_packs(
     positions: Iterable[int], packs: Sequence[Pack]
 ) -> Iterator[tuple[int, Pack | None]]:
-    """Yield positions, in order, each with its pack; None if no pack has it."""
+    """Yield positions, in order, each with its pack, or with None if no pack has it."""
     following = iter(packs)
     pack = next(following, None)
     for position in positions:

@@ -75,16 +75,16 @@ class Range:
 
     @property
     def alive(self) -> int:
-        """A bit mask of the positions that it still has."""
+        """A bit mask of the positions that the range still has."""
         return ((1 << (self.end - self.start)) - 1) & ~self.done
 
     @property
     def size(self) -> int:
-        """How many positions it still has."""
+        """How many positions the range still has."""
         return self.alive.bit_count()
 
     def positions(self) -> Iterator[int]:
-        """Yield the positions that it still has, in order."""
+        """Yield the positions that the range still has, in order."""
         alive = self.alive
         while alive:
             lowest = alive & -alive  # all but this bit are cleared
@@ -92,7 +92,7 @@ class Range:
             alive ^= lowest
 
     def mask(self, positions: Iterable[int]) -> int:
-        """Return the bits of the given positions that lie between its ends."""
+        """Return the bits of the given positions that lie in the range."""
         found = 0
         for each in positions:
             if self.start <= each < self.end:

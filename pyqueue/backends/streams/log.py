@@ -41,7 +41,7 @@ TAIL_AGE_S: Final = 60.0
 #: bytes.
 _PAGE: Final = 100
 _PAGE_BYTES: Final = 8 * 2**20
-#: More than every position.
+#: A number above every position.
 END: Final = 10**16 - 1
 
 ASCENDING: Final = (("_id", 1),)
@@ -165,13 +165,13 @@ def check(stream: str, state: LogState) -> Plan[None]:
         ConfigurationError: a queue has this name.
     """
     if not state.checked:
-        stored_kind = yield from kind_of(stream)  # None: there is no record yet
+        stored_kind = yield from kind_of(stream)  # None if there is no record yet
         _refuse_queue(stream, stored_kind or STREAM)
         state.checked = True
 
 
 def _refuse_queue(stream: str, stored_kind: str) -> None:
-    """Raise ConfigurationError if the record with this name is of a queue."""
+    """Raise ConfigurationError if the record with this name belongs to a queue."""
     if stored_kind != STREAM:
         raise ConfigurationError(
             f"name: {stream!r} is a queue of kind {stored_kind!r}; open it with client.queue(), "
@@ -195,7 +195,7 @@ def bounds(stream: str) -> Plan[tuple[int, int]]:
 
 
 def first_position(stream: str) -> Plan[int]:
-    """Return the position of the first message that can be read; the tail if there is none."""
+    """Return the position of the first message that can be read, or the tail if there is none."""
     first, end = yield from bounds(stream)
     found = yield from Find(
         packs_between(stream, first), PLACE, sort=ASCENDING, limit=1, majority=True
@@ -341,7 +341,7 @@ def read(
 
 
 def message(stream: str, codec: Codec[Any], position: int) -> Plan[StreamMessage[Any] | None]:
-    """Return the message at a position; None if the stream has none there, or no longer."""
+    """Return the message at a position, or None if the stream has no message there."""
     packs = yield from fetch(stream, position, position + 1, limit=1)
     now = yield from ServerTime()
     for pack in packs:

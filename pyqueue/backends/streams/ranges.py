@@ -11,7 +11,7 @@ A group is one document::
     paused   true while the group is paused
     changes  how many times it was changed
 
-Each message from the group's start on is in one of these places: at ``next`` or above it, in one
+Each message from the group's start on is in one of three states: at ``next`` or above it, in one
 range, or finished. A range is an entry of ``out`` or ``back``::
 
     t        the token of the claim; in ``back`` it only tells the entries apart
@@ -160,7 +160,7 @@ def claim_step(
 def _first_caller(wanted: Sequence[int], served: Sequence[bool]) -> int | None:
     """Return the first caller that wants messages and is not served yet, or None.
 
-    ``served``: which callers have messages already; empty if this does not matter.
+    ``served`` tells which callers have messages already. It is empty if this does not matter.
     """
     for place, number in enumerate(wanted):
         if number > 0 and not (served and served[place]):
@@ -169,7 +169,7 @@ def _first_caller(wanted: Sequence[int], served: Sequence[bool]) -> int | None:
 
 
 def _turn(ready: tuple[Range, bool]) -> tuple[datetime, int]:
-    """Return the place of a range among the ranges that were claimed before.
+    """Return the sort key of a range among the ranges that were claimed before.
 
     The longest wait comes first. By position, a message that always fails would always be first.
     """
@@ -213,7 +213,7 @@ def _claim_again(found: Range, taken: Range, rest: Range | None, has_lapsed: boo
     Args:
         found: the stored range.
         taken: the part that the claim takes.
-        rest: the other positions, which wait in ``back``; None: there are none.
+        rest: the other positions, which wait in ``back``, or None if there are none.
         has_lapsed: whether its last claim has lapsed, so that it is in ``out``, not in ``back``.
     """
     # $set comes first: mongomock knows the matched entry only until another operator has run.
@@ -295,7 +295,7 @@ class Ending(NamedTuple):
     token: str
     positions: frozenset[int]
     back: Back | None = None
-    #: The copy in the dead-letter queue that takes the place of the message.
+    #: The copy in the dead-letter queue that replaces the message.
     copy: Any = None
     #: Whether the retention of the stream deleted the messages.
     skipped: bool = False
@@ -367,7 +367,7 @@ def _not_held(held: Mapping[str, Range], ending: Ending, mask: int) -> frozenset
 
 
 class _Given(NamedTuple):
-    """The places to which the positions of ended claims move."""
+    """The destinations of the positions of ended claims."""
 
     back: list[Range]
     copies: list[Any]
@@ -380,7 +380,7 @@ def _given_back(
     masks: Mapping[int, int],
     numbers: Iterable[int],
 ) -> _Given:
-    """Return the places to which these endings move their positions.
+    """Return the destinations to which these endings move their positions.
 
     Args:
         held: the held ranges by token.

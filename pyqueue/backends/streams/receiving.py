@@ -51,7 +51,7 @@ PAUSE_READ_INTERVAL_S: Final = 5.0
 
 
 class Limits(NamedTuple):
-    """The limits of what one call receives."""
+    """The limits of one receiving call."""
 
     messages: int
     bytes: int
@@ -238,7 +238,7 @@ def _take_ranges(
             continue
         found = claim_step(group, now, until, state.tail, wanted, served=served)
         if found is not None and not permits.asked:
-            # Permits are asked for the ranges that a claim would take, which then may take less.
+            # Ask for permits for the ranges that the claim would take. It may then take less.
             wanted = yield from permits.ask(found[1], wanted, now)
             found = claim_step(group, now, until, state.tail, wanted, served=served)
             if not any(wanted):
@@ -275,7 +275,7 @@ class _Permits:
 
     @property
     def until(self) -> datetime | None:
-        """The end of the permits; None if there are none."""
+        """The end of the permits, or None if there are none."""
         return self._permits.until
 
     def ask(self, taken: Sequence[Taken], wanted: Sequence[int], now: datetime) -> Plan[list[int]]:

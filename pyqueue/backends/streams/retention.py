@@ -59,7 +59,7 @@ def trim(stream: str, state: LogState, before: object) -> Plan[int]:
     """Delete the packs that lie entirely before a position or instant. Return the first position.
 
     Raises:
-        ConfigurationError: the argument is neither, or a queue has this name.
+        ConfigurationError: ``before`` is not allowed, or a queue has this name.
     """
     instant = arguments.instant("before", before) if isinstance(before, datetime) else None
     position = position_argument("before", before) if instant is None else None
@@ -77,8 +77,8 @@ def _delete_portion(
 
     Args:
         stream: the name of the stream.
-        position: where to end, or None.
-        instant: packs that were appended before it are deleted, or None.
+        position: delete only packs that end at or before this position, or None.
+        instant: delete only packs that were appended before this instant, or None.
 
     Returns:
         The position after the last deleted pack, and whether there may be more to delete.

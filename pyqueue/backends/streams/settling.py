@@ -71,7 +71,7 @@ class GroupState:
         self.stream = stream
         self.name = group
         self.id = group_id(stream, group)
-        #: The group as it was last seen; None: read it.
+        #: The group as it was last seen, or None to read it.
         self.seen: Group | None = None
         #: The log reaches at least this position, as a majority stored it.
         self.tail = 0
@@ -104,7 +104,7 @@ def reload(state: GroupState) -> Plan[Group | None]:
 
 
 def change(state: GroupState, step: Step, *, w1: bool = False) -> Plan[Group | None]:
-    """Update the group if it matches. Return its new state; None if it did not match.
+    """Update the group if it matches. Return its new state, or None if it did not match.
 
     Each change counts in ``changes``, so that a later state can be told from an earlier one.
     """
@@ -281,7 +281,7 @@ def delay_by_tries(
 def _settle_held(state: GroupState, held: Held, backs: Mapping[int, Back]) -> Plan[None]:
     """End claims, and raise LeaseLost if any reservations were lost.
 
-    ``backs``: how messages are given back, by their tries; empty: they are finished.
+    ``backs``: how messages are given back, by their tries. If it is empty, they are finished.
     """
     groups: dict[tuple[str, int], list[StreamReservation[Any]]] = {}
     for each in held:
@@ -395,7 +395,7 @@ def bury(
         dead_letter: the name of the dead-letter queue.
         held: the messages.
         reason: why they are buried, in one word.
-        error: the error that they store; None: each keeps the error of its last try.
+        error: the error that they store, or None if each keeps the error of its last try.
     """
     if not held:
         return
@@ -419,7 +419,7 @@ def bury(
 def entomb(
     state: GroupState, dead_letter: str, messages: Sequence[Buried]
 ) -> Plan[set[tuple[int, str]]]:
-    """Move messages to the dead-letter queue. Return the position and token of each not held.
+    """Move messages to the dead-letter queue. Return the position and token of each lost message.
 
     The docstring of this module describes the steps.
     """
@@ -466,7 +466,7 @@ def _copy(state: GroupState, queue: str, message: Buried, now: datetime) -> Docu
 def publish_left(state: GroupState, ids: Sequence[Any]) -> Plan[None]:
     """Publish the copies of decided burials, which ``left`` of the group lists.
 
-    This may run any number of times.
+    This can run any number of times.
     """
     found = yield from Find({"_id": {"$in": list(ids)}, "q": state.hidden}, {"to": 1})
     targets: dict[str, list[Any]] = {}
