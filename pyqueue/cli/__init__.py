@@ -64,7 +64,20 @@ def pyqueue(
     """Queues on MongoDB."""
 
 
-_PARTS = (top, queues, browsing, moving, ended, managing, trace, work, doctor, metrics, checkout, web)
+_PARTS = (
+    top,
+    queues,
+    browsing,
+    moving,
+    ended,
+    managing,
+    trace,
+    work,
+    doctor,
+    metrics,
+    checkout,
+    web,
+)
 for _part in _PARTS:
     app.add_typer(_part.app)
 app.add_typer(streams.app, name="stream")

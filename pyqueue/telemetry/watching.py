@@ -120,8 +120,8 @@ def runs() -> Plan[list[RunSummary]]:
 
 def _run(document: Document, now: datetime) -> RunSummary:
     get = document.get
-    beat, every_s = get("beat"), get("every", 0.0)
-    known = isinstance(beat, datetime)
+    stored, every_s = get("beat"), get("every", 0.0)
+    beat = stored if isinstance(stored, datetime) else None
     return RunSummary(
         kind=str(get("kind")),
         name=str(get("name", "")),
@@ -130,8 +130,8 @@ def _run(document: Document, now: datetime) -> RunSummary:
         messages=get("messages", 0),
         in_progress=get("in_progress", []),
         started=get("started"),
-        beat=beat if known else None,
-        silent=not known or now - beat > timedelta(seconds=_MISSED * every_s),
+        beat=beat,
+        silent=beat is None or now - beat > timedelta(seconds=_MISSED * every_s),
     )
 
 

@@ -153,7 +153,7 @@ def test_queues_are_paused_and_purged(world: World, pages: Pages) -> None:
 
 def test_groups_are_paused_moved_and_deleted(shop: World) -> None:
     pages = shop.pages(allow=lambda request, action, queue: True)
-    group = {"queue": "clicks", "group": "audit"}
+    group: dict[str, Any] = {"queue": "clicks", "group": "audit"}
     stream = shop.client.stream("clicks")
     assert pages.act("pause", **group).startswith("/s/clicks?did=")
     assert shop.run(stream.consumers)[0].paused
@@ -172,7 +172,7 @@ def test_groups_are_paused_moved_and_deleted(shop: World) -> None:
 
 def test_schedules_are_run_and_paused(shop: World) -> None:
     pages = shop.pages(allow=lambda request, action, queue: True)
-    form = {"queue": "orders", "schedule": "nightly"}
+    form: dict[str, Any] = {"queue": "orders", "schedule": "nightly"}
     page = pages.act("run", **form)
     assert page.startswith("/schedules?did=")
     assert "run: message cron:nightly:" in pages.get(page)

@@ -266,6 +266,7 @@ def test_hostile_values_are_escaped_on_every_page(world: World) -> None:
                 key=f"{number} {safe}",
                 id=f"{number} {safe}",
             )
+            assert id is not None
             held = await queue.reserve_id(id)
             assert held is not None
             await queue.progress(held, 0.1, evil)
