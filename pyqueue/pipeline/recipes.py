@@ -51,7 +51,13 @@ ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$")]
 
 
 def _seconds(value: object) -> object:
-    return seconds_of(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    try:
+        return seconds_of(value)
+    except ValueError:
+        # Errors of recipes name no values, which may be secrets.
+        raise ValueError("expected a duration; use seconds, or units as in 1m or 500ms") from None
 
 
 #: A duration: seconds, or a text such as "1m" or "2h30m".

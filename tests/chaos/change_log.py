@@ -17,7 +17,7 @@ any client. Each change that the checker needs is a line of JSON:
 ``["set", id, {field: value}, at]``
     It was updated: ``q``, ``token`` (None: removed), ``owner``, ``when``, ``processed``, ``dead``,
     ``n``, and ``by``, the token that the settling client wrote into the message with the same
-    update; ``due``; ``outcome``, if it was cancelled or removed; ``tries``, if the end of a claim
+    update; ``due``; ``outcome``, if no holder chose it; ``tries``, if the end of a claim
     lowered them. A pack: ``left``, how many messages it still has, ``done``, the numbers with
     its bits, and ``handed``, the token and the ids of messages that it hands over. A hidden copy:
     ``target``, ``with``, the token of the claim, and ``dead``.
@@ -94,7 +94,7 @@ def line_of(event: Mapping[str, Any]) -> list[Any] | None:
             logged[name] = _monotonic(put[name])
     if "token" in removed and "tries" in put and "q" not in put:
         logged["tries"] = put["tries"]
-    if put.get("outcome") in ("cancelled", "removed"):
+    if put.get("outcome") in ("cancelled", "removed", "expired"):
         logged["outcome"] = put["outcome"]
     logged |= _of_packs(put)
     for name in ("processed", "dead"):

@@ -296,9 +296,10 @@ def test_bury(client: AnyClient, queue: AnyQueue, error: Any) -> None:
 def test_bury_many(client: AnyClient, world: World, queue: AnyQueue) -> None:
     queue.push_many(range(5), keys=["a", None, "b", None, "c"])
     held = queue.reserve_many(5, timeout=0)
-    world.lapse(held[4], known=False)
+    lapsed = next(each for each in held if each.key == "c")
+    world.lapse(lapsed, known=False)
     assert queue.reserve(0) is not None
-    with expect_error(LeaseLost, lost=(held[4],)):
+    with expect_error(LeaseLost, lost=(lapsed,)):
         queue.bury(*held, error="no")
     assert client.queue(f"{queue.name}.dead").counts().ready == 4
     assert queue.counts().reserved == 1

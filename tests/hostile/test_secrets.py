@@ -219,5 +219,5 @@ def test_recipe_error_shows_no_value(tmp_path: Path) -> None:
     path.write_text(f'[[stages]]\nqueue = "a"\nhandler = "a:b"\nlease = "{SECRET}"\n')
     with Client("memory:") as client, pytest.raises(ConfigurationError) as caught:
         Pipeline.from_recipe(client, path)
-    assert "stages[0].lease: Input should be a valid number" in str(caught.value)
+    assert "stages[0].lease: expected a duration; use seconds" in str(caught.value)
     assert SECRET not in whole(caught.value)

@@ -164,6 +164,15 @@ def _holds(there: bool, value: Any, operator: str, wanted: Any) -> bool:
     raise AssertionError(f"the store does not know {operator}")
 
 
+def _equalities(match: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a document that an upsert with this filter inserts."""
+    return {
+        name: value
+        for name, value in match.items()
+        if not name.startswith("$") and not (isinstance(value, dict) and "$exists" in value)
+    }
+
+
 def updated(document: Document, update: Mapping[str, Any], *, inserting: bool = False) -> Document:
     """Return a document after an update."""
     fresh = dict(document)
@@ -334,7 +343,7 @@ class Store:
             if not request.upsert:
                 return None
             assert request.update is not None
-            fresh = updated(dict(request.filter), request.update, inserting=True)
+            fresh = updated(_equalities(request.filter), request.update, inserting=True)
             if fresh["_id"] in self.documents:
                 raise DuplicateKey("the id is taken")
             self._put(fresh)
@@ -368,7 +377,7 @@ class Store:
     def _update(self, request: Update) -> Change:
         found = self._found(request.filter, None, 0, 0 if request.many else 1)
         if request.upsert and not found:
-            fresh = self._put(updated(dict(request.filter), request.update, inserting=True))
+            fresh = self._put(updated(_equalities(request.filter), request.update, inserting=True))
             return Change(0, fresh["_id"])
         for document in found:
             self._put(updated(document, request.update))
