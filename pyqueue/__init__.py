@@ -20,7 +20,7 @@ from pyqueue.errors import (
     TimedOut,
     Unavailable,
 )
-from pyqueue.facts import Attempt, Burial, ErrorInfo, Progress
+from pyqueue.facts import Attempt, Burial, ErrorInfo, Gather, Progress
 from pyqueue.lazy import importer
 from pyqueue.limits import Limit
 from pyqueue.messages import (
@@ -82,6 +82,7 @@ __all__ = [
     "ErrorInfo",
     "Fenced",
     "Finished",
+    "Gather",
     "Hooks",
     "InvalidMessage",
     "InvalidName",

@@ -18,6 +18,7 @@ from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.claim import AsyncClaim, ClaimSize, claimed_async
 from pyqueue.each import AsyncEach
+from pyqueue.facts import Gather
 from pyqueue.messages import (
     MAX_BATCH_BYTES,
     MAX_RECEIVED_BYTES,
@@ -64,6 +65,7 @@ class AsyncQueue(AsyncManageable[T]):
         result: Duration | None = None,
         expires: Duration | None = None,
         unique_for: Duration | None = None,
+        gather: Gather | None = None,
         session: Any = None,
     ) -> Id | None:
         """Push a message.
@@ -90,6 +92,8 @@ class AsyncQueue(AsyncManageable[T]):
                 it never expires.
             unique_for: Seconds for which the key stays taken after the message was committed or
                 popped. None: its end frees the key.
+            gather: The gather that it joins: the value of ``AsyncClient.gather``, or the ``gather``
+                of a held reservation. A message in the queue does not join. Not with ``session``.
             session: The session of a transaction. The push happens when the transaction commits.
 
         Returns:
@@ -101,8 +105,8 @@ class AsyncQueue(AsyncManageable[T]):
             DuplicateKey: The key is taken and ``on_duplicate`` is "error", or the id belongs to a
                 message that was never in this queue.
         """
-        own: dict[str, object] = {"keys": key, "ids": id, "priorities": priority}
-        own |= {"groups": group, "results": result, "expires": expires, "uniques": unique_for}
+        own: dict[str, object] = {"keys": key, "ids": id, "priorities": priority, "groups": group}
+        own |= {"results": result, "expires": expires, "uniques": unique_for, "gathers": gather}
         same = {"delay": delay, "at": at, "headers": headers, "session": session}
         ids = await self._runner.run(self._push(payload, on_duplicate, own, same))
         return ids[0]

@@ -13,6 +13,9 @@ from pyqueue.backends import all_queues, awaiting, cancelling, finding, freeing,
 from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.client_base import make_backend, make_stream_backend, shape_of
+from pyqueue.delivery import To
+from pyqueue.facts import Gather, WhenDead
+from pyqueue.gather_blocks import gathered
 from pyqueue.limits import Limit
 from pyqueue.messages import (
     UNCHANGED,
@@ -457,6 +460,30 @@ class Client(Scheduling):
         target = self.queue(queue) if isinstance(queue, str) else queue
         own = {"headers": headers, "priority": priority, "group": group}
         return self._connection.run(requesting(target, payload, timeout, own))
+
+    def gather(self, then: To[Any], *, dead: WhenDead = "hold") -> AbstractContextManager[Gather]:
+        """Push a message once all messages that a block pushes with ``gather=`` have ended.
+
+        A message has ended when it is finished, removed or cancelled. One that moves to another
+        queue, or is tried again, has not. The message is pushed once, by whichever process finds
+        that all have ended, also after this process has ended. If the block raises an exception, or
+        a push in it fails, no message is pushed; the messages of the block stay.
+
+        Args:
+            then: The message: its queue, its payload and the other options of a ``To``.
+            dead: Whether a message in a dead-letter queue is waited for ("hold"), until it is sent
+                back and finished, or removed; or counts as ended ("end").
+
+        Returns:
+            A context manager that gives the gather, to be passed as ``gather=``.
+            Its ``id`` will be the id of the message.
+
+        Raises:
+            ConfigurationError: The queue of the message is a stream or does not offer an option, or
+                the payload is missing.
+            Unavailable: A push in the block failed, or the server did not answer.
+        """
+        return gathered(self._connection, then, dead)
 
     def cancel(self, id: Id, force: bool = False) -> Cancelled | None:
         """Cancel a message in any queue, as ``Queue.cancel`` does.

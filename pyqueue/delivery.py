@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 from pyqueue import arguments
 from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, LeaseLost
+from pyqueue.facts import WhenDead
 from pyqueue.messages import UNCHANGED, Duration, Headers, Reservation
 
 if TYPE_CHECKING:
@@ -94,14 +95,23 @@ class Many:
     Args:
         outputs: A ``To`` for each output. A ``To`` without a payload keeps the payload of the
             message.
+        then: Another message, which is pushed once all outputs have ended; see ``Client.gather``.
+        dead: Whether an output in a dead-letter queue is waited for ("hold"), or counts as ended
+            ("end").
 
     Raises:
-        ConfigurationError: An output is not a ``To``.
+        ConfigurationError: An output, or ``then``, is not a ``To``.
     """
 
-    __slots__ = ("outputs",)
+    __slots__ = ("dead", "outputs", "then")
 
-    def __init__(self, outputs: Iterable[To[Any]]) -> None:
+    def __init__(
+        self,
+        outputs: Iterable[To[Any]],
+        then: To[Any] | None = None,
+        *,
+        dead: WhenDead = "hold",
+    ) -> None:
         if isinstance(outputs, To):
             raise ConfigurationError("outputs: expected a list of To(...), found To")
         self.outputs = list(outputs)
@@ -110,9 +120,16 @@ class Many:
                 raise ConfigurationError(
                     f"outputs: expected a list of To(...), found {type(each).__name__} in it"
                 )
+        if then is not None and not isinstance(then, To):
+            raise ConfigurationError(f"then: expected a To or None, found {type(then).__name__}")
+        #: The message of the gather of the outputs, or None.
+        self.then = then
+        arguments.one_of("dead", dead, ("hold", "end"))
+        self.dead = dead
 
     def __repr__(self) -> str:
-        return f"Many({self.outputs!r})"
+        then = "" if self.then is None else f", then={self.then!r}"
+        return f"Many({self.outputs!r}{then})"
 
 
 class Reject(Exception):

@@ -14,7 +14,7 @@ from zlib import crc32
 
 from bson import ObjectId
 
-from pyqueue.facts import Attempt, Burial, ErrorInfo, Keep, Progress
+from pyqueue.facts import Attempt, Burial, ErrorInfo, Gather, Keep, Progress
 from pyqueue.messages import (
     HIGHEST_PRIORITY,
     NEVER,
@@ -298,6 +298,8 @@ def message_of(
     if lease is not None:
         if "keep" in document or "unique" in document:
             more["keep"] = Keep.of(document)
+        if "gather" in document:
+            more["gather"] = Gather.of(document["gather"])
         if type(slot := document.get("slot")) is str:
             more["slot"] = slot
         more["reserved"] = get("reserved", now)

@@ -1,4 +1,4 @@
-"""Facts about the tries of a message: errors, attempts, progress and burials.
+"""Facts about a message and its tries: errors, attempts, progress, burials and gathers.
 
 Release 0.1 showed an error, a progress and a burial as the stored dict. Programs still read them by
 the stored names, as in ``message.dead["from"]``, so these values are mappings, too.
@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Literal, NamedTuple, Self
+
+from bson import ObjectId
 
 #: The longest time for which the end of a message is kept for a client: 30 days, in seconds.
 MAX_KEEP_S: Final = 30 * 86_400.0
@@ -193,6 +195,47 @@ def _seconds(value: object) -> float | None:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     return float(value) if 0 < value <= _CENTURY_S else None
+
+
+#: Whether a dead letter stays in its gather ("hold"), or leaves it as a finished message does.
+WhenDead = Literal["hold", "end"]
+
+
+@dataclass(slots=True)
+class Gather:
+    """A set of messages that ends when all of them have ended; see ``Client.gather``.
+
+    Pass it as ``gather=`` to ``Queue.push``.
+    """
+
+    #: The id of the message that is received then.
+    id: ObjectId | str
+    #: Whether a dead letter holds the gather open ("hold"), or counts as ended ("end").
+    dead: WhenDead
+    #: The namespace and the database of the client that made it; None: a stored message shows it.
+    home: tuple[str, object] | None = field(default=None, repr=False, compare=False)
+    #: Whether no more messages can be pushed to it by this object.
+    sealed: bool = field(default=False, repr=False, compare=False)
+    #: Whether a push to it failed, so that some of its messages may be missing.
+    failed: bool = field(default=False, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, stored: object) -> Self | None:
+        """Return the value of a stored field; None if another program has stored anything else."""
+        if not isinstance(stored, Mapping):
+            return None
+        id, dead = stored.get("id"), stored.get("dead")
+        if not isinstance(id, (ObjectId, str)) or dead not in ("hold", "end"):
+            return None
+        return cls(id, dead)
+
+    def stored(self) -> dict[str, Any]:
+        """Return the stored form."""
+        return {"id": self.id, "dead": self.dead}
+
+    def __reduce__(self) -> tuple[type[Gather], tuple[ObjectId | str, str]]:
+        # Without its home, which may be a URL with a password.
+        return Gather, (self.id, self.dead)
 
 
 def kept_s(history_s: float | None, keep: Keep | None) -> float | None:

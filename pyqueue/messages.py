@@ -14,7 +14,7 @@ from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
 
 from bson import ObjectId
 
-from pyqueue.facts import Attempt, Burial, ErrorInfo, Keep, Progress, as_stored
+from pyqueue.facts import Attempt, Burial, ErrorInfo, Gather, Keep, Progress, as_stored
 from pyqueue.limits import Limit
 
 T = TypeVar("T")
@@ -163,6 +163,8 @@ class Reservation(Message[T]):
     keep: Keep | None = field(default=None, kw_only=True, repr=False)
     #: How ``Client.commit`` and the like settle it, or None if an older release pickled it.
     carried: Any = field(default=None, kw_only=True, repr=False)
+    #: The gather that it belongs to, or None; see ``Client.gather``.
+    gather: Gather | None = field(default=None, kw_only=True, repr=False)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
         """Restore a pickled reservation."""
@@ -379,6 +381,7 @@ class Push(_Lifetimes, Generic[T]):
         result: Seconds for which the end of the message is kept; see ``Queue.push``.
         expires: Seconds after which no consumer begins to work on it; see ``Queue.push``.
         unique_for: Seconds for which its key stays taken after its end; see ``Queue.push``.
+        gather: The gather that it belongs to; see ``Queue.push``.
     """
 
     payload: T
@@ -390,6 +393,7 @@ class Push(_Lifetimes, Generic[T]):
     priority: int | None = None
     group: str | None = None
     result: Duration | None = None
+    gather: Gather | None = None
 
 
 class BatchOptions(TypedDict):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
-from pyqueue import arguments, telling
+from pyqueue import arguments, gathers, telling
 from pyqueue.backends import awaiting, browsing, cancelling, choosing, managing, requeueing, results
 from pyqueue.backends.applying import stored_claim
 from pyqueue.backends.browsing import BrowseOptions
@@ -20,7 +20,7 @@ from pyqueue.backends.receiving import checked as checked_receive
 from pyqueue.backends.unpacking import unpacked
 from pyqueue.each import LoopPlans
 from pyqueue.errors import ConfigurationError, JobFailed, LeaseLost
-from pyqueue.facts import Keep
+from pyqueue.facts import Gather, Keep
 from pyqueue.messages import (
     MAX_RECEIVED_BYTES,
     Cancelled,
@@ -55,6 +55,7 @@ class PushTerms(TypedDict, total=False):
     result: Duration | None
     expires: Duration | None
     unique_for: Duration | None
+    gather: Gather | None
     session: Any
 
 
@@ -121,16 +122,12 @@ class QueueBase(Generic[T, Runs]):
         # Most pushes give no option, and then have nothing to check.
         given: Any = {name: value for name, value in same.items() if value is not None}
         given |= {name: [value] for name, value in own.items() if value is not None}
-        if "results" in given or "uniques" in given:
-            given["keeps"] = self._keeps(given, 1)
         if on_duplicate != "ignore":
             given["on_duplicate"] = on_duplicate
         return self._pushes([payload], given)
 
     def _push_many(self, payloads: Iterable[Any], how: PushOptions) -> Plan[list[Id | None]]:
         given, how = unpacked(payloads, how)
-        if "results" in how:
-            how["keeps"] = self._keeps(how, len(given))
         return self._pushes(given, how)
 
     def _keeps(self, how: PushOptions, number: int) -> list[Keep | None]:
@@ -140,10 +137,17 @@ class QueueBase(Generic[T, Runs]):
         return results.keeps(wanted, uniques, self._runner.results)
 
     def _pushes(self, payloads: list[Any], how: PushOptions) -> Plan[list[Id | None]]:
-        hooks = self._runner.hooks
+        hooks, given = self._runner.hooks, how.get("gathers", ())
+        if "results" in how or "uniques" in how:
+            how["keeps"] = self._keeps(how, len(payloads))
+        if any(each is not None for each in given):
+            home = (self._runner.namespace, self._runner.store)
+            how["gathers"] = gathers.checked(given, home, how.get("session"))
         if hooks is None:
-            return self._backend.push(payloads, **how)
-        return telling.push(hooks, self._backend, payloads, how)
+            plan = self._backend.push(payloads, **how)
+        else:
+            plan = telling.push(hooks, self._backend, payloads, how)
+        return gathers.marking_failures(plan, given) if given else plan
 
     def _move(self, given: Iterable[tuple[Any, Any]], to: Any, edits: MoveOptions) -> Plan[None]:
         target = target_of(to, self._runner)

@@ -16,6 +16,7 @@ from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.claim import Claim, ClaimSize, claimed
 from pyqueue.each import Each
+from pyqueue.facts import Gather
 from pyqueue.manageable import Manageable
 from pyqueue.messages import (
     MAX_BATCH_BYTES,
@@ -61,6 +62,7 @@ class Queue(Manageable[T]):
         result: Duration | None = None,
         expires: Duration | None = None,
         unique_for: Duration | None = None,
+        gather: Gather | None = None,
         session: Any = None,
     ) -> Id | None:
         """Push a message.
@@ -87,6 +89,8 @@ class Queue(Manageable[T]):
                 it never expires.
             unique_for: Seconds for which the key stays taken after the message was committed or
                 popped. None: its end frees the key.
+            gather: The gather that it joins: the value of ``Client.gather``, or the ``gather``
+                of a held reservation. A message in the queue does not join. Not with ``session``.
             session: The session of a transaction. The push happens when the transaction commits.
 
         Returns:
@@ -98,8 +102,8 @@ class Queue(Manageable[T]):
             DuplicateKey: The key is taken and ``on_duplicate`` is "error", or the id belongs to a
                 message that was never in this queue.
         """
-        own: dict[str, object] = {"keys": key, "ids": id, "priorities": priority}
-        own |= {"groups": group, "results": result, "expires": expires, "uniques": unique_for}
+        own: dict[str, object] = {"keys": key, "ids": id, "priorities": priority, "groups": group}
+        own |= {"results": result, "expires": expires, "uniques": unique_for, "gathers": gather}
         same = {"delay": delay, "at": at, "headers": headers, "session": session}
         ids = self._runner.run(self._push(payload, on_duplicate, own, same))
         return ids[0]

@@ -48,7 +48,9 @@ LOCKS = {"Lock", "RLock", "Condition", "Event", "Semaphore", "BoundedSemaphore",
 # ---- today's offenders: lower or remove an entry as soon as you can
 
 LONG_MODULES: dict[str, int] = {}
-LARGE_CLASSES: dict[str, int] = {}
+LARGE_CLASSES: dict[str, int] = {
+    "pyqueue/messages.py::PackedReservation": 31,  # it inherits the fields of two classes
+}
 LONG_FUNCTIONS: dict[str, int] = {
     "tests/model/explorer.py::_mark": 75,
 }

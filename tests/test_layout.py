@@ -37,6 +37,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS: dict[str, set[str]] = {
     "values": {
         *("_watchdog", "arguments", "carried", "clock", "concurrently", "delivery", "documents"),
+        "gathers",
         *("_watchdog", "arguments", "aside", "clock", "concurrently", "delivery", "documents"),
         "durations",
         "embedded",
@@ -67,6 +68,7 @@ LAYERS: dict[str, set[str]] = {
         *("claim", "each", "queue_base", "queues", "reserved", "stream_base", "streams", "telling"),
         *("async_queues", "async_selections", "async_streams", "selection_base", "selections"),
         *("async_readable", "readable", "async_manageable", "manageable"),
+        "gather_blocks",
     },
     "client": {
         *("async_client", "client", "client_base", "client_receiving", "client_settling"),
@@ -125,7 +127,17 @@ MOST_TO_RECEIVE = 15, 3700
 
 #: Other packages than the standard library's, and the layers and modules that may import them.
 THIRD_PARTY: dict[str, set[str]] = {
-    "bson": {"values", "backends", "runtime", "pipeline", "spark", "cli", "testing", "web"},
+    "bson": {
+        "values",
+        "backends",
+        "runtime",
+        "pipeline",
+        "spark",
+        "cli",
+        "testing",
+        "web",
+        "gather_blocks",
+    },
     "pymongo": {
         *("aside", "embedded", "memory", "memory_sessions", "requests", "runtime"),
         "spark.outputs",
@@ -135,7 +147,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "pydantic_core": {"payloads"},
     "mongomock": {"memory"},
     "cronsim": {"backends.schedules.timing"},
-    "anyio": {"claim", "each", "reserved", "pipeline", "cli", "testing"},
+    "anyio": {"claim", "each", "gather_blocks", "reserved", "pipeline", "cli", "testing"},
     "typing_extensions": {"delivery", "pipeline.runner"},  # for type checkers only
     "pytest": {"testing.plugin"},
     "yaml": {"pipeline.recipes"},
@@ -418,14 +430,15 @@ PROMISED = {
     *("Stream", "AsyncStream", "StreamMessage", "StreamReservation"),
     *("Consumer", "AsyncConsumer", "ConsumerCounts", "ConsumerInfo"),
     *("BatchFailed", "Attempt", "Burial", "ErrorInfo", "Progress", "Hooks", "Page", "ScheduleInfo"),
-    *("Push", "JobFailed"),
+    *("Push", "JobFailed", "Gather"),
     *("QueueSpec", "Report"),
     *("Latency", "QueueStats"),
     *("AsyncSelection", "BulkResult", "Selection"),
 }
 SIGNATURES = {
     "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "
-    "id=None, priority=None, group=None, result=None, expires=None, unique_for=None, session=None",
+    "id=None, priority=None, group=None, result=None, expires=None, unique_for=None, gather=None, "
+    "session=None",
     "push_many": "payloads, *, delay=None, at=None, headers=None, keys=None, "
     "on_duplicate='ignore', ids=None, priorities=None, groups=None, session=None",
     "pop": "timeout=None",
@@ -483,6 +496,7 @@ CLIENT = {
     "find": "id",
     "wait": "id, timeout=None",
     "request": "queue, payload, *, timeout=30, headers=None, priority=None, group=None",
+    "gather": "then, *, dead='hold'",
     "cancel": "id, force=False",
     "force_release": "id",
     "delete_queue": "name, force=False",

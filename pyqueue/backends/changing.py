@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any, NamedTuple, Protocol
 
 from pyqueue.backends import forms, namespace, results, transitions
@@ -27,7 +28,6 @@ from pyqueue.backends.queue_plans import QueuePlans, found_target
 from pyqueue.backends.requeueing import brought_forward
 from pyqueue.documents import eligible_since, group_of, invalid_fields, priority_of
 from pyqueue.errors import ConfigurationError, DuplicateKey, InvalidMessage, TargetRefused
-from pyqueue.facts import Keep
 from pyqueue.messages import UNCHANGED, Message, Reservation
 from pyqueue.requests import Document, Filter, Plan, Signal, UpdateEach
 
@@ -116,7 +116,7 @@ class Remove:
             [(each, ending_free(kind, each, ending, step.now) or {}) for each in documents]
         )
         yield from kind.ended(step.terms.queue, documents)
-        yield from results.announce(Keep.of(each) for each in documents)
+        yield from results.announce(chain.from_iterable(map(results.end_facts, documents)))
 
     def settle(self, step: Step, held: Sequence[Reservation[Any]]) -> Plan[None]:
         """Remove messages of one shared document."""

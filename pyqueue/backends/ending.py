@@ -59,7 +59,7 @@ def end_free(
 ) -> Plan[bool]:
     """End a message that is not held. Return False if it was claimed, or has left the queue.
 
-    ``document``: its fields ``key``, ``dead``, ``group``, ``lock``, ``keep`` and ``dies``, as read.
+    ``document``: as read, its payload may be missing.
     """
     match = transitions.not_held_filter(queue, now) | {"_id": document["_id"]}
     update = ending_free(kind, document, ending, now)
@@ -109,7 +109,7 @@ def _end(
     else:
         ended = bool((yield from Update(match, update)).matched)
     yield from kind.ended(queue, [document])
-    yield from results.announce([Keep.of(document)])
+    yield from results.announce(results.end_facts(document))
     return ended
 
 

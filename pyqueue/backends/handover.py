@@ -22,13 +22,12 @@ Copies may have ids derived from the source, and any document may have taken suc
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple
 
-from pyqueue.backends.applying import MAX_BATCH, SettlementUpdate, update_with_key
+from pyqueue.backends.applying import SettlementUpdate
 from pyqueue.backends.hidden import (
-    CALL,
     ENDED,
     HANDED,
     MARK,
@@ -36,18 +35,16 @@ from pyqueue.backends.hidden import (
     call_of,
     copy_filter,
     is_copy,
-    is_new,
     is_source,
     lists,
-    origin_of,
-    target_of,
     token_of,
 )
 from pyqueue.backends.kind import Kind
+from pyqueue.backends.publishing import publish, update_each
 from pyqueue.backends.scan import FIRST
 from pyqueue.backends.transitions import HIDDEN, hidden_queue, lock_removal, unset
 from pyqueue.errors import DuplicateKey, QueueError, Unavailable, first_ten
-from pyqueue.hooks import Tell
+from pyqueue.gathers import LAST_GATHER
 from pyqueue.payloads import encode
 from pyqueue.requests import (
     Coalesce,
@@ -59,15 +56,12 @@ from pyqueue.requests import (
     Insert,
     Plan,
     ServerTime,
-    Signal,
     Update,
     UpdateDocument,
     UpdateEach,
 )
 
 log = logging.getLogger("pyqueue")
-
-Name = TypeVar("Name", bound=Hashable)
 
 #: A handover that was decided or copied more recently than this is left to its process.
 GRACE: Final = timedelta(seconds=5)
@@ -157,7 +151,12 @@ def hand_over_whole(
     update: dict[str, dict[str, Any]] = {"$rename": {"key": "last_key"}, "$unset": unlocked}
     if finishing is not None:
         ended["put"] = finishing["$set"]
-        update = {name: each for name, each in finishing.items() if name != "$set"}
+        update = {name: each for name, each in finishing.items() if name not in ("$set", "$rename")}
+        # The source stays in its gather until its copies are published.
+        old = finishing.get("$rename", {})
+        renamed = {name: to for name, to in old.items() if name != "gather"}
+        if renamed:
+            update["$rename"] = renamed
     # A former holder would match the token, so the token must go, even if the history keeps one.
     gone = {**update.pop("$unset", {}), **unset(*kind.held_fields)}
     put = {"q": handover.hidden, "when": FIRST, ENDED: ended}
@@ -217,7 +216,7 @@ def _hand_over(calls: Sequence[_Call], *, half_time: bool = False) -> Plan[list[
 
 def _publish(calls: Sequence[_Call], copies: Sequence[Document], began: datetime) -> Plan[Result]:
     """Publish the copies of decided calls, and end their sources."""
-    if (yield from _unhide(copies)) < len(copies):
+    if (yield from publish(copies)) < len(copies):
         decided = min([began, *(call.ended_at for call in calls if call.ended_at is not None)])
         if (yield from ServerTime()) - decided < GRACE:
             yield from _report_missing(calls[0].handover.queue, copies)
@@ -231,23 +230,7 @@ def _decide(pairs: Sequence[tuple[Filter, UpdateDocument]], half_time: bool) -> 
     """Update the sources that may be held. Return how many were held."""
     if len(pairs) == 1:
         return (yield from Update(*pairs[0], majority=True)).matched
-    return (yield from _update_each(pairs, half_time=half_time))
-
-
-def _update_each(
-    pairs: Sequence[tuple[Filter, UpdateDocument]], *, many: bool = False, half_time: bool = False
-) -> Plan[int]:
-    """Apply pairs of a filter and an update, at majority. Return how many matched.
-
-    Raises:
-        QueueError: the server refused one of the updates.
-    """
-    if not pairs:
-        return 0
-    matched, failures = yield from UpdateEach(pairs, many=many, majority=True, half_time=half_time)
-    for failure in failures:
-        raise failure.error
-    return matched
+    return (yield from update_each(pairs, half_time=half_time))
 
 
 def _report_missing(queue: str, copies: Sequence[Document]) -> Plan[None]:
@@ -301,6 +284,8 @@ def _hidden(handover: Handover, now: datetime) -> list[Document]:
         if handover.new:
             mark["new"] = True
         copy = {**document, "q": handover.hidden, "when": max(document["when"], now), MARK: mark}
+        if "gather" in copy:  # an undecided copy is not in the gather of its source
+            mark["gather"] = copy.pop("gather")
         if "key" in copy:  # keys are unique among hidden documents, too
             copy["last_key"] = mark["key"] = copy.pop("key")
         hidden.append(copy)
@@ -377,7 +362,7 @@ def _overwrite_copies(
     present = [each for each in documents if each["_id"] in stored]
     missing = [each for each in documents if each["_id"] not in stored]
     pairs = [_replacing(stored[each["_id"]], each) for each in present]
-    again = present if (yield from _update_each(pairs)) < len(pairs) else []
+    again = present if (yield from update_each(pairs)) < len(pairs) else []
     if missing:
         again = again + [missing[at] for at in (yield from _insert(missing))]
     return again
@@ -389,54 +374,6 @@ def _replacing(old: Document, new: Document) -> tuple[Filter, UpdateDocument]:
     if gone := unset(*(name for name in old if name not in new)):
         update["$unset"] = gone
     return copy_filter(old), update
-
-
-def _unhide(copies: Sequence[Document]) -> Plan[int]:
-    """Publish decided copies. Return how many were still hidden.
-
-    This can run any number of times.
-    """
-    now = yield from ServerTime()
-    # Messages scheduled for later keep their instant.
-    raised = {"$max": {"when": now, "due": now}, "$unset": unset(MARK)}
-    # A copy gets its key only now, and only if the key is free in its queue.
-    keyed = [each for each in copies if "key" in each[MARK]]
-    rest = [each for each in copies if "key" not in each[MARK]]
-    pairs = [
-        (_any_of(members[start : start + MAX_BATCH]), {"$set": {"q": to}, **raised})
-        for to, members in _grouped(target_of, rest)
-        for start in range(0, len(members), MAX_BATCH)
-    ]
-    published = yield from _update_each(pairs, many=True)
-    for each in keyed:
-        update = {"$set": {"q": target_of(each)}, **raised}
-        key = each[MARK]["key"]
-        published += yield from update_with_key(copy_filter(each), update, key, majority=True)
-    for to, members in _grouped(target_of, copies):
-        yield from Signal(to, max(now, min(each["when"] for each in members)))
-        new = [each["_id"] for each in members if is_new(each)]
-        if new and published == len(copies):  # otherwise another process reports some
-            yield from Tell("pushed", to, new)
-    return published
-
-
-def _any_of(copies: Sequence[Document]) -> Filter:
-    """Return the filter that matches hidden copies."""
-    some = [
-        {"q": q, TOKEN: token, CALL: call, "_id": {"$in": [each["_id"] for each in same]}}
-        for (q, token, call), same in _grouped(origin_of, copies)
-    ]
-    return {"$or": some}
-
-
-def _grouped(
-    name: Callable[[Document], Name], copies: Iterable[Document]
-) -> Iterable[tuple[Name, list[Document]]]:
-    """Return the copies grouped by a name."""
-    groups: dict[Name, list[Document]] = {}
-    for each in copies:
-        groups.setdefault(name(each), []).append(each)
-    return groups.items()
 
 
 def discard(handover: Handover) -> Plan[None]:
@@ -469,7 +406,7 @@ def finish_decided(source: Document) -> Plan[None]:
     ids = [id for entry in source[HANDED] for id in entry["ids"]]
     match = {"_id": {"$in": ids}, MARK: {"$exists": True}}
     stored = yield from Find(match, {MARK: 1, "q": 1, "when": 1})
-    yield from _unhide([each for each in stored if is_copy(each) and lists(source, each)])
+    yield from publish([each for each in stored if is_copy(each) and lists(source, each)])
     yield from _end_sources([source])
 
 
@@ -491,7 +428,8 @@ def _end_sources(sources: Sequence[Document]) -> Plan[None]:
         match |= {"q": source["q"], f"{ENDED}.token": ended["token"]}
         if "put" in ended:
             put = {"q": source["q"].removeprefix(HIDDEN), **ended["put"]}
-            pairs.append((match, {"$set": put, "$unset": unset(HANDED, ENDED)}))
+            update = {"$set": put, "$unset": unset(HANDED, ENDED), "$rename": LAST_GATHER}
+            pairs.append((match, update))
         else:
             deleted.append(match)
     if pairs:

@@ -15,12 +15,14 @@ from pyqueue.requests import Document, Filter
 #: The field of a source that lists handed-over copies that may not be published yet:
 #: ``{h: token, ids: [...]}`` for each handover.
 HANDED: Final = "handed"
-#: The field of a copy while it is hidden: ``{to, source, token, key, call, new}``.
+#: The field of a copy while it is hidden: ``{to, source, token, key, call, new, gather}``.
 MARK: Final = "handover"
 TOKEN: Final = f"{MARK}.token"
 #: The field of a source that has ended: ``{token, at, put}``. ``put`` sends it to history.
 ENDED: Final = "ended"
 CALL: Final = f"{MARK}.call"
+#: The ``q`` of the records of gathers; see ``gathering``. No queue has this name.
+GATHERS: Final = "~gather"
 
 
 def token_of(copy: Document) -> str:
@@ -47,6 +49,12 @@ def target_of(copy: Document) -> str:
 def is_new(copy: Document) -> bool:
     """Return whether a copy is a new message, and not a message that leaves the source."""
     return "new" in copy[MARK]
+
+
+def gather_of(copy: Document) -> Document | None:
+    """Return the stored gather that a copy joins once it is published; None: it joins none."""
+    gather: Document | None = copy[MARK].get("gather")
+    return gather
 
 
 def copy_filter(copy: Document) -> Filter:

@@ -31,13 +31,20 @@ INDEXES: Final[Mapping[str, IndexTerms]] = {
         {"partialFilterExpression": {"claim.g": {"$exists": True}}},
     ),
 }
+#: The index of the messages of gathers, which the first gather creates; see ``gathering``.
+GATHER_INDEXES: Final[Mapping[str, IndexTerms]] = {
+    "gathers": (
+        [("gather.id", 1), ("_id", 1)],
+        {"partialFilterExpression": {"gather.id": {"$exists": True}}},
+    ),
+}
 #: The indexes that processes of 0.1 use, and this release does not.
 FORMER_INDEXES: Final = frozenset({"group"})
 
 
 def all_indexes() -> Mapping[str, IndexTerms]:
     """Return the common indexes, and the indexes that only some queues need."""
-    found = dict(INDEXES)
+    found = {**INDEXES, **GATHER_INDEXES}
     for kind in kinds.known().values():
         found |= kind.needs(None)
     return found

@@ -301,6 +301,20 @@ def store_placeholder(match: Filter, session: object) -> Plan[None]:
     yield from Update(match, put, upsert=True, majority=session is None, session=session)
 
 
+def key_taken(queue: str, keys: list[str], written: Sequence[Id | None] = ()) -> DuplicateKey:
+    """Return the error for messages whose keys are taken."""
+    text = f"queue {queue!r} has messages with the keys {first_ten(keys)}"
+    return DuplicateKey(text, keys=keys, written=written)
+
+
+def id_taken(
+    queue: str, ids: list[Id], keys: Sequence[str] = (), written: Sequence[Id | None] = ()
+) -> DuplicateKey:
+    """Return the error for messages whose ids are or were in the queue."""
+    text = f"queue {queue!r} has, or had, messages with the ids {first_ten(ids)}"
+    return DuplicateKey(text, ids=ids, keys=keys, written=written)
+
+
 def raise_foreign_ids(
     queue: str, ids: list[Id], keys: Sequence[str] = (), written: Sequence[Id | None] = ()
 ) -> None:

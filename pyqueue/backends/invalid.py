@@ -22,7 +22,8 @@ from pyqueue.backends.kind import Kind
 from pyqueue.documents import group_of, invalid_fields, message_of, priority_of, without_fields
 from pyqueue.error_records import error_record
 from pyqueue.errors import InvalidMessage
-from pyqueue.facts import ErrorInfo
+from pyqueue.facts import ErrorInfo, Gather
+from pyqueue.gathers import ending_gather
 from pyqueue.hooks import tell_burial
 from pyqueue.messages import Message
 from pyqueue.payloads import Codec, encode, error_text
@@ -182,6 +183,7 @@ def bury_claimed(
     keyed = "key" in document and "key" not in invalid
     put = target.kind.entering(target.queue, now, priority, group_of(document))
     update = transitions.burying(kind, queue, put, now, death, keyed=keyed)
+    update = ending_gather(update, Gather.of(document.get("gather")))
     holds = {"_id": document["_id"], "token": document["token"]}
     buried = yield from Update(holds, _without_invalid(update, invalid))
     yield from Signal(target.queue, now)

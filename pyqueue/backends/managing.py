@@ -149,7 +149,7 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
     for each in spellings:
-        names = ("key", "dead", "group", "lock", "limited", "keep")
+        names = ("key", "dead", "group", "lock", "limited", "keep", "gather")
         fields = dict.fromkeys(names, 1)
         found = yield from Find({"_id": each, "q": queue}, fields, limit=1)
         if found:

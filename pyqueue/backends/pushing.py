@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 from bson import ObjectId
 
 from pyqueue import arguments
-from pyqueue.backends import expiring, inserting, namespace, transitions, uniqueness
+from pyqueue.backends import expiring, inserting, namespace, results, transitions, uniqueness
 from pyqueue.backends.inserting import Entries, Written, ids_of_this_queue, live_filter
 from pyqueue.backends.kind import Kind, require
 from pyqueue.backends.options import Options
 from pyqueue.clock import BAND
-from pyqueue.errors import ConfigurationError, DuplicateKey, Unavailable, first_ten
-from pyqueue.facts import Keep
+from pyqueue.errors import ConfigurationError, DuplicateKey, Unavailable
+from pyqueue.facts import Gather, Keep
 from pyqueue.messages import Id
 from pyqueue.payloads import Codec, each_of, encode
 from pyqueue.requests import (
@@ -58,6 +58,7 @@ class PushOptions(TypedDict, total=False):
     keeps: Sequence[Keep | None]
     #: After how many seconds each message expires.
     expires: Sequence[Any]
+    gathers: Sequence[Gather | None]
     session: object
 
 
@@ -112,6 +113,7 @@ class Checked(NamedTuple):
     keeps: list[Keep | None]
     #: After how many seconds each message expires.
     expires: list[float | None]
+    gathers: list[Gather | None]
 
     def noted(self, queue: str, kind: Kind, options: Options) -> Plan[Options]:
         """Note options of the messages that all users of the queue must know.
@@ -136,11 +138,22 @@ class Checked(NamedTuple):
         """Return the documents."""
         documents: list[Document] = []
         # This loop is cheap for one message.
-        for value, labels, key, id, level, turn, start, keep, expires_s in zip(*self, strict=True):
+        for value, labels, key, id, level, turn, start, keep, expires_s, of in zip(
+            *self, strict=True
+        ):
             when = arguments.starting(now, *start)
             dies = None if expires_s is None else expiring.instant(now, when, expires_s)
             content = Content(
-                type_name, value, labels, key, id, priority=level, group=turn, keep=keep, dies=dies
+                type_name,
+                value,
+                labels,
+                key,
+                id,
+                priority=level,
+                group=turn,
+                keep=keep,
+                dies=dies,
+                gather=of,
             )
             documents.append(new_document(queue, kind, now, when, content))
         return documents
@@ -156,13 +169,12 @@ def checked(
     """Check the arguments of a push; see ``Queue.push_many``."""
     if not isinstance(payloads, list):
         payloads = arguments.payloads(payloads, "push()")
+    none: Any = [None] * len(payloads)
     if not how:
-        none: Any = [None] * len(payloads)
+        more: Any = {"groups": none, "keeps": none, "expires": none, "gathers": none}
         starts = [(None, None)] * len(payloads)
         values = each_of(codec.dump, payloads)
-        return Checked(
-            values, none, none, none, none, groups=none, starts=starts, keeps=none, expires=none
-        )
+        return Checked(values, none, none, none, none, starts=starts, **more)
     arguments.one_of(
         "on_duplicate", how.get("on_duplicate", "ignore"), ("ignore", "replace", "error")
     )
@@ -180,11 +192,12 @@ def checked(
         require(kind, queue, "group")
     starts = _starts(how, len(payloads))
     values = each_of(codec.dump, payloads)
-    keeps = list(how.get("keeps", [None] * len(payloads)))
+    keeps, gathers = list(how.get("keeps", none)), list(how.get("gathers", none))
     uniqueness.check(keeps, keys)
     expires = _one_each("expires", how.get("expires"), len(payloads), expiring.length)
     rest: dict[str, Any] = {"groups": groups, "starts": starts, "keeps": keeps}
-    return Checked(values, labels, keys, ids, priorities, expires=expires, **rest)
+    rest |= {"expires": expires, "gathers": gathers}
+    return Checked(values, labels, keys, ids, priorities, **rest)
 
 
 def _starts(how: PushOptions, number: int) -> list[tuple[Any, Any]]:
@@ -221,7 +234,7 @@ def enter(kind: Kind, entries: Entries, on_duplicate: str) -> Plan[list[Id | Non
     clashing = [str(entries.documents[place].get("key")) for place in places]
     inserting.raise_foreign_ids(entries.queue, written.foreign, clashing, written.ids)
     if clashing:
-        raise key_taken(entries.queue, clashing, written.ids)
+        raise inserting.key_taken(entries.queue, clashing, written.ids)
     return written.ids
 
 
@@ -252,24 +265,12 @@ def enter_by_id(kind: Kind, entries: Entries, *, replacing: bool) -> Plan[list[I
     new = [id for place, id in enumerate(written.ids) if place not in known]
     inserting.raise_foreign_ids(queue, written.foreign, keys, new)
     if written.known:
-        raise id_taken(queue, [documents[place]["_id"] for place in written.known], keys, new)
+        raise inserting.id_taken(
+            queue, [documents[place]["_id"] for place in written.known], keys, new
+        )
     if keys:
-        raise key_taken(queue, keys, new)
+        raise inserting.key_taken(queue, keys, new)
     return written.ids
-
-
-def key_taken(queue: str, keys: list[str], written: Sequence[Id | None] = ()) -> DuplicateKey:
-    """Return the error for messages whose keys are taken."""
-    text = f"queue {queue!r} has messages with the keys {first_ten(keys)}"
-    return DuplicateKey(text, keys=keys, written=written)
-
-
-def id_taken(
-    queue: str, ids: list[Id], keys: Sequence[str] = (), written: Sequence[Id | None] = ()
-) -> DuplicateKey:
-    """Return the error for messages whose ids are or were in the queue."""
-    text = f"queue {queue!r} has, or had, messages with the ids {first_ten(ids)}"
-    return DuplicateKey(text, ids=ids, keys=keys, written=written)
 
 
 def _one_each(
@@ -306,6 +307,7 @@ class Content(NamedTuple):
     keep: Keep | None = None
     #: When it expires.
     dies: datetime | None = None
+    gather: Gather | None = None
 
 
 def new_document(
@@ -327,6 +329,8 @@ def new_document(
         document |= content.keep.stored()
     if content.dies is not None:
         document["dies"] = content.dies
+    if content.gather is not None:
+        document["gather"] = content.gather.stored()
     document["payload"] = content.payload
     return document
 
@@ -481,13 +485,15 @@ def _overwriting(kind: Kind, document: Document, match: Filter) -> UpdateDocumen
         "last_group",
         "limited",
         "keep",
+        "gather",
     )
     removed = (name for name in stale if name not in fresh and name not in match)
     return {"$set": fresh, "$unset": transitions.unset(*removed), "$setOnInsert": once}
 
 
 def _let_go(queue: str, kind: Kind, former: Document, session: object) -> Plan[Id]:
-    """Free the group and the slot of a message that was overwritten. Return its id."""
+    """Free the group, the slot and the gather of a message that was overwritten. Return its id."""
     yield from kind.ended(queue, [former], session)
+    yield from results.announce([Gather.of(former.get("gather"))], session)
     replaced: Id = former["_id"]
     return replaced

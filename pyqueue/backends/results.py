@@ -1,4 +1,4 @@
-"""The results of finished messages, and how the clients that wait for them hear of an end.
+"""The results of finished messages, and who hears of an end: waiting clients, and gathers.
 
 A producer asks for a result when it pushes; see ``Keep``. The process that finishes the message
 then keeps it, with its result, and signals the topic of the producer's client. A burial signals it,
@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from pyqueue import arguments
 from pyqueue.errors import ConfigurationError, InvalidMessage, LeaseLost
-from pyqueue.facts import MAX_KEEP_S, Keep
+from pyqueue.facts import MAX_KEEP_S, Gather, Keep
+from pyqueue.gathers import Look
 from pyqueue.messages import Reservation
 from pyqueue.payloads import encode
-from pyqueue.requests import Plan, ServerTime, Signal
+from pyqueue.requests import Document, Plan, ServerTime, Signal
 
 #: The maximum size of a result, in bytes as BSON.
 MAX_RESULT_BYTES: Final = 256 * 1024
@@ -67,27 +68,43 @@ def checked(result: Any) -> Any:
     return result
 
 
-def announce(keeps: Iterable[Keep | None], session: object = None) -> Plan[None]:
-    """Tell the clients that wait for some messages that these have ended."""
-    topics = {keep.topic for keep in keeps if keep is not None and keep.topic is not None}
-    if topics:
+#: A fact of a message that says who hears of its end.
+EndFact = Keep | Gather | None
+
+
+def end_facts(document: Document) -> list[EndFact]:
+    """Return the facts of a stored message that say who hears of its end."""
+    return [Keep.of(document), Gather.of(document.get("gather"))]
+
+
+def announce(given: Iterable[EndFact], session: object = None) -> Plan[None]:
+    """Tell the clients that wait for some messages that these have ended, and look at gathers."""
+    every = list(given)
+    if topics := _topics(every):
         now = yield from ServerTime()
         for topic in sorted(topics):
             yield from Signal(topic, now, session)
+    for id in {each.id for each in every if isinstance(each, Gather)}:
+        yield from Look(id, session)
+
+
+def _topics(given: Iterable[EndFact]) -> set[str]:
+    """Return the topics of the clients that wait for these ends."""
+    return {each.topic for each in given if isinstance(each, Keep) and each.topic is not None}
 
 
 def announced(
     held: Sequence[Reservation[Any]], plan: Plan[None], session: object = None
 ) -> Plan[None]:
     """Return a plan that settles messages and then announces their ends."""
-    keeps = [each.keep for each in held if each.keep is not None]
-    return _announced(keeps, plan, session) if keeps else plan
+    given = [fact for each in held for fact in (each.keep, each.gather) if fact is not None]
+    return _announced(given, plan, session) if given else plan
 
 
-def _announced(keeps: Sequence[Keep], plan: Plan[None], session: object) -> Plan[None]:
+def _announced(given: Sequence[EndFact], plan: Plan[None], session: object) -> Plan[None]:
     try:
         yield from plan
     except LeaseLost:  # the rest are settled
-        yield from announce(keeps, session)
+        yield from announce(given, session)
         raise
-    yield from announce(keeps, session)
+    yield from announce(given, session)

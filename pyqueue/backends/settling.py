@@ -7,12 +7,12 @@ Each operation checks its arguments, and settles reservations by the form of the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 from pyqueue import arguments
-from pyqueue.backends import forms, namespace, results, transitions
+from pyqueue.backends import forms, gathering, namespace, results, transitions
 from pyqueue.backends.applying import (
     MAX_BATCH,
     Settlement,
@@ -36,10 +36,11 @@ from pyqueue.backends.keeping import Finish, finish_of, finishing
 from pyqueue.backends.kind import Kind, UpdateFields, require_target
 from pyqueue.backends.moving import dump, key_taken, move_documents, move_each, stay_of
 from pyqueue.backends.options import NewMessage, QueueTerms, Target
-from pyqueue.backends.pushing import Content, new_document
+from pyqueue.backends.outputs import Output, Then, documents
 from pyqueue.error_records import error_record, failed_try
 from pyqueue.errors import ConfigurationError, LeaseLost
 from pyqueue.facts import ErrorInfo, as_stored, kept_s
+from pyqueue.gathers import ending_gather
 from pyqueue.limits import shown
 from pyqueue.messages import UNCHANGED, Id, Reservation
 from pyqueue.payloads import encode
@@ -67,45 +68,12 @@ def commit(
     return forms.settle(held, lambda form, some: form.commit(terms, some, put, session))
 
 
-class Output(NamedTuple):
-    """A new message that a finished message leaves behind."""
-
-    #: A new id. A repeated call passes the same id.
-    id: Id
-    target: Target
-    payload: Any
-    priority: int | None
-    group: str | None = None
-    #: Merged into the headers of the finished message.
-    headers: Mapping[str, Any] | None = None
-    key: str | None = None
-    #: When it can be received: after these seconds, or at this instant.
-    delay: float | timedelta | None = None
-    at: datetime | None = None
-
-    def document(self, value: Any, headers: Mapping[str, Any] | None, now: datetime) -> Document:
-        """Return the document of this message.
-
-        Args:
-            value: the payload in its stored form.
-            headers: the headers of the finished message.
-            now: the current instant.
-        """
-        target = self.target
-        content = Content(
-            target.codec.name,
-            value,
-            {**(headers or {}), **(self.headers or {})},
-            self.key,
-            self.id,
-            priority=self.priority,
-            group=self.group,
-        )
-        when = arguments.starting(now, self.delay, self.at)
-        return new_document(target.queue, target.kind, now, when, content)
-
-
-def fan_out(terms: QueueTerms, held: Reservation[Any], outputs: Sequence[Output]) -> Plan[None]:
+def fan_out(
+    terms: QueueTerms,
+    held: Reservation[Any],
+    outputs: Sequence[Output],
+    then: Then | None = None,
+) -> Plan[None]:
     """Finish a message and write its outputs, or do neither. The outputs get its headers.
 
     If this raises Unavailable, call it again with the same outputs. If another message takes the
@@ -115,24 +83,27 @@ def fan_out(terms: QueueTerms, held: Reservation[Any], outputs: Sequence[Output]
         terms: the queue of the message.
         held: the reservation of the message.
         outputs: the messages that replace it.
+        then: the message of the gather of these outputs. None: the outputs belong to the gather of
+            the message, if it has one.
 
     Raises:
         LeaseLost: the message is no longer held, and no output was written.
         TargetRefused: a target does not support the priority or the group of an output.
         DuplicateKey: another message has the key of an output. No output was written.
     """
-    headers = arguments.headers(held.headers)
-    for each in outputs:
+    every = outputs if then is None else [*outputs, then.output]
+    for each in every:
         require_target(each.target.kind, each.target.queue, each.priority, each.group)
-    values = [dump(each.target.codec, each.payload) for each in outputs]
+    values = [dump(each.target.codec, each.payload) for each in every]
     yield from _refuse_taken_keys(held, [each for each in outputs if each.key is not None])
-    targets = {each.target.queue: each.target for each in outputs}
+    targets = {each.target.queue: each.target for each in every}
     for target in targets.values():
-        levels = {each.priority for each in outputs if each.target.queue == target.queue}
+        levels = {each.priority for each in every if each.target.queue == target.queue}
         yield from namespace.ensure(target.queue, target.kind, target.options, levels)
+    if then is not None:
+        yield from gathering.prepare(then.output.id)
     now = yield from ServerTime()
-    pairs = zip(outputs, values, strict=True)
-    copies = [each.document(value, headers, now) for each, value in pairs]
+    copies = documents(held, outputs, then, values, now)
     handover, result = yield from forms.form_of(held).hand_over(terms, held, copies)
     if result != "done":  # a repeated call may have written copies again that were finished
         yield from discard(handover)
@@ -309,7 +280,7 @@ class Documents(Form[Reservation[Any]]):
         finish = Finish("committed", stay_s, held.key is not None)
         match = transitions.holds_filter([held])
         result = yield from hand_over_whole(handover, match, kind, finishing(kind, finish, now))
-        yield from results.announce([held.keep])
+        yield from results.announce([held.keep, held.gather])
         return handover, result
 
     def extend(self, held: Held, how: Extension) -> Plan[Failures]:
@@ -448,6 +419,7 @@ def _burial(
         put = target.kind.entering(target.queue, now, held.priority, held.group)
         keyed = held.key is not None
         update = transitions.burying(terms.kind, terms.queue, put, now, death, keyed=keyed)
+        update = ending_gather(update, held.gather)
         return transitions.noting(update, attempt, stay_of(held))
 
     return Settlement(held, build, None, terms.kind)

@@ -31,6 +31,7 @@ from typing import Any, Final
 
 from pyqueue.backends.kind import Kind, ScanStart, UpdateFields
 from pyqueue.clock import BAND
+from pyqueue.gathers import LAST_GATHER
 from pyqueue.messages import HIGHEST_PRIORITY, KEPT, MAX_ATTEMPTS, TRAIL_LENGTH, Id, Reservation
 from pyqueue.requests import Filter
 
@@ -250,20 +251,17 @@ def finishing(
     """Return the update that moves a message into the history, or None without a history."""
     if history_s is None:
         return None
-    put = {
-        "when": now + KEPT,
-        "processed": now,
-        "outcome": outcome,
-        "expires": now + timedelta(seconds=history_s),
-    }
+    expires = now + timedelta(seconds=history_s)
+    put = {"when": now + KEPT, "processed": now, "outcome": outcome, "expires": expires}
     removed = unset("dies", *(name for name in held_fields if name != "token"))
-    return _remembering_key({"$set": put, "$unset": removed}, keyed=keyed)
+    update: UpdateFields = {"$set": put, "$unset": removed, "$rename": dict(LAST_GATHER)}
+    return _remembering_key(update, keyed=keyed)
 
 
 def _remembering_key(update: UpdateFields, *, keyed: bool) -> UpdateFields:
     """Keep the key that the message had in this queue as ``last_key``, and no earlier key."""
     if keyed:
-        update["$rename"] = {"key": "last_key"}
+        update.setdefault("$rename", {})["key"] = "last_key"
     else:
         update["$unset"]["last_key"] = ""
     return update

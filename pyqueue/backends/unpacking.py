@@ -24,6 +24,7 @@ _OWN: Final = {
     "results": "result",
     "expires": "expires",
     "uniques": "unique_for",
+    "gathers": "gather",
 }
 
 

@@ -26,7 +26,13 @@ import signals as buses
 from pyqueue import Client, QueueError
 from pyqueue.backends.bulk import stages
 from pyqueue.backends.claims.groups import all_groups
-from pyqueue.backends.indexes import FORMER_INDEXES, INDEXES, indexes_of, shell_command
+from pyqueue.backends.indexes import (
+    FORMER_INDEXES,
+    GATHER_INDEXES,
+    INDEXES,
+    indexes_of,
+    shell_command,
+)
 from pyqueue.backends.namespace import HOT, RECORD_IDS
 from pyqueue.backends.recovering import recover_all
 from pyqueue.cli.common import (
@@ -40,6 +46,7 @@ from pyqueue.cli.common import (
     unconnected,
 )
 from pyqueue.cli.documents_check import hidden_documents
+from pyqueue.cli.gathers_check import are_used, gathers
 from pyqueue.cli.limits import wrong_limits
 from pyqueue.cli.spark_check import described
 from pyqueue.cli.streams_check import check_stream, streams
@@ -151,6 +158,7 @@ def findings(client: Client, signals: str | None, *, repair: bool = False) -> It
         "limits": lambda: check_limits(client),
         "streams": lambda: check_streams(client),
         "handovers": lambda: check_handovers(client),
+        "gathers": lambda: check_gathers(client),
         "spark": lambda: check_spark(client, repair=repair),
         "clock": lambda: check_clock(lambda: database.command("hello")),
         "member clocks": lambda: check_member_clocks(client.url, hello),
@@ -243,7 +251,7 @@ def check_indexes(client: Client) -> Finding:
     if not found:
         text = "the namespace is empty: its first client creates them"
         return Finding("indexes", "ok", text)
-    indexes = dict(INDEXES)
+    indexes = {**INDEXES, **(GATHER_INDEXES if are_used(client) else {})}
     for record in collection.find({"_id": RECORD_IDS}, {"kind": 1, "shape": 1}):
         indexes |= indexes_of(record.get("kind"), record.get("shape"))
     missing = [name for name in indexes if name not in found]
@@ -320,6 +328,15 @@ def check_handovers(client: Client) -> Finding:
         text = f"finished or cleaned up after processes that died: {number} documents"
         return Finding(name, "ok", text)
     return Finding(name, "ok", "none is left over from a process that died")
+
+
+def check_gathers(client: Client) -> Finding:
+    """Look at gathers that no process has looked at in time; see ``backends.gathering``."""
+    try:
+        return Finding("gathers", "ok", gathers(client))
+    except QueueError as error:
+        level: Level = "advice" if isinstance(error, NotPermitted) else "wrong"
+        return Finding("gathers", level, str(error))
 
 
 def check_spark(client: Client, *, repair: bool) -> Finding:

@@ -167,6 +167,12 @@ class ClientRunner:
         """Return the consumers of a queue that wait in this run."""
         return self._driver.waiters(queue)
 
+    async def look(self) -> None:
+        """Look now at the gathers whose messages have ended in this client."""
+        looks = self._driver.looks
+        if looks.pending:
+            await self._driver.run(looks.plan())
+
     def aside(self, plan: Plan[None]) -> None:
         """Run a plan in the background; see ``Aside``."""
         self._driver.aside(plan)

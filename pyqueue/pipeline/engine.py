@@ -271,6 +271,7 @@ class Run:
 
     async def _all_empty(self, names: list[str]) -> bool:
         try:
+            await self._runner.look()  # a message of a gather may enter one of the queues
             for name in names:
                 if await self._stages[name].queue.next_when() is not None:
                     return False

@@ -22,8 +22,9 @@ from bson import ObjectId
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.invalid import CHECKED_FIRST, Tally
+from pyqueue.backends.outputs import Output, Then
 from pyqueue.backends.queue_plans import found, found_target
-from pyqueue.backends.settling import Output, fan_out, finish_cancelled
+from pyqueue.backends.settling import fan_out, finish_cancelled
 from pyqueue.backends.taking_kind import again_in_kind
 from pyqueue.delivery import BatchFailed, Drop, Many, Reject, RetryLater, To
 from pyqueue.documents import hashable_id
@@ -188,8 +189,9 @@ class Verdicts:
             return Verdict("dropped", self._commit, "commit")
         if isinstance(answer, Many):
             # The ids are the same if the settlement is repeated.
-            outputs = [(ObjectId(), *self._target(each), each) for each in answer.outputs]
-            return Verdict("out", partial(self._fan_out, outputs))
+            every = answer.outputs if answer.then is None else [*answer.outputs, answer.then]
+            outputs = [(ObjectId(), *self._target(each), each) for each in every]
+            return Verdict("out", partial(self._fan_out, answer, outputs))
         if stage.kind == "link" and answer is None:
             raise Reject(
                 f"{stage.label} returned None, but a link returns a payload; to finish the "
@@ -442,8 +444,10 @@ class Verdicts:
 
     # ---- Many
 
-    async def _fan_out(self, outputs: Sequence[_Output], group: Sequence[Decision]) -> None:
-        """Commit the message and create its outputs, all or nothing."""
+    async def _fan_out(
+        self, answer: Many, outputs: Sequence[_Output], group: Sequence[Decision]
+    ) -> None:
+        """Commit the message and create its outputs, and ``then`` as the last, all or nothing."""
         [(message, _)] = group
         if not outputs:
             await self._queue.commit(message)
@@ -452,10 +456,12 @@ class Verdicts:
             self._queue.name,
             *(to if isinstance(to, str) else to.name for _, to, *_ in outputs),
         ]
-        plan = again_in_kind(queues, partial(self._fanned_out, outputs, message))
+        plan = again_in_kind(queues, partial(self._fanned_out, answer, outputs, message))
         await self._runner.run(settling(self._queue, [message], plan, "commit"))
 
-    def _fanned_out(self, outputs: Sequence[_Output], message: Reservation[Any]) -> Plan[None]:
+    def _fanned_out(
+        self, many: Many, outputs: Sequence[_Output], message: Reservation[Any]
+    ) -> Plan[None]:
         source = yield from found(backend_of(self._queue))
         made = []
         for id, to, payload, answer in outputs:
@@ -470,7 +476,8 @@ class Verdicts:
                 turn = message.group
             output = Output(id, target, payload, priority, turn, headers=answer.headers)
             made.append(output._replace(key=answer.key, delay=answer.delay, at=answer.at))
-        yield from fan_out(source.terms, message, made)
+        then = None if many.then is None else Then(made.pop(), many.dead)
+        yield from fan_out(source.terms, message, made, then)
 
 
 def _setup_error(error: Exception, verdict: Verdict) -> ConfigurationError | None:

@@ -25,6 +25,7 @@ from pyqueue.backends.options import QueueShape
 from pyqueue.backends.recovering import Sweep
 from pyqueue.clock import Clock, Sample
 from pyqueue.errors import ConfigurationError, QueueClosed, TimeLimitReached, Unavailable
+from pyqueue.gathers import Look
 from pyqueue.hooks import HookCalls, Tell
 from pyqueue.memory import MemoryCollection, is_memory
 from pyqueue.payloads import OPTIONS
@@ -45,6 +46,7 @@ from pyqueue.requests import (
     Wait,
 )
 from pyqueue.runtime.known_queues import KnownQueues
+from pyqueue.runtime.looking import Looks
 from pyqueue.runtime.server_errors import (
     lacks_sessions,
     matched_count,
@@ -171,6 +173,8 @@ class BaseDriver(Generic[L]):
         owner: Callable[[], str] = str,
         hooks: HookCalls | None = None,
     ) -> None:
+        #: The gathers at which this client looks soon.
+        self.looks: Looks
         self.clock = Clock()
         self.stats: Counter[str] = Counter()
         self._sweep = Sweep()
@@ -178,9 +182,9 @@ class BaseDriver(Generic[L]):
         self.topic = topic
         self.hooks = hooks
         self.closed = False
-        #: The signals and events that wait for the commit of a transaction, by the id() of its
-        #: session. The sessions of motor cannot be hashed.
-        self.sessions: dict[int, list[Signal | Tell]] = {}
+        #: The signals, events and looks that wait for the commit of a transaction, by the id() of
+        #: its session. The sessions of motor cannot be hashed.
+        self.sessions: dict[int, list[Signal | Tell | Look]] = {}
         #: Whether the server is a replica set or a mongos. If so, it has transactions.
         self.replicated = False
         self._admit: Callable[[list[Any]], object] = _admit_none
@@ -400,6 +404,8 @@ class BaseDriver(Generic[L]):
             if self.hooks is not None:
                 self.hooks.tell(request, self.sessions.get(id(request.session)))
             return None
+        if type(request) is Look:
+            return _look(self, request)
         if type(request) is Aside:
             return self.aside(request.plan)
         return PENDING
@@ -420,7 +426,7 @@ class BaseDriver(Generic[L]):
             self.sessions[id(request.session)].append(request)
 
     def committed(self, session: Any) -> None:
-        """Publish the signals and events that waited for the commit of a transaction."""
+        """Publish the signals, events and looks that waited for the commit of a transaction."""
         for request in self.sessions.get(id(session), ()):
             request.session = None
             self._answer_now(request)
@@ -433,6 +439,14 @@ class BaseDriver(Generic[L]):
             waiters.wake_all()
         for listener in self._listeners.values():
             listener.close()
+
+
+def _look(driver: BaseDriver[Any], request: Look) -> None:
+    """Look at a gather soon, or after the commit of the transaction of its session."""
+    if request.session is None:
+        driver.looks.add(request.id)
+    elif id(request.session) in driver.sessions:
+        driver.sessions[id(request.session)].append(request)
 
 
 def _limit_s(request: Command[Any], timeout_s: float) -> float:

@@ -43,6 +43,7 @@ from pyqueue.runtime.base_driver import (
     seconds_left,
 )
 from pyqueue.runtime.coalescing import Coalescer, ThreadCoalescer
+from pyqueue.runtime.looking import TaskLooks, ThreadLooks
 from pyqueue.runtime.pausing import sleep, sleep_async
 from pyqueue.runtime.single_flight import AsyncSingleFlight, SingleFlight
 from pyqueue.runtime.waiters import Waiters
@@ -64,6 +65,7 @@ class Driver(BaseDriver[Listener]):
         self._lock = threading.Lock()
         self._preparing = SingleFlight()
         self._coalescer = ThreadCoalescer(self._drive)
+        self.looks = ThreadLooks(self.run)
 
     def run(self, plan: Plan[T]) -> T:
         """Run a plan and return its result."""
@@ -241,6 +243,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         self._lock = asyncio.Lock()
         self._preparing = AsyncSingleFlight()
         self._coalescer = Coalescer(self._drive, self.stats)
+        self.looks = TaskLooks(self.run, self._coalescer.spawn)
         self._admit = self._coalescer.admit
 
     async def run(self, plan: Plan[T]) -> T:

@@ -13,13 +13,16 @@ import contextlib
 import os
 import warnings
 import weakref
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pymongo
 
 from pyqueue.embedded import EmbeddedServer
 
 Finalizer: TypeAlias = "weakref.finalize[..., Any]"
+
+#: How long closing a client looks at gathers whose messages have ended, in seconds.
+_LOOKS_S: Final = 2.0
 
 
 class Opened(NamedTuple):
@@ -43,6 +46,8 @@ def close_opened(opened: Opened) -> None:
     """Wake the waiting consumers, and close everything."""
     opened.renewer.close()
     if opened.driver is not None:
+        if opened.driver.looks.pending:
+            opened.driver.looks.now(_LOOKS_S)
         opened.driver.close_waiters()
     if opened.bus is not None:
         opened.bus.close()

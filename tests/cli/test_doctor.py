@@ -10,9 +10,11 @@ from typing import Any
 import pymongo
 import pytest
 
-from pyqueue import Client, Limit
+from pyqueue import Client, Limit, To
 from pyqueue.cli import doctor
+from pyqueue.runtime.connecting import runner_of
 from tests.cli.shell import Shell
+from tests.support.eventually import eventually
 from tests.support.proxy import Proxy
 from tests.support.shared import Mongod
 
@@ -129,6 +131,26 @@ def test_doctor_shows_the_outputs_of_a_dead_worker(shell: Shell, client: Client)
         assert text in finding["text"]
     assert [each.payload for each in client.queue("out").peek()] == ["x"]
     assert collection.count_documents({"q": "~handover:in"}) == 0
+
+
+def test_doctor_looks_at_gathers(shell: Shell, client: Client) -> None:
+    """Also if no worker runs. Only the first gather needs its index."""
+    with client.gather(To("report", "done")) as g:
+        client.queue("in").push(1, gather=g)
+    collection = client.database[client.namespace]
+
+    def found(check: str) -> tuple[str, str]:
+        (finding,) = [each for each in shell.json("doctor") if each["check"] == check]
+        return finding["level"], finding["text"]
+
+    assert found("gathers") == ("ok", "1 open")
+    assert "gathers" in found("indexes")[1]
+    looks = runner_of(client).open().looks
+    eventually(lambda: not looks.pending, "the look after the seal")
+    client.queue("in").purge()
+    collection.update_one({"_id": g.id}, {"$set": {"when": datetime(2020, 1, 1, tzinfo=UTC)}})
+    assert found("gathers") == ("ok", "0 open; 1 ended just now")
+    assert [each.payload for each in client.queue("report").peek()] == ["done"]
 
 
 # ---- clocks

@@ -175,6 +175,10 @@ class PortalClient(_Wrapped):
         given = [*map(_unwrapped, queues)] if isinstance(queues, list) else _unwrapped(queues)
         return self._portal.call(partial(self._target.receive, given, *args, **options))
 
+    def gather(self, *args: Any, **options: Any) -> Any:
+        """Wrap ``Client.gather``."""
+        return self._portal.wrap_async_context_manager(self._target.gather(*args, **options))
+
     def transaction(self) -> Any:
         """Wrap ``Client.transaction``."""
         return self._portal.wrap_async_context_manager(self._target.transaction())

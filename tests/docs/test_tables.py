@@ -140,8 +140,6 @@ def test_names_that_a_page_advertises_exist(page: str) -> None:
 #: A page, what it denies in its own words, and the names that would contradict it.
 DENIED = [
     ("README.md", "Routing by topics or patterns", {"topic", "pattern", "routing_key", "exchange"}),
-    (MIGRATE, "| `group`, `chord` | `Many` fans out; there is no join |", {"chord", "join"}),
-    (RECIPES, "parent of a BullMQ flow, batches of Oban Pro | none yet;", {"gather", "then"}),
 ]
 
 

@@ -258,7 +258,15 @@ def test_documented_role_allows_every_operation(
     assert {each["level"] for each in found.values()} <= {"ok", "advice"}, found
     assert result.exit_code == 0
     advised = {name for name, each in found.items() if each["level"] == "advice"}
-    assert advised <= {"parameters", "indexes", "documents", "streams", "handovers", "spark"}
+    assert advised <= {
+        "parameters",
+        "indexes",
+        "documents",
+        "streams",
+        "handovers",
+        "gathers",
+        "spark",
+    }
 
 
 #: For each privilege: an operation that needs it, and the server's name for the command.

@@ -20,7 +20,8 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import monitoring
 
 from pyqueue import AsyncClient, Client, Limit, Queue
-from pyqueue.backends.settling import Output, fan_out
+from pyqueue.backends.outputs import Output
+from pyqueue.backends.settling import fan_out
 from pyqueue.queue_base import backend_of
 from pyqueue.runtime.connecting import runner_of
 from tests.contract.portal import PortalClient

@@ -11,7 +11,8 @@ from pydantic import BaseModel
 
 from pyqueue import Delivery, Drop, LeaseLost, Many, To, Unavailable
 from pyqueue.backends import recovering
-from pyqueue.backends.settling import Output, fan_out
+from pyqueue.backends.outputs import Output
+from pyqueue.backends.settling import fan_out
 from pyqueue.queue_base import backend_of
 from pyqueue.requests import Insert, Update, UpdateEach
 from pyqueue.runtime.connecting import runner_of

@@ -23,6 +23,7 @@ from pyqueue.backends.transitions import record_id
 from pyqueue.clock import Clock
 from pyqueue.concurrently import Concurrently, Sleep
 from pyqueue.errors import LeaseLost, MissingIndex, QueueError, Unavailable
+from pyqueue.gathers import Look
 from pyqueue.hooks import Tell
 from pyqueue.memory import memory_database
 from pyqueue.payloads import OPTIONS
@@ -177,6 +178,8 @@ class Steps:
         self.driver.clock = _Clock(self)
         self.signals: list[tuple[str, datetime | None]] = []
         self.told: list[Tell] = []
+        #: The gathers at which a process is to look soon.
+        self.looked: list[Any] = []
         #: The waiters that hear signals. Their topic is the name of their queue.
         self.listeners: list[Waiters] = []
         #: The commands of the last plan.
@@ -282,6 +285,8 @@ class Steps:
                 return {} if found is None else found.get("shape", {})
             case ForgetQueue() | Latecomers():
                 return None
+            case Look():
+                return self.looked.append(request.id)
             case Tell():
                 return self.told.append(request)
             case Signal():

@@ -22,8 +22,9 @@ from pyqueue.backends import recovering
 from pyqueue.backends.kind import lookup
 from pyqueue.backends.options import Options
 from pyqueue.backends.ordered import groups, scan
+from pyqueue.backends.outputs import Output
 from pyqueue.backends.queue_plans import QueuePlans, plans_of
-from pyqueue.backends.settling import Output, fan_out
+from pyqueue.backends.settling import fan_out
 from pyqueue.backends.turns import DEFERRED_FOR, FirstOfEach
 from pyqueue.documents import group_of, stored_group
 from pyqueue.messages import Backoff

@@ -23,9 +23,10 @@ from pyqueue.backends import all_queues, handover, recovering, transitions
 from pyqueue.backends.handover import Handover
 from pyqueue.backends.hidden import HANDED
 from pyqueue.backends.options import Options
+from pyqueue.backends.outputs import Output
 from pyqueue.backends.queue_plans import plans_of
 from pyqueue.backends.scan import FIRST
-from pyqueue.backends.settling import Output, fan_out
+from pyqueue.backends.settling import fan_out
 from pyqueue.backends.transitions import HIDDEN
 from pyqueue.requests import (
     Delete,

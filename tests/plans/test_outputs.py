@@ -11,7 +11,8 @@ from bson import ObjectId
 
 from pyqueue import DuplicateKey, LeaseLost, QueueError
 from pyqueue.backends import recovering
-from pyqueue.backends.settling import Output, fan_out
+from pyqueue.backends.outputs import Output
+from pyqueue.backends.settling import fan_out
 from pyqueue.requests import Insert, Plan
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import after, standard

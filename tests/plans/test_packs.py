@@ -21,8 +21,9 @@ from pyqueue import ConfigurationError, DuplicateKey, LeaseLost, QueueError, Una
 from pyqueue.backends import all_queues, inserting, namespace, recovering
 from pyqueue.backends.bucket import packs
 from pyqueue.backends.options import Options
+from pyqueue.backends.outputs import Output
 from pyqueue.backends.queue_plans import QueuePlans, plans_of
-from pyqueue.backends.settling import Output, fan_out
+from pyqueue.backends.settling import fan_out
 from pyqueue.errors import TimeLimitReached
 from pyqueue.messages import UNCHANGED, Backoff
 from pyqueue.payloads import Codec

@@ -24,9 +24,10 @@ from pyqueue.backends.invalid import bury_unclaimable
 from pyqueue.backends.kind import lookup
 from pyqueue.backends.limits.slots import slot_of
 from pyqueue.backends.options import Options
+from pyqueue.backends.outputs import Output
 from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.backends.reshaping import reshape
-from pyqueue.backends.settling import Output, fan_out
+from pyqueue.backends.settling import fan_out
 from pyqueue.errors import InvalidMessage, TimeLimitReached
 from pyqueue.messages import Backoff
 from pyqueue.requests import FindAndModify, Plan, UpdateEach, WriteFailure

@@ -33,7 +33,7 @@ NAMES = {
     **{name: f"Async{name}" for name in ("Each", "Iterator", "PlanRunner", "Queue", "Stream")},
     "Scheduling": "AsyncScheduling",
     **{name: f"Async{name}" for name in ("Manageable", "Readable", "Selectable", "Selection")},
-    **{name: f"{name}_async" for name in ("claimed", "holding", "renewing")},
+    **{name: f"{name}_async" for name in ("claimed", "gathered", "holding", "renewing")},
     "AbstractContextManager": "AbstractAsyncContextManager",
     "contextmanager": "asynccontextmanager",
     "__enter__": "__aenter__",

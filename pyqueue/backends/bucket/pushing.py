@@ -1,8 +1,8 @@
 """Packs: how messages enter a queue.
 
 The messages of one call share packs, and so do concurrent single pushes. A message with a key, a
-chosen id, a later time, an expiry or a result becomes an ordinary message. So does a message that
-is too large or was pushed alone.
+chosen id, a later time, an expiry, a result or a gather becomes an ordinary message. So does a
+message that is too large or was pushed alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyqueue.payloads import Codec, each_of, encode
 from pyqueue.requests import Coalesce, Document, Insert, Plan, ServerTime, Signal
 
 #: The options of a message that fits in a pack.
-_NO_OPTIONS: Final = (None, None, None, None)
+_NO_OPTIONS: Final = (None,) * 5
 
 
 def push(
@@ -80,7 +80,8 @@ def push(
 def _packable(given: Checked, entries: Sequence[RawBSONDocument], now: datetime) -> list[int]:
     """Return the places of messages that fit in packs: small, due, and without other options."""
     later = {each for each in set(given.starts) if arguments.starting(now, *each) > now}
-    options = list(zip(given.keys, given.ids, given.keeps, given.expires, strict=True))
+    own = (given.keys, given.ids, given.keeps, given.expires, given.gathers)
+    options = list(zip(*own, strict=True))
     return [
         place
         for place, entry in enumerate(entries)

@@ -11,9 +11,9 @@ from bson.raw_bson import RawBSONDocument
 
 from pyqueue import arguments
 from pyqueue.backends.contents import contents_of
-from pyqueue.backends.inserting import raise_foreign_ids
+from pyqueue.backends.inserting import id_taken, raise_foreign_ids
 from pyqueue.backends.options import NewMessage, Target
-from pyqueue.backends.pushing import Content, id_taken, new_document
+from pyqueue.backends.pushing import Content, new_document
 from pyqueue.error_records import error_record
 from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.messages import Id

@@ -18,16 +18,16 @@ from pyqueue.backends import namespace
 from pyqueue.backends.applying import MAX_BATCH
 from pyqueue.backends.bulk.row_documents import documents_of, hidden_rows, without_packed
 from pyqueue.backends.contents import SharedRows, contents_of, count
-from pyqueue.backends.inserting import Entries, ids_of_this_queue, raise_foreign_ids
+from pyqueue.backends.inserting import (
+    Entries,
+    id_taken,
+    ids_of_this_queue,
+    key_taken,
+    raise_foreign_ids,
+)
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import NewMessage, Target
-from pyqueue.backends.pushing import (
-    enter,
-    enter_by_id,
-    id_taken,
-    key_taken,
-    replace,
-)
+from pyqueue.backends.pushing import enter, enter_by_id, replace
 from pyqueue.documents import group_of, priority_of
 from pyqueue.errors import DuplicateKey, QueueError, Unavailable, first_ten
 from pyqueue.messages import HIGHEST_PRIORITY, Id

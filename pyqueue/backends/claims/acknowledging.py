@@ -22,6 +22,8 @@ from pyqueue.backends.options import QueueTerms
 from pyqueue.documents import priority_of
 from pyqueue.error_records import error_record
 from pyqueue.errors import InvalidMessage, Unavailable
+from pyqueue.facts import Gather
+from pyqueue.gathers import ending_gather
 from pyqueue.messages import Id
 from pyqueue.requests import (
     Delete,
@@ -98,6 +100,7 @@ def _bury_documents(terms: QueueTerms, found: list[Document], now: datetime) -> 
             put = target.kind.entering(target.queue, now, priority_of(each))
             death = _death(each, now)
             update = transitions.burying(kind, queue, put, now, death, keyed="key" in each)
+            update = ending_gather(update, Gather.of(each.get("gather")))
             pairs.append((_holds(each), update))
         done, failures = yield from UpdateEach(pairs)
         for failure in failures:

@@ -17,8 +17,9 @@ from collections.abc import Sequence, Set
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
+from pyqueue.backends.gathering import look_when_due
 from pyqueue.backends.handover import finish
-from pyqueue.backends.hidden import ENDED
+from pyqueue.backends.hidden import ENDED, GATHERS
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.receiving import Waiting
 from pyqueue.backends.recovering import SCHEDULES
@@ -70,25 +71,25 @@ def due(schedule: Schedule, now: datetime) -> Due:
 
 
 def find_due(waiting: Waiting, passed: Set[object]) -> Plan[tuple[list[object], datetime | None]]:
-    """Find the schedules whose next tick is due.
+    """Find the schedules whose next tick is due, and the gathers to look at.
 
     Args:
         waiting: the processes of this client that wait for ticks; see ``await_tick``.
         passed: the ids of schedules to pass over.
 
     Returns:
-        The ids of the schedules, and when the next tick of another schedule is due, if any.
+        Their ids, and when the next tick or look of another one is due, if any.
     """
     yield from Listen(waiting)  # first, so that no later change is missed
     now = yield from ServerTime()
-    match = {"q": SCHEDULES, "when": {"$lt": BAND}}
+    match = {"q": {"$in": [SCHEDULES, GATHERS]}, "when": {"$lt": BAND}}
     page = yield from Find(match, {"when": 1}, sort=SCAN_ORDER, limit=_PAGE_SIZE, hint=HOT)
     ready = [each["_id"] for each in page if each["when"] <= now and each["_id"] not in passed]
     return ready, next((each["when"] for each in page if each["when"] > now), None)
 
 
 def tick_each(waiting: Waiting, ids: Sequence[object]) -> Plan[set[object]]:
-    """Push the messages of the due ticks of schedules. Return the ids that cannot be read.
+    """Push the messages of due ticks, and look at gathers. Return the ids that cannot be read.
 
     Raises:
         QueueError: the server did not answer, or refused a command. Find the due ticks again.
@@ -97,8 +98,11 @@ def tick_each(waiting: Waiting, ids: Sequence[object]) -> Plan[set[object]]:
     for id in ids:
         for stored in (yield from Find({"_id": id}, limit=1)):
             try:
-                yield from finish(stored)
-                yield from tick(read(stored))
+                if stored.get("q") == GATHERS:
+                    yield from look_when_due(stored)
+                elif stored.get("q") == SCHEDULES:
+                    yield from finish(stored)
+                    yield from tick(read(stored))
             except ConfigurationError as error:
                 log.warning("%s", error)
                 unreadable.add(id)

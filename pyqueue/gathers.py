@@ -1,0 +1,87 @@
+"""Gathers: the checks of ``gather=``, looks, and how a message leaves its gather."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from bson import ObjectId
+
+from pyqueue.errors import ConfigurationError
+from pyqueue.facts import Gather
+from pyqueue.requests import Plan, Request
+
+T = TypeVar("T")
+
+#: The rename by which a message leaves its gather. A move keeps the field.
+LAST_GATHER: Final = {"gather": "last_gather"}
+
+
+@dataclass(slots=True)
+class Look(Request[None]):
+    """Look soon whether all messages of a gather have ended. The answer comes at once."""
+
+    id: ObjectId | str
+    #: The session of the caller's transaction, or None.
+    session: Any = None
+
+
+def ending_gather(
+    update: dict[str, dict[str, Any]], gather: Gather | None
+) -> dict[str, dict[str, Any]]:
+    """Return a burial that also takes the message out of its gather, if its dead letters end."""
+    if gather is not None and gather.dead == "end":
+        update["$rename"] = {**update.get("$rename", {}), **LAST_GATHER}
+    return update
+
+
+def checked(
+    given: Sequence[object], home: tuple[str, object], session: object
+) -> list[Gather | None]:
+    """Return the gathers to which the messages of a push belong.
+
+    Args:
+        given: The ``gather=`` of each message.
+        home: The namespace and the database of the client that pushes.
+        session: The session of the caller's transaction, or None.
+
+    Raises:
+        ConfigurationError: One of them is not a gather, or takes no messages of this push.
+    """
+    return [None if each is None else _checked(each, home, session) for each in given]
+
+
+def _checked(given: object, home: tuple[str, object], session: object) -> Gather:
+    if not isinstance(given, Gather):
+        raise ConfigurationError(
+            "gather: expected the value of client.gather() or the gather of a reservation, found "
+            f"{type(given).__name__}; write `with client.gather(...) as g`, and pass gather=g"
+        )
+    if given.sealed:
+        raise ConfigurationError(
+            "gather: expected an open gather, found one whose block has ended; push inside the "
+            "block"
+        )
+    if given.home is not None and given.home != home:
+        raise ConfigurationError(
+            "gather: expected a gather of this database and namespace, found one of another; push "
+            "with the client that made it"
+        )
+    if session is not None:
+        raise ConfigurationError(
+            "gather: expected a push without a session, found a session; push the messages of a "
+            "gather outside the transaction"
+        )
+    return given
+
+
+def marking_failures(plan: Plan[T], gathers: Sequence[Gather | None]) -> Plan[T]:
+    """Run a plan that pushes messages. If it fails, some of them may be missing in the gathers."""
+    try:
+        return (yield from plan)
+    except BaseException:  # a cancellation, too
+        for each in gathers:
+            if each is not None:
+                each.failed = True
+        raise
