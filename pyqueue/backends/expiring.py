@@ -9,7 +9,7 @@ worker that ticks schedules, makes such a pass about once a minute, and so does 
 see ``recovering``. If no process is left, the server deletes them a day later.
 
 The record of a queue shows that some of its messages expire, so that its users make the index. A
-document of its own shows it for the namespace: without it there is no pass.
+separate document shows it for the namespace: without it there is no pass.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
 The *record* of a gather is that message. Until then it is hidden, as one document::
 
     _id      its final id
-    q, when  ``GATHERS``, and when whoever ticks schedules looks at it next
+    q, when  ``GATHERS``, and when a process that ticks schedules looks at it next
     then     where it goes: {to, delay, at, key, priority, group}
-    sealed   present once nobody but the holders of its messages adds messages to it
+    sealed   present once only the holders of its messages add messages to it
     pause    how many seconds pass from the next look to the look after it
 
 The messages of the gather have ``gather: {id, dead}``. A message that leaves it has ``last_gather``
 instead, or is gone. A move, a retry, a redrive and a wait in a dead-letter queue keep ``gather``,
 and so does a source until its copies are published. So a gather without such a message, once it is
 sealed, never has one again: only the holder of one could add another. One update at majority then
-lets the record enter its queue, so it enters once, whoever looks.
+lets the record enter its queue, so it enters once, even if several processes look.
 
 A look reads at majority, so no fail-over can bring a message back that it did not find. It first
 reads that the record is sealed: messages that are pushed between a read of them and the seal would
@@ -60,7 +60,7 @@ log = logging.getLogger("pyqueue")
 
 #: The index of the messages of gathers.
 GATHERED: Final = "gathers"
-#: The first pause between two looks by whoever ticks schedules, and the longest, in seconds.
+#: The first and the longest pause between two looks by processes that tick schedules, in seconds.
 _FIRST_PAUSE_S: Final = 10.0
 _MAX_PAUSE_S: Final = 300.0
 
@@ -181,7 +181,7 @@ def look(id: Id, known: Known) -> Plan[bool]:
         known: what this process knows of it; this call adds to it.
 
     Returns:
-        Whether the record is there no longer, so that nobody need look again.
+        Whether the record is no longer there, so that no process need look again.
 
     Raises:
         QueueError: the server did not answer, or the message cannot enter its queue.
@@ -229,7 +229,7 @@ def _enter(record: Document) -> Plan[None]:
         yield from Tell("pushed", target.queue, [id])
 
 
-# ---- by whoever ticks schedules
+# ---- by processes that tick schedules
 
 
 def look_when_due(record: Document) -> Plan[bool]:

@@ -1,7 +1,7 @@
 """Looks at gathers, soon after the ends of their messages, and not in the calls that end them.
 
 All ends of one gather within a short time share a look. A look that fails is not repeated here:
-whoever ticks schedules looks later.
+a process that ticks schedules looks later.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Askers(WorkloadState):
             yield self.dice.uniform(0, 2)
 
     def answer(self) -> Plan:
-        """Finish messages with results. Bury a few, give some back, and never settle others."""
+        """Finish messages with results. Bury a few, give some back, and leave some unsettled."""
         while not self.stopping.is_set():
             call = yield Step("reserve", ASKS, "reserve_many", (8,), {"timeout": 0.5})
             held: Held = list(call.result or [])

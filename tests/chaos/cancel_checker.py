@@ -123,7 +123,7 @@ class Cancels:
         return wrong
 
     def _unasked(self, id: str, story: _Story, calls: Iterable[Cancel]) -> list[str]:
-        """Return, in words, that a message was cancelled or removed although nobody asked."""
+        """Return, in words, that a message was cancelled or removed although no process asked."""
         at, how = story.ended() or (0.0, "")
         if how == "removed":
             spans = [(each.began, each.until) for each in self._bulk["remove"]]

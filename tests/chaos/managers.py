@@ -1,4 +1,4 @@
-"""The work of managers: change queues and their messages beside the work of others."""
+"""The work of managers: change queues and their messages beside other work."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def cancelled(scenario: Scenario, answer: str | None, outcome: str | None = "ok"
         ("ok", "cancelled", 5.2, []),
         ("ok", "cancelled", None, ["undone"]),
         ("ok", "cancelled", 9.0, ["undone"]),
-        ("ok", None, 4.0, ["lost"]),  # by nobody
+        ("ok", None, 4.0, ["lost"]),  # by no process
         ("ok", None, None, ["undone"]),
         ("unknown", "no answer", 5.2, []),
         ("unknown", "no answer", None, []),
@@ -155,13 +155,13 @@ def test_checker_holder_of_an_ended_message_is_refused(
         ("timeout", None, 0),
         ("unknown", "no answer", 0),
         (None, None, 0),
-        ("failed", "cancelled", 2),  # nobody asked for that, and the caller got no result
+        ("failed", "cancelled", 2),  # no process asked for that, and the caller got no result
     ],
 )
 def test_checker_request_without_an_answer_is_cancelled(
     scenario: Scenario, outcome: str | None, result: str | None, lost: int
 ) -> None:
-    """The request names the content, and the message has an id of its own."""
+    """The request names the content, and the message has another id."""
     scenario.inserted("a", ASKS, content="n")
     scenario.called("request", ASKS, ["n"], outcome, result, at=5.0)
     ended(scenario, 5.6)

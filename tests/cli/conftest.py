@@ -37,7 +37,7 @@ def url(
     for name in mongo[shared].list_collection_names():
         if name == "pyqueue":
             mongo[shared][name].delete_many({})
-        elif name != "pyqueue.signals":  # nobody reads an old signal
+        elif name != "pyqueue.signals":  # no process reads an old signal
             mongo[shared].drop_collection(name)
 
 

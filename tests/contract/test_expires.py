@@ -41,7 +41,7 @@ def push_expired(world: World, queue: AnyQueue, payload: Any = "x", **options: A
 
 
 def push_next(queue: AnyQueue) -> Any:
-    """Push a message that has a document of its own in queues of each kind."""
+    """Push a message that has a separate document in queues of each kind."""
     return queue.push("next", id=f"next {queue.name}")
 
 

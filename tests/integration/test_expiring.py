@@ -1,4 +1,4 @@
-"""Expiring messages on a server: the index, and the pass that ends what nobody claims."""
+"""Expiring messages on a server: the index, and the pass that ends messages without a claim."""
 
 from __future__ import annotations
 

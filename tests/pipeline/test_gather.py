@@ -57,7 +57,7 @@ def test_handler_adds_messages_to_its_gather(memory: Place) -> None:
 
 
 def test_worker_looks_at_a_gather_that_is_due(place: Place) -> None:
-    """Its last message was purged, so nobody has looked."""
+    """Its last message was purged, so no process has looked."""
     with place.client.gather(To("report", "done")) as g:
         place.queue("in").push("x", gather=g)
     looks = runner_of(place.client).open().looks

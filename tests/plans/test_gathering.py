@@ -506,7 +506,7 @@ def test_message_enters_without_a_taken_key() -> None:
     assert "key" not in found
 
 
-# ---- looks of whoever ticks
+# ---- looks of a process that ticks
 
 
 def test_looks_become_rare_while_a_message_is_there() -> None:
