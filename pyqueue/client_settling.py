@@ -64,7 +64,8 @@ def rollback(connection: BaseConnection[Any], given: Held, how: RollbackOptions)
     def settle(plans: QueuePlans, held: Held) -> Plan[None]:
         return plans.rollback(held, **how)
 
-    return _settled(connection, given, Verb("rollback", settle, how.get("session")))
+    name = "rollback" if how.get("counted", True) else telling.POSTPONE
+    return _settled(connection, given, Verb(name, settle, how.get("session")))
 
 
 def release(connection: BaseConnection[Any], given: Held) -> Plan[None]:

@@ -261,11 +261,14 @@ def test_last_rollback_is_told_as_a_burial(
 
 
 @pytest.mark.needs("dead_letter")
-def test_uncounted_rollback_is_told_as_a_rollback(told: Any, recorder: Recorder, name: str) -> None:
+@pytest.mark.parametrize("by", ["queue", "client"])
+def test_uncounted_rollback_is_told_as_a_rollback(
+    told: Any, recorder: Recorder, name: str, by: str
+) -> None:
     queue = told.queue(name, max_tries=1)
     held = hold(queue)
     recorder.take()
-    queue.rollback(held, delay=60, counted=False)
+    (queue if by == "queue" else told).rollback(held, delay=60, counted=False)
     assert recorder.take("settled") == [(name, "rollback", [held.id], None, None)]
 
 
