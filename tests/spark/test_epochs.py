@@ -105,7 +105,7 @@ def test_two_queries_with_one_stage(make: Make, monkeypatch: pytest.MonkeyPatch)
     assert first.batch(next(numbers), [1]) == [1]
     busy = SimpleNamespace(sleep=lambda _: first.batch(next(numbers), [2]))
     monkeypatch.setattr(writers, "time", busy)
-    with pytest.raises(ConfigurationError, match="use a stage of a different name for each query"):
+    with pytest.raises(ConfigurationError, match="use a different stage name for each query"):
         second.batch(0, [3])
     monkeypatch.undo()
 

@@ -571,7 +571,7 @@ def test_second_query_of_a_stage_is_refused_if_both_live(
     drivers.on("a")
     queries[0].batch()
     monkeypatch.setattr(writers, "time", SimpleNamespace(sleep=lambda _: queries[0].batch()))
-    with pytest.raises(ConfigurationError, match=r"^stage: .*a stage of a different name"):
+    with pytest.raises(ConfigurationError, match=r"^stage: .*a different stage name"):
         queries[1].batch()
     assert first.written() == [*range(4)]
     for query in queries:
