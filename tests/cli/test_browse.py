@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from pyqueue import Client, Queue
 from pyqueue.cli.common import age
 from tests.cli.shell import Shell
-from tests.cli.test_queues import terminal
+from tests.cli.test_queues import screen_of, terminal
 
 
 def test_browse_selects_by_state_and_values(shell: Shell, client: Client) -> None:
@@ -78,7 +77,7 @@ def test_browse_at_a_terminal_keeps_ids_whole(
     monkeypatch.setenv("COLUMNS", "80")
     with terminal() as (ours, theirs), open(theirs, "w", closefd=False) as stdout:
         assert shell.stream("browse", "a", stdout=stdout) == 0
-        lines = os.read(ours, 1 << 16).decode().splitlines()
+        lines = screen_of(ours, theirs).splitlines()
     assert capsys.readouterr().err == ""
     assert max(map(len, lines)) <= 80
     for id in ids:

@@ -100,6 +100,15 @@ def terminal() -> Iterator[tuple[int, int]]:
         os.close(theirs)
 
 
+def screen_of(ours: int, theirs: int) -> str:
+    """Return what a program that has ended wrote to its terminal, which passes it on in parts."""
+    os.write(theirs, b"\0")
+    parts = b""
+    while not parts.endswith(b"\0"):
+        parts += os.read(ours, 1 << 16)
+    return parts[:-1].decode()
+
+
 def test_push_at_a_terminal_needs_a_payload(
     shell: Shell, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -122,7 +131,7 @@ def test_peek_at_a_terminal_prints_a_table(
     monkeypatch.setenv("COLUMNS", "120")
     with terminal() as (ours, theirs), open(theirs, "w", closefd=False) as stdout:
         assert shell.stream("peek", "a", stdout=stdout) == 0
-        lines = os.read(ours, 1 << 16).decode().splitlines()
+        lines = screen_of(ours, theirs).splitlines()
     assert capsys.readouterr().err == ""
     [head] = [line for line in lines if "payload" in line]
     [first] = [line for line in lines if "bold" in line]
@@ -438,7 +447,7 @@ def test_ls_at_a_terminal_keeps_names_whole(
     def shown() -> list[str]:
         with terminal() as (ours, theirs), open(theirs, "w", closefd=False) as stdout:
             assert shell.stream("ls", stdout=stdout) == 0
-            lines = os.read(ours, 1 << 16).decode().splitlines()
+            lines = screen_of(ours, theirs).splitlines()
         assert capsys.readouterr().err == ""
         assert max(map(len, lines)) <= 80
         return [line for line in lines if line.strip(" ─")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,7 +18,7 @@ from pyqueue.cli.screens import ListScreen, Question, Table
 from pyqueue.cli.top_app import Top
 from pyqueue.errors import NotPermitted
 from tests.cli.shell import Shell
-from tests.cli.test_queues import terminal
+from tests.cli.test_queues import screen_of, terminal
 
 Driver = Pilot[None]
 
@@ -453,7 +452,7 @@ def test_top_once_at_a_terminal_is_a_table(
     monkeypatch.setenv("COLUMNS", "80")
     with terminal() as (ours, theirs), open(theirs, "w", closefd=False) as stdout:
         assert shell.stream("top", "--once", stdout=stdout) == 0
-        first, second = os.read(ours, 1 << 16).decode().splitlines()
+        first, second = screen_of(ours, theirs).splitlines()
     assert first.split()[:3] == ["QUEUE", "READY", "WORK"]
     assert second.split()[:3] == ["orders", "paused", "3"]
     assert max(len(first), len(second)) <= 80

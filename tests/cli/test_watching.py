@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,7 +19,7 @@ from pyqueue.cli.columns import COLUMNS, bars, fitted, layout, number, order, ra
 from pyqueue.cli.progress import CAP, Progress, Sample
 from pyqueue.cli.watching import pause_after
 from tests.cli.shell import Shell
-from tests.cli.test_queues import terminal
+from tests.cli.test_queues import screen_of, terminal
 
 # ---- texts
 
@@ -115,7 +114,7 @@ def test_ls_watch_at_a_terminal_draws_in_place(
     monkeypatch.setenv("COLUMNS", "80")
     with terminal() as (ours, theirs), open(theirs, "w", closefd=False) as stdout:
         assert shell.stream("ls", "--watch", stdout=stdout) == 130
-        text = os.read(ours, 1 << 16).decode()
+        text = screen_of(ours, theirs)
     assert text.count("orders") >= 2
     assert "\x1b[2K" in text, "the table before is erased"
 
@@ -214,7 +213,7 @@ def test_terminal_gets_a_table_about_a_run(monkeypatch: pytest.MonkeyPatch) -> N
     with terminal() as (ours, theirs), open(theirs, "w", closefd=False) as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
         asyncio.run(main())
-        text = os.read(ours, 1 << 16).decode()
+        text = screen_of(ours, theirs)
     assert "DONE/S" in text
     assert "numbers: 1 left" in text
 
