@@ -197,7 +197,8 @@ def look(id: Id, known: Known) -> Plan[bool]:
         if "sealed" not in found[0]:
             return False
         known.record = found[0]
-    # The youngest: the entries of the oldest messages in the index are those of ended messages.
+    # The youngest message is found at once. The index still has entries of the oldest ones, which
+    # have ended.
     left = yield from Find(
         {"gather.id": id},
         {"_id": 1},

@@ -41,6 +41,11 @@ _TOKEN: Final = {"$ne": [{"$ifNull": ["$token", ""]}, ""]}
 _HELD: Final[Mapping[str, object]] = {"held": {"$sum": {"$cond": [_TOKEN, 1, 0]}}}
 
 
+def dead_letter_of(queue: str, options: Mapping[str, object]) -> str:
+    """Return the name of the dead-letter queue of a queue whose record shows these options."""
+    return str(options.get("dead_letter") or f"{queue}.dead")
+
+
 @dataclass(slots=True)
 class SumByQueue(Command[Mapping[str, Mapping[str, int]]]):
     """Add up numbers over the matching documents of each queue. Return the sums by queue."""
@@ -137,7 +142,7 @@ class Listed(NamedTuple):
         """Return the name of its dead-letter queue, or None if it is a stream."""
         if self.kind == STREAM:
             return None
-        return str(self.options().get("dead_letter") or f"{self.name}.dead")
+        return dead_letter_of(self.name, self.options())
 
     def orders(self) -> Iterable[Order]:
         """Return the orders in which its messages may wait for each other."""

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from pyqueue import AsyncClient, AsyncConsumer, AsyncQueue, ConsumerInfo, QueueInfo, QueueStats
 from pyqueue.backends.namespace import STREAM
+from pyqueue.backends.tallies import dead_letter_of
 from pyqueue.cli.common import own_options
 from pyqueue.errors import InvalidName, NotPermitted, QueueError
 
@@ -87,6 +88,11 @@ class Line(NamedTuple):
         return self.info.dead if self.group is None else None
 
     @property
+    def dead_letter(self) -> str:
+        """The name of its dead-letter queue, if it is a queue."""
+        return dead_letter_of(self.info.name, self.info.options)
+
+    @property
     def oldest(self) -> datetime | None:
         """Since when its oldest message has waited."""
         return self.info.oldest if self.group is None else None
@@ -97,11 +103,6 @@ class Picture(NamedTuple):
 
     lines: Sequence[Line]
     took_s: float
-
-
-def dead_letter_of(info: QueueInfo) -> str:
-    """Return the name of the dead-letter queue of a queue."""
-    return str(info.options.get("dead_letter") or f"{info.name}.dead")
 
 
 def queue_of(client: AsyncClient, info: QueueInfo) -> AsyncQueue[Any]:
@@ -145,7 +146,9 @@ class Board:
         began = time.monotonic()
         infos = await self.client.queues(cap=CAP)
         self.infos = {each.name: each for each in infos}
-        hidden = {dead_letter_of(each) for each in infos if each.dead is not None}
+        hidden = {
+            dead_letter_of(each.name, each.options) for each in infos if each.dead is not None
+        }
         lines: list[Line] = []
         for info in infos:
             if info.name not in hidden:

@@ -47,7 +47,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         command(**given, **values)
 
     call.__annotations__ = {each.name: each.annotation for each in parameters}
-    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # of any function
     return call
 
 

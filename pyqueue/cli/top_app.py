@@ -14,7 +14,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Input
 
 from pyqueue import AsyncClient, AsyncQueue, ConfigurationError, Message, Page, QueueInfo
-from pyqueue.cli.board import Board, Line, Picture, dead_letter_of, group_of, queue_of
+from pyqueue.cli.board import Board, Line, Picture, group_of, queue_of
 from pyqueue.cli.columns import ORDERS, PADDING, Cell, fitted, layout, number, order, rate, span
 from pyqueue.cli.common import DEFERRED, age, as_json_text
 from pyqueue.cli.queues import to_json
@@ -119,7 +119,7 @@ class QueuesScreen(ListScreen):
         line: Line | None = self.table.item
         if line is None or line.group is not None or line.is_stream:
             return
-        info = self._board.infos.get(dead_letter_of(line.info))
+        info = self._board.infos.get(line.dead_letter)
         if info is None:
             refuse(self, f"{line.key} has no dead messages")
         else:
@@ -150,7 +150,7 @@ class QueuesScreen(ListScreen):
         if line is None or line.group is not None or line.is_stream:
             return
         own = line.info.dead is not None
-        info = self._board.infos.get(dead_letter_of(line.info)) if own else line.info
+        info = self._board.infos.get(line.dead_letter) if own else line.info
         if not own and not line.key.endswith(".dead"):
             refuse(self, f"{line.key} shares its dead-letter queue; redrive that queue")
         elif info is None or not info.counts.total:

@@ -78,7 +78,8 @@ class Dashboard:
             "redrive". "anyone" allows everyone to view.
         writable: Whether changes are possible, if ``allow`` allows them. None: they are if
             ``allow`` is a function.
-        hosts: The names under which browsers reach it, besides those of this machine; "*": any.
+        hosts: The host names that browsers use for it, besides those of this machine; "*" allows
+            any name.
         password: A password that the browser must send. None: none is needed.
         who: Returns the name of the person of a request, for the audit. None: the user of the
             request if it has one, or else the address.
@@ -136,7 +137,7 @@ class Dashboard:
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
-        """All routes of the app. All but those of ``OPEN`` ask ``allow``."""
+        """The routes of the app. They ask ``allow``, except the routes in ``OPEN``."""
         return tuple(self._app.routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,6 +11,7 @@ from typing import Final
 
 from pyqueue.async_client import AsyncClient
 from pyqueue.backends.namespace import STREAM
+from pyqueue.backends.tallies import dead_letter_of
 from pyqueue.messages import ConsumerInfo, Message, QueueInfo, StreamMessage
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.telemetry.values import QueueStats
@@ -65,7 +66,7 @@ class Row:
     @property
     def dead_letter(self) -> str:
         """The name of its dead-letter queue."""
-        return str(self.info.options.get("dead_letter") or f"{self.info.name}.dead")
+        return dead_letter_of(self.info.name, self.info.options)
 
     def last_minutes(self, *names: str) -> int:
         """Return the sum of counts in the last whole minutes of a trend."""

@@ -210,7 +210,7 @@ def schedule(fault: Fault, timeout: float = 60.0) -> Schedule:
 
 def test_schedule_without_faults_does_nothing() -> None:
     """A mutant may need faults of clients alone."""
-    nothing = Schedule({}, SimpleNamespace(), "1", lambda: True, 1.0, (0.0, 0.0))  # type: ignore[arg-type]
+    nothing = Schedule({}, SimpleNamespace(), "1", lambda: True, 1.0, (0.0, 0.0))  # type: ignore[arg-type]  # unused
     assert not nothing.step(more=True)
     assert (nothing.rounds, nothing.events) == (0, [])
 
