@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from pyqueue import AsyncClient, AsyncConsumer, AsyncQueue, ConsumerInfo, QueueInfo, QueueStats
 from pyqueue.backends.namespace import STREAM
 from pyqueue.backends.tallies import dead_letter_of
 from pyqueue.cli.common import own_options
-from pyqueue.errors import InvalidName, NotPermitted, QueueError
+from pyqueue.errors import QueueError
+from pyqueue.runtime.connecting import runner_of
+from pyqueue.telemetry.watching import recent_stats
 
 #: Counting a state stops at this number.
 CAP: Final = 10_000
 #: Rates cover the last minute or two, because stats cover whole minutes.
-_RATES_S: Final = 60.0
+_RECENT_MIN: Final = 1
 #: The time that the histories cover, and how long a history is used before it is read again.
 MINUTES: Final = 30
 _HISTORY_AGE_S: Final = 30.0
-#: How many lines get rates at each read.
-MAX_RATES: Final = 200
-#: How many of them are read at once.
-_AT_ONCE: Final = 50
 
 
 class Flow(NamedTuple):
@@ -130,17 +128,15 @@ class Board:
         self.client = client
         #: All queues as last read, by name, with the dead-letter queues that have no line.
         self.infos: Mapping[str, QueueInfo] = {}
-        self._histories: dict[str, tuple[float, QueueStats]] = {}
-        self._permitted = True
+        #: The stats of the last 30 minutes, and when they were read.
+        self._past: Mapping[str, QueueStats] = {}
+        self._past_read_at = -inf
 
-    async def read(
-        self, unfolded: Iterable[str] | None = None, first: Iterable[str] = (), history: bool = True
-    ) -> Picture:
+    async def read(self, unfolded: Iterable[str] | None = None, history: bool = True) -> Picture:
         """Read all lines. A dead-letter queue of one queue has no line: the queue shows its number.
 
         Args:
             unfolded: The names of the streams whose groups have lines; None: all streams.
-            first: The keys of the lines whose rates are read first, if there are many.
             history: Whether to read the latencies and the last 30 minutes, too.
         """
         began = time.monotonic()
@@ -157,87 +153,42 @@ class Board:
                 if opened:
                     groups = await self.client.stream(info.name).consumers()
                     lines += [Line(info, group) for group in groups]
-        flows = await self._flows(lines, {*first}, history) if self._permitted else {}
-        there = {each.key for each in lines}
-        self._histories = {key: of for key, of in self._histories.items() if key in there}
+        flows = await self._flows(history)
         lines = [each._replace(flow=flows.get(each.key)) for each in lines]
         return Picture(lines, time.monotonic() - began)
 
-    async def _flows(
-        self, lines: Sequence[Line], first: set[str], history: bool
-    ) -> dict[str, Flow]:
+    async def _flows(self, history: bool) -> dict[str, Flow]:
         """Return the flows by key; none if the database user may not read them."""
-        chosen = sorted(lines, key=lambda line: line.key not in first)[:MAX_RATES]
-        recent: dict[str, QueueStats] = {}
-        past: dict[str, QueueStats] = {}
-        try:
-            for start in range(0, len(chosen), _AT_ONCE):
-                some = chosen[start : start + _AT_ONCE]
-                recent |= await _by_key(some, self._recent)
-                past |= await _by_key(some, self._history) if history else {}
-        except NotPermitted:
-            self._permitted = False
-            return {}
+        run = runner_of(self.client).run
+        recent = await run(recent_stats(_RECENT_MIN))
+        if history and time.monotonic() - self._past_read_at > _HISTORY_AGE_S:
+            self._past, self._past_read_at = await run(recent_stats(MINUTES)), time.monotonic()
+        past = self._past if history else {}
         came: dict[str, float] = {}
         for stats in recent.values():
             for target, number in stats.moved.items():
                 came[target] = came.get(target, 0.0) + number / stats.seconds
         return {
-            key: flow_of(stats, came.get(key, 0.0), past.get(key))
-            for key, stats in recent.items()
-            if _counted(stats) or _counted(past.get(key)) or key in came
+            key: flow_of(recent.get(key), came.get(key, 0.0), past.get(key))
+            for key in {*recent, *came, *past}
         }
 
-    async def _recent(self, line: Line) -> QueueStats | None:
-        return await self._stats(line, _RATES_S)
 
-    async def _stats(self, line: Line, since_s: float) -> QueueStats | None:
-        """Return the stats of a line; None if a foreign document gave it its name."""
-        try:
-            if line.group is not None:
-                return await group_of(self.client, line).stats(since_s)
-            if line.is_stream:
-                return await self.client.stream(line.info.name).stats(since_s)
-            return await self.client.queue(line.info.name).stats(since_s)
-        except InvalidName:
-            return None
-
-    async def _history(self, line: Line) -> QueueStats | None:
-        """Return the stats of the last 30 minutes, which may be half a minute old."""
-        read_at, stats = self._histories.get(line.key, (0.0, None))
-        if stats is None or time.monotonic() - read_at > _HISTORY_AGE_S:
-            stats = await self._stats(line, MINUTES * 60)
-            if stats is not None:
-                self._histories[line.key] = time.monotonic(), stats
-        return stats
-
-
-async def _by_key(
-    lines: Sequence[Line], read: Callable[[Line], Awaitable[QueueStats | None]]
-) -> dict[str, QueueStats]:
-    """Read the stats of several lines at once. Return them by key."""
-    found = await asyncio.gather(*map(read, lines))
-    return {line.key: stats for line, stats in zip(lines, found, strict=True) if stats is not None}
-
-
-def _counted(stats: QueueStats | None) -> bool:
-    """Return whether telemetry has counted anything."""
-    return stats is not None and any(stats.counts.values())
-
-
-def flow_of(recent: QueueStats, came: float, past: QueueStats | None) -> Flow:
+def flow_of(recent: QueueStats | None, came: float, past: QueueStats | None) -> Flow:
     """Return the flow of a queue.
 
     Args:
-        recent: Its stats of the last minute or two.
+        recent: Its stats of the last minute or two. None: nothing was counted.
         came: The messages per second that came from other queues.
         past: Its stats of the last 30 minutes, or None.
     """
-    flow = Flow(
-        into=recent.rate("pushed") + came,
-        done=recent.rate("finished") + recent.rate("moved"),
-        failed=60 * (recent.rate("retried") + recent.rate("dead")),
-    )
+    flow = Flow(into=came, done=0.0, failed=0.0)
+    if recent is not None:
+        flow = Flow(
+            into=recent.rate("pushed") + came,
+            done=recent.rate("finished") + recent.rate("moved"),
+            failed=60 * (recent.rate("retried") + recent.rate("dead")),
+        )
     if past is None:
         return flow
     last = past.until.replace(second=0, microsecond=0)

@@ -58,12 +58,6 @@ class Table(DataTable[Text]):
         keys = [*self.shown]
         return keys[self.cursor_row] if self.cursor_row < len(keys) else None
 
-    @property
-    def visible_keys(self) -> list[str]:
-        """The keys of the rows on the screen."""
-        first = round(self.scroll_offset.y)
-        return [*self.shown][first : first + self.size.height]
-
     def put(self, heads: Sequence[Head], rows: Sequence[Row]) -> None:
         """Show rows in place of the rows that are there."""
         self._items = {each.key: each.item for each in rows}

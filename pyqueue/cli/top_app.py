@@ -66,7 +66,7 @@ class QueuesScreen(ListScreen):
     async def read(self) -> None:
         """Read the queues."""
         wide = layout(self.app.size.width - _SCROLLBAR).history
-        self._picture = await self._board.read(self._unfolded, self.table.visible_keys, wide)
+        self._picture = await self._board.read(self._unfolded, wide)
 
     def draw(self) -> None:
         """Show the queues. New queues come last until the next sort."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from textual.pilot import Pilot
@@ -17,6 +17,9 @@ from pyqueue.cli.board import Board, Picture
 from pyqueue.cli.screens import ListScreen, Question, Table
 from pyqueue.cli.top_app import Top
 from pyqueue.errors import NotPermitted
+from pyqueue.requests import Find, Plan
+from pyqueue.telemetry import watching
+from pyqueue.telemetry.watching import recent_stats
 from tests.cli.shell import Shell
 from tests.cli.test_queues import screen_of, terminal
 
@@ -263,45 +266,26 @@ def test_wide_terminal_shows_rates_and_the_last_30_minutes() -> None:
     asyncio.run(main())
 
 
-def note_stats(
-    monkeypatch: pytest.MonkeyPatch, error: Exception | None = None
-) -> list[tuple[str, float]]:
-    """Note which stats are read; with an error, raise it."""
-    asked: list[tuple[str, float]] = []
-    stats = AsyncQueue.stats
-
-    async def noted(self: AsyncQueue[Any], since: float = 3600) -> QueueStats:
-        asked.append((self.name, since))
-        if error is not None:
-            raise error
-        return await stats(self, since)
-
-    monkeypatch.setattr(AsyncQueue, "stats", noted)
-    return asked
-
-
-def test_rates_of_the_lines_on_the_screen_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rates_of_all_lines_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(client: AsyncClient) -> None:
         for name in "abc":
             await client.queue(name).push(1)
-        monkeypatch.setattr(board, "MAX_RATES", 1)
-        asked = note_stats(monkeypatch)
-        await Board(client).read(first=["c"], history=False)
-        assert asked == [("c", 60)]
+        asked: list[int] = []
 
-    drive(test)
+        def noted(minutes: int) -> Plan[dict[str, QueueStats]]:
+            asked.append(minutes)
+            return recent_stats(minutes)
 
-
-def test_histories_are_read_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def test(client: AsyncClient) -> None:
-        await client.queue("a").push(1)
-        asked, read = note_stats(monkeypatch), Board(client).read
+        monkeypatch.setattr(board, "recent_stats", noted)
+        read = Board(client).read
+        await read(history=False)
+        assert asked == [1]
         await read()
         await read()
-        assert [since for _, since in asked] == [60, 1800, 60]
+        assert asked[1:] == [1, 30, 1]
         monkeypatch.setattr(board, "_HISTORY_AGE_S", -1.0)
         await read()
-        assert [since for _, since in asked[3:]] == [60, 1800]
+        assert asked[4:] == [1, 30]
 
     drive(test)
 
@@ -309,11 +293,14 @@ def test_histories_are_read_again_after_a_while(monkeypatch: pytest.MonkeyPatch)
 def test_lines_need_no_permission_for_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(client: AsyncClient) -> None:
         await client.queue("a").push(1)
-        asked, read = note_stats(monkeypatch, NotPermitted("no")), Board(client).read
-        for _ in range(2):
-            [line] = (await read()).lines
-            assert (line.ready, line.flow) == (1, None)
-        assert len(asked) == 1, "it does not try again"
+
+        def refused(suffix: str, request: Find) -> Plan[NoReturn]:
+            raise NotPermitted("no")
+            yield
+
+        monkeypatch.setattr(watching, "aside", refused)
+        [line] = (await Board(client).read()).lines
+        assert (line.ready, line.flow) == (1, None)
 
     drive(test)
 
