@@ -1,4 +1,4 @@
-"""The checks of arguments.
+"""Checks of arguments.
 
 Each check runs before anything is written. Its error names the argument and the remedy.
 """

@@ -1,7 +1,7 @@
 """Commands to the collections beside the queues, such as ``<namespace>.metrics``.
 
-They go through the database of the client, and so through its drivers. Their failure says nothing
-about the queues: the driver neither counts it nor expects another primary because of it.
+They go through the database of the client, and so through its drivers. A failure here
+says nothing about the queues, so the driver neither counts it nor expects another primary.
 """
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class AsyncQueue(AsyncManageable[T]):
             session: The session of a transaction.
 
         Returns:
-            The ids, as in ``push``. It raises the same errors as ``push``.
+            The ids, as in ``push``, whose errors it raises, too.
         """
         how = PushOptions(delay=delay, at=at, headers=headers, keys=keys, on_duplicate=on_duplicate)
         how |= PushOptions(ids=ids, priorities=priorities, groups=groups, session=session)

@@ -63,7 +63,7 @@ def _complete(runner: Runs, plans: LoopPlans[H], held: Sequence[H]) -> None:
 
 
 def _unless_lost(plan: Plan[None]) -> Plan[None]:
-    """Settle messages. They may be settled already."""
+    """Settle messages, and ignore those that are no longer held."""
     with suppress(LeaseLost):
         yield from plan
 

@@ -77,8 +77,8 @@ def encode(document: Mapping[str, Any]) -> RawBSONDocument:
         raise InvalidMessage(_unstorable(document, fault))
     if len(data) > LIMIT:
         raise InvalidMessage(
-            f"payload: the message takes {len(data)} bytes, but may take {LIMIT}; store large "
-            "data elsewhere, and push a reference"
+            f"payload: the message takes {len(data)} bytes, and the limit is {LIMIT}; store "
+            "large data elsewhere, and push a reference"
         )
     return RawBSONDocument(data, RAW)
 

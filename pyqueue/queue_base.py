@@ -200,7 +200,7 @@ class QueueBase(Generic[T, Runs]):
         plan: Plan[None],
         to: str | None = None,
     ) -> Plan[None]:
-        """Run a plan that settles reservations, report it to hooks, and stop renewing them."""
+        """Run a plan that settles reservations, stop renewing them, and call the hooks."""
         arguments.session(session)
         if self._runner.hooks is not None:
             tells = telling.tells_of(self._backend, verb, reservations, session, to)

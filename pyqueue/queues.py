@@ -139,7 +139,7 @@ class Queue(Manageable[T]):
             session: The session of a transaction.
 
         Returns:
-            The ids, as in ``push``. It raises the same errors as ``push``.
+            The ids, as in ``push``, whose errors it raises, too.
         """
         how = PushOptions(delay=delay, at=at, headers=headers, keys=keys, on_duplicate=on_duplicate)
         how |= PushOptions(ids=ids, priorities=priorities, groups=groups, session=session)

@@ -118,7 +118,7 @@ async def run_async_transaction(
 
 
 async def maybe_awaited(value: Any) -> Any:
-    """Return a value, awaited if need be. PyMongo and motor differ in their awaitables."""
+    """Return a value, and await it first if it is awaitable: PyMongo and motor differ in this."""
     if hasattr(value, "__await__"):
         return await value
     return value

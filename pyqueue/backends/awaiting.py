@@ -83,7 +83,7 @@ def _read_each(wanted: Sequence[Sequence[Id]]) -> Plan[list[Message[Any] | None]
 
 
 def _end_of(found: Message[Any] | None) -> Finished[Any] | None:
-    """Return a finished message, or None if it has not ended.
+    """Return a message that has finished, or None if it has not.
 
     Raises:
         JobFailed: it has ended without success.

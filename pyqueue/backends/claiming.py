@@ -184,7 +184,7 @@ class _Claim:
         return str(self.update["$set"]["token"])
 
     def left_s(self) -> float:
-        """Return how long the next command may take, to leave time for finding out the outcome."""
+        """Return the time limit of the next command, which leaves time to learn what it did."""
         terms = self.scan.terms
         return terms.left_s(self.scan.now, self.sent, terms.recovery_timeout_s)
 
@@ -379,7 +379,7 @@ def _write_claims(claim: _Claim, ids: Sequence[Any]) -> Plan[tuple[int, Unavaila
 def _read_claims(
     claim: _Claim, ids: Sequence[Any], matched: int, failure: Unavailable | None
 ) -> Plan[list[Document]]:
-    """Return the messages among these ids that were claimed and that fit."""
+    """Return the messages with these ids that were claimed, as far as their bytes allow."""
     scan = claim.scan
     mine = {"_id": {"$in": ids}, "token": claim.token}
     if failure is None:

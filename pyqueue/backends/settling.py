@@ -303,7 +303,7 @@ def finish_cancelled(terms: QueueTerms, held: Held) -> Plan[None]:
 def _finish(
     terms: QueueTerms, held: Held, outcome: str, put: Mapping[str, Any], session: object
 ) -> Plan[None]:
-    """Finish messages that are documents. If they are kept, ``put`` is written, too."""
+    """Finish messages that have a document each. Write ``put`` to those that are kept."""
     kind = terms.kind
     # A payload belongs to one call, so other calls do not share its command.
     own = object() if put else None

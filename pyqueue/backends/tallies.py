@@ -288,7 +288,7 @@ def _packed(queues: Sequence[Listed], now: datetime) -> Plan[Mapping[str, Mappin
 def _oldest(
     pairs: Sequence[tuple[Listed, Mapping[str, int]]], now: datetime
 ) -> Plan[dict[str, datetime | None]]:
-    """Return since when the oldest message of each queue has waited, or None if none waits."""
+    """Return when the oldest waiting message of each queue began to wait; None: none waits."""
     asked = [
         (each.name, pipeline) for each, number in pairs for pipeline in _waiting(each, number, now)
     ]

@@ -95,7 +95,7 @@ def _text(cell: Cell, head: Head) -> Text:
 
 
 class Question(ModalScreen[bool]):
-    """Asks whether to do something.
+    """A question that must be answered before something is done.
 
     Args:
         text: The question.

@@ -73,7 +73,7 @@ class Selected(NamedTuple):
         """Return whether the selection has a condition.
 
         Raises:
-            ConfigurationError: It has none, and an option that needs one.
+            ConfigurationError: There is no condition, but an option needs one.
         """
         if not self.filters and (self.chosen.dry_run or self.chosen.rate is not None):
             option = "--dry-run" if self.chosen.dry_run else "--rate"

@@ -379,7 +379,7 @@ def _pipeline(client: Client | AsyncClient, recipe: Path) -> Pipeline:
     except QueueError:
         raise
     except Exception as error:
-        raise import_failed("RECIPE: a module of the handlers", error) from error
+        raise import_failed("RECIPE: a module that the recipe names", error) from error
 
 
 @pipelines.command("run")

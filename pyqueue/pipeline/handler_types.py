@@ -1,4 +1,4 @@
-"""The types of handlers, so that a type checker compares them with the model of their queue."""
+"""The types of handlers. With them, a type checker checks handlers against the model of a queue."""
 
 from __future__ import annotations
 

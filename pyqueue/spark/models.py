@@ -119,7 +119,7 @@ def model_of(path: str) -> object:
     except Exception as error:  # a module may raise anything
         raise ConfigurationError(
             f"payloadModel: {path!r} cannot be imported ({error_text(error)}); "
-            'use "module:Model", of a module that is installed or shipped with --py-files'
+            'use "module:Model", and install the module or ship it with --py-files'
         ) from error
 
 

@@ -105,7 +105,7 @@ class Offset:
 def lineage_of(fields: Mapping[str, Any]) -> str:
     """Return the first token of the runner that made this offset.
 
-    The first release stored only the last token.
+    Version 0.1 stored only the last token.
     """
     return str(fields.get("lineage", fields["token"]))
 

@@ -43,7 +43,7 @@ class PositionStreamReader(IdleReader):
         if position > end:
             raise ConfigurationError(
                 f"startingPosition: {position} is not allowed; stream {self._options.queue!r} ends "
-                f'at {end}, and "last" means messages appended from now on'
+                f'at {end}; use a position up to that, or "last" to begin with the next message'
             )
         return self._offset(position)
 

@@ -91,7 +91,7 @@ class Presence:
 
     @contextmanager
     def running(self, runner: Running) -> Iterator[None]:
-        """Note that a worker or a pipeline runs, until the block ends."""
+        """Show a worker or a pipeline as running until the block ends."""
         id = uuid4().hex
         run = self._runs[id] = _Run(runner)
         self._begin()

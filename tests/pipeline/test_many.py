@@ -69,7 +69,7 @@ def test_many_outputs_have_the_models_of_their_stages(memory: Place) -> None:
 
 WRONG = {
     "unlisted": (To("c"), "its stage leads to a, b"),
-    "too large": (To("b", "x" * (16 * 1024 * 1024)), "bytes, but may take"),
+    "too large": (To("b", "x" * (16 * 1024 * 1024)), "bytes, and the limit is"),
     "not BSON": (To("b", object()), "not storable as BSON"),
 }
 

@@ -318,7 +318,7 @@ WRONG = {
     "nothing": ("choice", None, "returned None, but a choice returns To, Drop or Many"),
     "not BSON": ("choice", To("a", object()), "not storable as BSON"),
     "not of the model": ("link", {"number": "many"}, "not a valid Flight"),
-    "too large": ("choice", To("a", "x" * (16 * 1024 * 1024)), "bytes, but may take"),
+    "too large": ("choice", To("a", "x" * (16 * 1024 * 1024)), "bytes, and the limit is"),
 }
 
 

@@ -18,7 +18,7 @@ def hidden_queue(name: str, epoch: int, place: str = "") -> str:
 
 
 def name_of(record: Document) -> str:
-    """Return the name of a record. Its hidden rows have it, too."""
+    """Return the name of a record, which its hidden rows have, too."""
     return str(record["_id"]).removeprefix(RECORD)
 
 

@@ -109,7 +109,7 @@ class Candidate:
 
 
 def _runner(state: Document) -> str:
-    """Return the first token of the runner. The first release stored only its last token."""
+    """Return the first token of the runner. Version 0.1 stored only the last one."""
     return str(state.get("runner", state["token"]))
 
 

@@ -136,7 +136,7 @@ def tick(schedule: Schedule) -> Plan[None]:
 def _is_live(schedule: Schedule) -> Plan[bool]:
     """Return whether the last message of a schedule is in a queue, but not in a dead-letter queue.
 
-    A message that became several messages has ended.
+    A message that was replaced by several messages counts as ended.
     """
     last = schedule.stored.get("last")
     gone = {each: {"$exists": False} for each in ("processed", "dead", ENDED)}

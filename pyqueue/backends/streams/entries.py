@@ -1,9 +1,10 @@
 """Streams: the entries of a consumer group, which are ranges of positions, and how they are merged.
 
 Messages that fail one by one are given back one by one. Each would be an entry of ``back`` until
-its next try, and every change of the group returns all entries. So entries that are alike become
-one, whenever that halves their number. They are alike if a claim would treat them alike: the same
-tries, nearly the same end, and positions that a claim reads together. Everything here is pure.
+its next try, and every update of the group reads all its entries. So entries that are alike become
+one, whenever that halves their number. Entries are alike if they have the same number of tries,
+become due at nearly the same time, and cover positions that one claim can read. Everything here is
+pure.
 """
 
 from __future__ import annotations

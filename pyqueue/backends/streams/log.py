@@ -263,7 +263,7 @@ def check_start(start: object) -> datetime | None:
 
 
 def position_argument(name: str, value: object) -> int:
-    """Return a valid position.
+    """Check a position, and return it.
 
     Raises:
         ConfigurationError: the value is not a position.
