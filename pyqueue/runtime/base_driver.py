@@ -342,7 +342,13 @@ class BaseDriver(Generic[L]):
             limit_s = _limit_s(request, self._timeout)
             remedy = f"time limit {limit_s:.3g} s; `pyqueue doctor` checks the server"
             meant = type(meant)(f"{meant} ({remedy})")
-        raise meant from shown_cause(error, meant)
+        try:
+            raise meant from shown_cause(error, meant)
+        finally:
+            # The error refers to this frame by its traceback. If the frame referred to the error,
+            # all callers would live until the next collection of garbage, and with them a loop that
+            # is dropped, which must settle its message at once.
+            del error, meant
 
     def _meaning(self, error: Exception) -> Exception:
         """Return the error that the caller gets, and count it."""

@@ -7,6 +7,7 @@ block.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import re
 from collections.abc import Callable, Iterator
@@ -15,12 +16,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import get_ident
 from typing import Any
+from weakref import ref
 
 import pytest
+from pymongo.errors import AutoReconnect, NetworkTimeout, PyMongoError
 
 from pyqueue import (
+    AsyncClient,
     AsyncQueue,
     Backoff,
+    Client,
     ConfigurationError,
     Counts,
     Hooks,
@@ -31,7 +36,7 @@ from pyqueue import (
     Unavailable,
 )
 from pyqueue.backends.queue_plans import QueuePlans
-from pyqueue.requests import Command, Plan
+from pyqueue.requests import Command, FindAndModify, Plan, Update
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.runtime.drivers import AsyncDriver
 from tests.contract.portal import PortalQueue
@@ -912,3 +917,75 @@ def test_each_situation_of_a_loop_has_its_test() -> None:
     assert {name: forms(test) for name, test in TESTS.items()} == {
         name: [False, True] for name in TESTS
     }
+
+
+# ---- references
+
+
+@contextmanager
+def one_claim_fails(monkeypatch: pytest.MonkeyPatch, error: type[PyMongoError]) -> Iterator[None]:
+    """Let one claim fail, so that the driver repeats it. Collect no garbage meanwhile."""
+    errors = [error("no answer")]
+
+    def made(send: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def failing(request: Any, collection: Any) -> Any:
+            if errors and request.w1:
+                raise errors.pop()
+            return send(request, collection)
+
+        return failing
+
+    gc.collect()
+    gc.disable()
+    try:
+        with monkeypatch.context() as patch:
+            for claim in (FindAndModify, Update):
+                patch.setattr(claim, "send", made(claim.send))
+            yield
+        assert errors == []
+    finally:
+        gc.enable()
+
+
+claim_errors = pytest.mark.parametrize("error", [AutoReconnect, NetworkTimeout])
+
+
+@claim_errors
+@pytest.mark.parametrize("limit", [None, Limit(concurrency=9)], ids=["no_limit", "limit"])
+def test_loop_is_dropped_at_once_after_an_error(
+    monkeypatch: pytest.MonkeyPatch, error: type[PyMongoError], limit: Limit | None
+) -> None:
+    """The frame of an error would keep the loop, whose message would neither stay nor go back."""
+    with Client("memory:") as client:
+        queue = client.queue("a", limit=limit)
+        queue.push_many([1, 2])
+        with queue.each(0) as each:
+            loop = iter(each)
+            next(loop)
+            with one_claim_fails(monkeypatch, error):
+                assert next(loop).payload == 2
+                dropped = ref(loop)
+                del loop
+                assert dropped() is None
+        assert queue.counts().total == 0, "the block has committed it"
+
+
+@claim_errors
+def test_async_loop_is_dropped_at_once_after_an_error(
+    monkeypatch: pytest.MonkeyPatch, error: type[PyMongoError]
+) -> None:
+    async def main() -> None:
+        async with AsyncClient("memory:") as client:
+            queue = client.queue("a")
+            await queue.push_many([1, 2])
+            async with queue.each(0) as each:
+                loop = aiter(each)
+                await anext(loop)
+                with one_claim_fails(monkeypatch, error):
+                    assert (await anext(loop)).payload == 2
+                    dropped = ref(loop)
+                    del loop
+                    assert dropped() is None
+            assert (await queue.counts()).total == 0, "the block has committed it"
+
+    asyncio.run(main())
