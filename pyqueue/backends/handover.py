@@ -94,6 +94,8 @@ class Handover(NamedTuple):
     call: str | None = None
     #: Whether the documents are new messages, and not messages that leave the source.
     new: bool = False
+    #: Whether other processes may publish the copies as soon as they are decided.
+    shared: bool = False
 
     @property
     def hidden(self) -> str:
@@ -218,7 +220,8 @@ def _publish(calls: Sequence[_Call], copies: Sequence[Document], began: datetime
     """Publish the copies of decided calls, and end their sources."""
     if (yield from publish(copies)) < len(copies):
         decided = min([began, *(call.ended_at for call in calls if call.ended_at is not None)])
-        if (yield from ServerTime()) - decided < GRACE:
+        shared = any(call.handover.shared for call in calls)
+        if not shared and (yield from ServerTime()) - decided < GRACE:
             yield from _report_missing(calls[0].handover.queue, copies)
         if any(map(call_of, copies)):  # another call may have put its copies in their place
             return "unknown"

@@ -27,12 +27,12 @@ from pyqueue.backends.schedules.definitions import Definition, definition, read
 from pyqueue.backends.schedules.ticking import IDLE, await_tick, due, find_due, tick_each
 from pyqueue.backends.schedules.timing import timing_of
 from pyqueue.messages import ScheduleInfo
-from pyqueue.requests import Document, Plan
+from pyqueue.requests import Delete, Document, Plan
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.faults import each_command
 from tests.plans.runner import NOW, Runner, after
-from tests.plans.steps import FAULT_AT, Cut, Fault, Steps, lasting, resume
+from tests.plans.steps import FAULT_AT, Cut, Fault, Steps, lasting, lost_reply, resume
 
 some_or_every = each_command(2)
 DAY = 86400
@@ -123,6 +123,25 @@ def test_fault_anywhere_pushes_one_message(fault: Callable[[int], Fault]) -> Non
             if heir:  # at once, before anything is recovered
                 steps.run(scheduler())
             audit(steps)
+
+
+def test_message_that_was_consumed_is_not_pushed_again() -> None:
+    """A command has an unknown outcome, and a consumer is quick."""
+    most = 0
+    for at in range(number_of_commands()):
+        steps, consumed = at_the_tick(), 0
+        running = steps.steps(scheduler(), lost_reply(at))
+        with suppress(Unavailable, StopIteration):
+            while True:
+                next(running)
+                for each in pushed(steps):
+                    consumed += steps.run(iter(Delete({"_id": each["_id"]})))
+        steps.seconds += 100
+        steps.run(recovering.recover_all())
+        steps.run(scheduler())
+        most = max(most, consumed)
+        assert consumed + len(pushed(steps)) == 1, at
+    assert most == 1
 
 
 @some_or_every

@@ -209,10 +209,11 @@ def push(schedule: Schedule, messages: Sequence[Document], put: Document) -> Pla
         put: the further changes of the schedule.
 
     Returns:
-        Whether they were pushed. If this raises Unavailable, call it again with the same messages.
+        Whether they were pushed. If this raises Unavailable, read the schedule again.
     """
     last = {"last": messages[-1]["_id"], "token": new_token()}
-    handover = Handover(SCHEDULES, schedule.stored["_id"], schedule.token, messages)
+    source = schedule.stored["_id"]
+    handover = Handover(SCHEDULES, source, schedule.token, messages, shared=True)
     update: UpdateDocument = {"$set": {**last, **put}, "$unset": {"error": ""}}
     # "unknown": another process has published them, because their ids are new.
     if (yield from hand_over(handover, schedule.unchanged, update)) != "lost":

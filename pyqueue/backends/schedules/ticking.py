@@ -29,7 +29,7 @@ from pyqueue.backends.schedules.managing import messages_of, push
 from pyqueue.backends.schedules.timing import MOMENT
 from pyqueue.backends.transitions import new_token
 from pyqueue.clock import BAND
-from pyqueue.errors import ConfigurationError, InvalidMessage, Unavailable
+from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.messages import NEVER
 from pyqueue.requests import Document, Find, Listen, Plan, ServerTime, Update, Wait
 
@@ -127,7 +127,10 @@ def tick(schedule: Schedule) -> Plan[None]:
     else:
         try:
             messages = yield from messages_of(schedule, ticks)
-            yield from _push(schedule, messages, put)
+            # If its outcome is unknown, the next read of the schedule shows it. The same messages
+            # must not be pushed again: if the first push succeeded, a consumer may have finished
+            # them, and then their ids are free.
+            yield from push(schedule, messages, put)
         except (ConfigurationError, InvalidMessage) as error:
             log.warning("schedule %r: a tick pushed no message: %s", schedule.name, error)
             yield from _pass(schedule, {**put, "error": str(error)[:_MOST_CHARACTERS]}, skipped=1)
@@ -141,13 +144,6 @@ def _is_live(schedule: Schedule) -> Plan[bool]:
     last = schedule.stored.get("last")
     gone = {each: {"$exists": False} for each in ("processed", "dead", ENDED)}
     return last is not None and bool((yield from Find({"_id": last, **gone}, {"_id": 1}, limit=1)))
-
-
-def _push(schedule: Schedule, messages: Sequence[Document], put: Document) -> Plan[None]:
-    try:
-        yield from push(schedule, messages, put)
-    except Unavailable:  # the outcome is unknown; a second push of the same messages finds it out
-        yield from push(schedule, messages, put)
 
 
 def _pass(schedule: Schedule, put: Document, skipped: int = 0) -> Plan[None]:
