@@ -55,6 +55,9 @@ def wait(waiting: Waiting, id: Id, timeout: Duration | None) -> Plan[Finished[An
     try:
         while True:
             found = yield from Coalesce(("ends",), spellings, _read_each, threads=True)
+            if found is None or _has_ended(found):
+                # A fail-over may undo what a majority of the members does not have.
+                found = yield from Coalesce(("ends", "majority"), spellings, _reread, threads=True)
             now_s = yield from MonotonicTime()
             if (ended := _end_of(found)) is not None:
                 return ended
@@ -74,12 +77,23 @@ def wait(waiting: Waiting, id: Id, timeout: Duration | None) -> Plan[Finished[An
         waiting.wake_next(False)
 
 
-def _read_each(wanted: Sequence[Sequence[Id]]) -> Plan[list[Message[Any] | None]]:
+def _reread(wanted: Sequence[Sequence[Id]]) -> Plan[list[Message[Any] | None]]:
+    """Return the messages as a majority of the members has them."""
+    return (yield from _read_each(wanted, majority=True))
+
+
+def _read_each(
+    wanted: Sequence[Sequence[Id]], majority: bool = False
+) -> Plan[list[Message[Any] | None]]:
     """Return the message of each caller, by the spellings of its id, or None if it is missing."""
     every = list(dict.fromkeys(id for spellings in wanted for id in spellings))
-    now, found = yield from finding.documents(every, finding.IN_QUEUES)
+    now, found = yield from finding.documents(every, finding.IN_QUEUES, majority=majority)
     documents: list[Document | None] = [finding.first_of(each, found) for each in wanted]
     return [None if each is None else shown(Codec(), each, now) for each in documents]
+
+
+def _has_ended(found: Message[Any]) -> bool:
+    return found.dead is not None or isinstance(found, Finished)
 
 
 def _end_of(found: Message[Any] | None) -> Finished[Any] | None:

@@ -11,6 +11,7 @@ from pyqueue.backends.bucket import packs
 from pyqueue.backends.bucket.managing import find_packed
 from pyqueue.backends.bucket.managing import remove as remove_packed
 from pyqueue.backends.ending import CANCELLATIONS, Ending, end_free, end_held, recorded
+from pyqueue.backends.handover import NOTHING
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import QueueTerms
 from pyqueue.clock import BAND
@@ -40,11 +41,21 @@ def cancel(id: Id, force: bool, terms: QueueTerms | None = None) -> Plan[Cancell
         Unavailable: other processes keep changing it.
     """
     arguments.flag("force", force)
-    spellings = arguments.spellings(id)
     scope: Filter = finding.IN_QUEUES
     if terms is not None:
         scope = {"q": terms.queue}
         yield from namespace.check_kind(terms.queue, terms.kind)
+    outcome = yield from _cancel(id, force, scope, terms)
+    if outcome is None:
+        # A former primary may show an end that the fail-over undoes. This waits until what was read
+        # is as durable as the client's writes.
+        yield from Update({"_id": {"$in": arguments.spellings(id)}, **scope}, NOTHING)
+        outcome = yield from _cancel(id, force, scope, terms)
+    return outcome
+
+
+def _cancel(id: Id, force: bool, scope: Filter, terms: QueueTerms | None) -> Plan[Cancelled | None]:
+    spellings = arguments.spellings(id)
     for _ in range(_TRIES):
         found = yield from Find({"_id": {"$in": spellings}, **scope})
         document = finding.first_of(spellings, found)

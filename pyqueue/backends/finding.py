@@ -44,17 +44,19 @@ def first_of(ids: Sequence[Id], found: Sequence[Document]) -> Document | None:
 
 
 def documents(
-    ids: Sequence[Id], match: Filter | None = None
+    ids: Sequence[Id], match: Filter | None = None, *, majority: bool = False
 ) -> Plan[tuple[datetime, list[Document]]]:
     """Return the current instant, and the messages with these ids as documents.
 
     Args:
         ids: the ids. A message of a pack is returned as a document, too.
         match: a filter of the documents.
+        majority: whether a document is read as a majority of the members has it. A message of a
+            pack is not.
     """
     now = yield from ServerTime()
     more = match or {}
-    found = yield from Find({"_id": {"$in": list(ids)}, **more})
+    found = yield from Find({"_id": {"$in": list(ids)}, **more}, majority=majority)
     for id in ids:
         named = packs.place_of(id)
         if named is not None and not any(each["_id"] == id for each in found):

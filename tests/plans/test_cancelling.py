@@ -99,6 +99,18 @@ def test_message_that_comes_back_in_between_is_cancelled(force: bool) -> None:
         assert ids_in(steps) == []
 
 
+def test_end_that_a_fail_over_undoes_is_cancelled() -> None:
+    """The former primary shows an end that its holder could not make durable."""
+    steps = with_message()
+    steps.safe = steps.all()
+    steps.run(iter(Delete({"_id": "m"}, w1=True)))
+    running = steps.stalled(cancel("m", False), at=1)
+    assert running is not None, "it has to be sure"
+    steps.fail_over()
+    assert resume(running) == "cancelled"
+    assert ids_in(steps) == []
+
+
 def test_message_that_changes_all_the_time_is_unavailable() -> None:
     runner = Runner([], *[[message("m")], 0] * 20)
     with pytest.raises(Unavailable, match="keep changing message m"):
