@@ -57,6 +57,13 @@ def test_checker_message_missing_at_the_end_is_lost(scenario: Scenario) -> None:
     expect_only(scenario.check("a"))
 
 
+def test_checker_end_that_is_no_longer_kept_is_not_lost(scenario: Scenario) -> None:
+    """The server may delete it after the log has ended."""
+    scenario.stored("a").held("a", "1").settled("commit", "a", "1")
+    scenario.updated("a", token="2", processed=True, by="1")
+    expect_only(scenario.check())
+
+
 def test_checker_message_deleted_unclaimed_is_lost(scenario: Scenario) -> None:
     scenario.stored("a").deleted("a")
     expect_only(scenario.check(), "lost")
