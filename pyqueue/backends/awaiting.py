@@ -54,10 +54,7 @@ def wait(waiting: Waiting, id: Id, timeout: Duration | None) -> Plan[Finished[An
     seen_s: float | None = None
     try:
         while True:
-            found = yield from Coalesce(("ends",), spellings, _read_each, threads=True)
-            if found is None or _has_ended(found):
-                # A fail-over may undo what a majority of the members does not have.
-                found = yield from Coalesce(("ends", "majority"), spellings, _reread, threads=True)
+            found = yield from _read(spellings)
             now_s = yield from MonotonicTime()
             if (ended := _end_of(found)) is not None:
                 return ended
@@ -77,6 +74,14 @@ def wait(waiting: Waiting, id: Id, timeout: Duration | None) -> Plan[Finished[An
         waiting.wake_next(False)
 
 
+def _read(spellings: Sequence[Id]) -> Plan[Message[Any] | None]:
+    """Return a message. A fail-over cannot undo its end, or that it is missing."""
+    found = yield from Coalesce(("ends",), spellings, _read_each, threads=True)
+    if found is not None and not (found.dead is not None or isinstance(found, Finished)):
+        return found
+    return (yield from Coalesce(("ends", "majority"), spellings, _reread, threads=True))
+
+
 def _reread(wanted: Sequence[Sequence[Id]]) -> Plan[list[Message[Any] | None]]:
     """Return the messages as a majority of the members has them."""
     return (yield from _read_each(wanted, majority=True))
@@ -90,10 +95,6 @@ def _read_each(
     now, found = yield from finding.documents(every, finding.IN_QUEUES, majority=majority)
     documents: list[Document | None] = [finding.first_of(each, found) for each in wanted]
     return [None if each is None else shown(Codec(), each, now) for each in documents]
-
-
-def _has_ended(found: Message[Any]) -> bool:
-    return found.dead is not None or isinstance(found, Finished)
 
 
 def _end_of(found: Message[Any] | None) -> Finished[Any] | None:

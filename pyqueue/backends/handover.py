@@ -22,7 +22,7 @@ Copies may have ids derived from the source, and any document may have taken suc
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
@@ -32,6 +32,7 @@ from pyqueue.backends.hidden import (
     HANDED,
     MARK,
     TOKEN,
+    WRITER,
     call_of,
     copy_filter,
     is_copy,
@@ -42,7 +43,7 @@ from pyqueue.backends.hidden import (
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.publishing import publish, update_each
 from pyqueue.backends.scan import FIRST
-from pyqueue.backends.transitions import HIDDEN, hidden_queue, lock_removal, unset
+from pyqueue.backends.transitions import HIDDEN, hidden_queue, lock_removal, new_token, unset
 from pyqueue.errors import DuplicateKey, QueueError, Unavailable, first_ten
 from pyqueue.gathers import LAST_GATHER
 from pyqueue.payloads import encode
@@ -204,13 +205,15 @@ def _hand_over_for_callers(calls: Sequence[_Call]) -> Plan[Sequence[Result | Non
 def _hand_over(calls: Sequence[_Call], *, half_time: bool = False) -> Plan[list[Result]]:
     """Hand over documents of one queue."""
     now = yield from ServerTime()
-    hidden = [_hidden(call.handover, now) for call in calls]
-    held = yield from _insert_copies(calls, hidden)
+    writer = new_token()
+    hidden = [_hidden(call.handover, now, writer) for call in calls]
+    held, inserted = yield from _insert_copies(calls, hidden)
     pairs = [(call.match, call.decision) for call, holds in zip(calls, held, strict=True) if holds]
     if (yield from _decide(pairs, half_time)) < len(calls):  # the reply only says how many
         results: list[Result] = []
-        for call in calls:
-            results += [(yield from _resolve(call.handover))]
+        for call, ids in zip(calls, inserted, strict=True):
+            own = {"_id": {"$in": ids}, "q": call.handover.hidden, WRITER: writer}
+            results += [(yield from _resolve(call.handover, own))]
         return results
     result = yield from _publish(calls, [copy for some in hidden for copy in some], now)
     return [result] * len(calls)
@@ -253,12 +256,19 @@ def _report_missing(queue: str, copies: Sequence[Document]) -> Plan[None]:
         log.error(text, queue, len(missing), len(ids), missing)
 
 
-def _resolve(handover: Handover) -> Plan[Result]:
-    """Find out the outcome of a decision, which an earlier call may have made."""
+def _resolve(handover: Handover, inserted: Filter) -> Plan[Result]:
+    """Find out the outcome of a decision, which an earlier call may have made.
+
+    ``inserted`` matches the copies that this call has inserted.
+    """
     ids = handover.ids
     listing = {"$elemMatch": {"h": handover.token, "ids": {"$all": ids}}}
     match = {"_id": handover.source, HANDED: listing}
     decided = yield from FindAndModify(match, NOTHING, majority=True)
+    if decided is not None:
+        # All copies were there when an earlier call decided. If this call could insert them again,
+        # they have been published and finished since then, and must not be published twice.
+        yield from Delete(inserted, many=True, majority=True)
     if decided is not None and handover.call is None:  # there is only one way to decide
         yield from finish_decided(decided)
         return "done"
@@ -277,11 +287,12 @@ def _resolve(handover: Handover) -> Plan[Result]:
 # ---- copies
 
 
-def _hidden(handover: Handover, now: datetime) -> list[Document]:
+def _hidden(handover: Handover, now: datetime, writer: str) -> list[Document]:
     """Return the documents of a handover in their hidden form."""
     hidden = []
     for document in handover.copies:
         mark = {"to": document["q"], "source": handover.source, "token": handover.token}
+        mark["by"] = writer
         if handover.call is not None:
             mark["call"] = handover.call
         if handover.new:
@@ -297,8 +308,10 @@ def _hidden(handover: Handover, now: datetime) -> list[Document]:
 
 def _insert_copies(
     calls: Sequence[_Call], hidden: Sequence[Sequence[Document]]
-) -> Plan[list[bool]]:
-    """Insert the hidden copies. For each call, return whether its source may still be held.
+) -> Plan[tuple[list[bool], list[list[Any]]]]:
+    """Insert the hidden copies.
+
+    For each call, return whether its source may still be held, and the ids that were free.
 
     A repeated call finds its own copies. Ids derived from the source may also belong to copies of
     former holders, who died before they decided.
@@ -311,7 +324,13 @@ def _insert_copies(
     held = [True] * len(calls)
     for place, copies in taken.items():
         held[place] = yield from overwrite(copies, calls[place].match)
-    return held
+    return held, [_without(copies, taken.get(place, ())) for place, copies in enumerate(hidden)]
+
+
+def _without(copies: Iterable[Document], taken: Iterable[Document]) -> list[Any]:
+    """Return the ids of copies that were not taken."""
+    not_free = {each["_id"] for each in taken}
+    return [each["_id"] for each in copies if each["_id"] not in not_free]
 
 
 def _insert(documents: Sequence[Document]) -> Plan[list[int]]:

@@ -15,8 +15,10 @@ from pyqueue.requests import Document, Filter
 #: The field of a source that lists handed-over copies that may not be published yet:
 #: ``{h: token, ids: [...]}`` for each handover.
 HANDED: Final = "handed"
-#: The field of a copy while it is hidden: ``{to, source, token, key, call, new, gather}``.
+#: The field of a copy while it is hidden: ``{to, source, token, by, key, call, new, gather}``.
 MARK: Final = "handover"
+#: Which call wrote a copy last. Repeated calls write equal copies, except for this field.
+WRITER: Final = f"{MARK}.by"
 TOKEN: Final = f"{MARK}.token"
 #: The field of a source that has ended: ``{token, at, put}``. ``put`` sends it to history.
 ENDED: Final = "ended"

@@ -295,8 +295,8 @@ def test_lines_need_no_permission_for_rates(monkeypatch: pytest.MonkeyPatch) -> 
         await client.queue("a").push(1)
 
         def refused(suffix: str, request: Find) -> Plan[NoReturn]:
+            yield from ()
             raise NotPermitted("no")
-            yield
 
         monkeypatch.setattr(watching, "aside", refused)
         [line] = (await Board(client).read()).lines

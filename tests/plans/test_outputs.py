@@ -13,7 +13,7 @@ from pyqueue import DuplicateKey, LeaseLost, QueueError
 from pyqueue.backends import recovering
 from pyqueue.backends.outputs import Output
 from pyqueue.backends.settling import fan_out
-from pyqueue.requests import Insert, Plan
+from pyqueue.requests import Delete, Insert, Plan
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import after, standard
 from tests.plans.steps import FAULT_AT, Cut, Steps, resume
@@ -71,6 +71,26 @@ def test_output_with_options_enters_once(fault: str) -> None:
             assert keyed
             return
     raise AssertionError("more commands than expected")
+
+
+@pytest.mark.parametrize("fault", ["loses a request", "loses a reply"])
+def test_output_that_was_consumed_does_not_enter_again(fault: str) -> None:
+    """A consumer is quicker than the caller, which tries again with the same outputs."""
+    for at in range(40):
+        steps, held = holding()
+        outputs, consumed = [output(key=None), output("c", key=None)], 0
+        for tries in range(2):
+            lost = FAULT_AT[fault](at) if tries == 0 else None
+            running = steps.steps(handing_over(held, outputs), lost)
+            with suppress(StopIteration, QueueError):
+                while True:
+                    next(running)
+                    for each in stored(steps, payload="y"):
+                        if not each["q"].startswith("~"):
+                            consumed += steps.run(iter(Delete({"_id": each["_id"]})))
+        steps.run(recovering.recover_queue("a", recovering.NO_GRACE))
+        left = [each for each in stored(steps, payload="y") if not each["q"].startswith("~")]
+        assert consumed + len(left) == 2, at
 
 
 @pytest.mark.parametrize("others", [["b"], ["b", "b"]], ids=["taken", "twice"])
