@@ -196,7 +196,6 @@ def enter_together(handover: Handover) -> Plan[bool]:
     now = yield from ServerTime()
     source = {"_id": handover.source, "q": handover.hidden, "when": now, "token": handover.token}
     copies = _hidden(handover, now)
-    # In this order, so a copy without a source shows that the source was deleted.
     if (yield from _insert([source, *copies])):
         yield from Delete(open_filter(source), majority=True)
         yield from discard(handover)
