@@ -66,6 +66,7 @@ class AsyncQueue(AsyncManageable[T]):
         expires: Duration | None = None,
         unique_for: Duration | None = None,
         gather: Gather | None = None,
+        also: Sequence[AsyncQueue[Any] | str] | None = None,
         session: Any = None,
     ) -> Id | None:
         """Push a message.
@@ -82,18 +83,17 @@ class AsyncQueue(AsyncManageable[T]):
             id: An ObjectId, or a str of 1-512 characters not starting with "~". A second push with
                 the same id does not store a second message.
             priority: From 0 to 9, highest first; None means 4. Only with ``kind="priority"``.
-            group: The name of a group, 1-512 characters. Messages of one group are received one at
-                a time and in order; messages without a group have no order. Only with
-                ``kind="ordered"``.
+            group: The name of a group, 1-512 characters. Its messages are received in order, one at
+                a time. Without a group there is no order. Only with ``kind="ordered"``.
             result: Seconds for which the end of the message is kept, with the result of its
                 handler, at most 30 days; see ``AsyncClient.wait``. None: only a history keeps it.
-            expires: Seconds after which no consumer begins to work on the message. It then ends
-                with the outcome "expired". A message that was tried before does not expire. None:
-                it never expires.
-            unique_for: Seconds for which the key stays taken after the message was committed or
-                popped. None: its end frees the key.
+            expires: Seconds after which no consumer begins to work on the message. It then ends as
+                "expired", unless it was tried before. None: it never expires.
+            unique_for: Seconds for which a commit or a pop leaves the key taken. None: it frees it.
             gather: The gather that it joins: the value of ``AsyncClient.gather``, or the ``gather``
                 of a held reservation. A message in the queue does not join. Not with ``session``.
+            also: More queues (names, or ``AsyncQueue`` objects). All get the message, or none does.
+                There it has a new id, and neither ``result`` nor ``gather``. Not with ``key``.
             session: The session of a transaction. The push happens when the transaction commits.
 
         Returns:
@@ -108,7 +108,7 @@ class AsyncQueue(AsyncManageable[T]):
         own: dict[str, object] = {"keys": key, "ids": id, "priorities": priority, "groups": group}
         own |= {"results": result, "expires": expires, "uniques": unique_for, "gathers": gather}
         same = {"delay": delay, "at": at, "headers": headers, "session": session}
-        ids = await self._runner.run(self._push(payload, on_duplicate, own, same))
+        ids = await self._runner.run(self._push(payload, on_duplicate, own, same, also))
         return ids[0]
 
     async def push_many(

@@ -63,7 +63,7 @@ class Hooks:
     def pushing(self, queue: str, items: Sequence[Pushing]) -> None:
         """Run before messages are pushed or appended. This method may change their headers.
 
-        The headers are checked afterwards.
+        The headers are checked afterwards. The other queues of a push with ``also`` get them, too.
 
         Args:
             queue: The queue or the stream.
@@ -73,7 +73,8 @@ class Hooks:
     def pushed(self, queue: str, ids: Sequence[Id | None], error: BaseException | None) -> None:
         """Run after a push or an append.
 
-        This method is also called for the outputs of ``Many``, once they are published.
+        This method is also called for the outputs of ``Many``, once they are published, and in the
+        same way for each further queue of a push with ``also``.
 
         Args:
             queue: The queue or the stream.

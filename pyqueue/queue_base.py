@@ -7,7 +7,17 @@ from datetime import datetime
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from pyqueue import arguments, gathers, telling
-from pyqueue.backends import awaiting, browsing, cancelling, choosing, managing, requeueing, results
+from pyqueue.backends import (
+    also,
+    awaiting,
+    browsing,
+    cancelling,
+    choosing,
+    managing,
+    requeueing,
+    results,
+)
+from pyqueue.backends.also import AlsoPlans
 from pyqueue.backends.applying import stored_claim
 from pyqueue.backends.browsing import BrowseOptions
 from pyqueue.backends.forms import RollbackOptions
@@ -56,6 +66,7 @@ class PushTerms(TypedDict, total=False):
     expires: Duration | None
     unique_for: Duration | None
     gather: Gather | None
+    also: Sequence[Any] | None  # queues and names
     session: Any
 
 
@@ -117,14 +128,23 @@ class QueueBase(Generic[T, Runs]):
         return isinstance(held, PackedReservation) or bool(stored_claim(held))
 
     def _push(
-        self, payload: object, on_duplicate: str, own: Mapping[str, Any], same: Mapping[str, Any]
+        self,
+        payload: object,
+        on_duplicate: str,
+        own: Mapping[str, Any],
+        same: Mapping[str, Any],
+        others: object = None,
     ) -> Plan[list[Id | None]]:
         # Most pushes give no option, and then have nothing to check.
         given: Any = {name: value for name, value in same.items() if value is not None}
         given |= {name: [value] for name, value in own.items() if value is not None}
         if on_duplicate != "ignore":
             given["on_duplicate"] = on_duplicate
-        return self._pushes([payload], given)
+        if others is None:
+            return self._pushes([payload], given)
+        also.refuse_key(given)
+        targets = also.targets(self.name, others, lambda to: target_of(to, self._runner, "also"))
+        return self._pushes([payload], given, AlsoPlans(self._backend, targets))
 
     def _push_many(self, payloads: Iterable[Any], how: PushOptions) -> Plan[list[Id | None]]:
         given, how = unpacked(payloads, how)
@@ -136,17 +156,20 @@ class QueueBase(Generic[T, Runs]):
         wanted, uniques = how.pop("results", none), how.pop("uniques", none)
         return results.keeps(wanted, uniques, self._runner.results)
 
-    def _pushes(self, payloads: list[Any], how: PushOptions) -> Plan[list[Id | None]]:
+    def _pushes(
+        self, payloads: list[Any], how: PushOptions, plans: AlsoPlans | None = None
+    ) -> Plan[list[Id | None]]:
         hooks, given = self._runner.hooks, how.get("gathers", ())
+        pushing = plans or self._backend
         if "results" in how or "uniques" in how:
             how["keeps"] = self._keeps(how, len(payloads))
         if any(each is not None for each in given):
             home = (self._runner.namespace, self._runner.store)
             how["gathers"] = gathers.checked(given, home, how.get("session"))
         if hooks is None:
-            plan = self._backend.push(payloads, **how)
+            plan = pushing.push(payloads, **how)
         else:
-            plan = telling.push(hooks, self._backend, payloads, how)
+            plan = telling.push(hooks, pushing, payloads, how)
         return gathers.marking_failures(plan, given) if given else plan
 
     def _move(self, given: Iterable[tuple[Any, Any]], to: Any, edits: MoveOptions) -> Plan[None]:
@@ -238,8 +261,8 @@ def without_renewal(
             renewer.discard(each)
 
 
-def target_of(to: object, runner: RunnerBase) -> QueuePlans | str:
-    """Return the plans or the name of the target of a move.
+def target_of(to: object, runner: RunnerBase, argument: str = "to") -> QueuePlans | str:
+    """Return the plans or the name of a queue that an argument names.
 
     Raises:
         ConfigurationError: It is neither a queue nor a name, or it is in another namespace.
@@ -248,13 +271,13 @@ def target_of(to: object, runner: RunnerBase) -> QueuePlans | str:
         other = to._runner
         if (other.namespace, other.store) != (runner.namespace, runner.store):
             raise ConfigurationError(
-                f"to: queue {to.name!r} is in another database or namespace; "
-                f"a message can only move within its own namespace ({runner.namespace!r})"
+                f"{argument}: queue {to.name!r} is in another database or namespace; "
+                f"a message can only enter queues of its own namespace ({runner.namespace!r})"
             )
         return backend_of(to)
     if not isinstance(to, str):
         raise ConfigurationError(
-            f"to: expected a Queue or the name of a queue, found {type(to).__name__}"
+            f"{argument}: expected a Queue or the name of a queue, found {type(to).__name__}"
         )
     return to
 

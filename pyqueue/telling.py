@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from pyqueue import arguments
+from pyqueue.backends.also import AlsoPlans
 from pyqueue.backends.pushing import PushOptions
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.streams.plans import StreamPlans
@@ -41,7 +42,7 @@ def receiving(queue: str, plan: Plan[list[M]]) -> Plan[list[M]]:
 
 
 def push(
-    hooks: HookCalls, plans: QueuePlans, payloads: Sequence[Any], how: PushOptions
+    hooks: HookCalls, plans: QueuePlans | AlsoPlans, payloads: Sequence[Any], how: PushOptions
 ) -> Plan[list[Id | None]]:
     """Push messages, and call the hooks before and after."""
     own = how.get("labels") or [how.get("headers")] * len(payloads)

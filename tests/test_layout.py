@@ -438,7 +438,7 @@ PROMISED = {
 SIGNATURES = {
     "push": "payload, *, delay=None, at=None, key=None, on_duplicate='ignore', headers=None, "
     "id=None, priority=None, group=None, result=None, expires=None, unique_for=None, gather=None, "
-    "session=None",
+    "also=None, session=None",
     "push_many": "payloads, *, delay=None, at=None, headers=None, keys=None, "
     "on_duplicate='ignore', ids=None, priorities=None, groups=None, session=None",
     "pop": "timeout=None",

@@ -15,6 +15,10 @@ claim that made it, and is published only under the token that the source lists.
 is a day late publishes nothing twice. An unlisted copy is deleted when it is a day old and its
 source has another token by then, because nothing can list it any more.
 
+If no document is handed over, but several documents are to begin together, ``enter_together``
+inserts a source for them. It is *open* until the decision. An open source that is a day old is
+deleted, so that its copies can be deleted, too.
+
 Copies may have ids derived from the source, and any document may have taken such an id.
 ``overwrite`` alone decides how to treat that document.
 """
@@ -38,6 +42,7 @@ from pyqueue.backends.hidden import (
     is_copy,
     is_source,
     lists,
+    open_filter,
     token_of,
 )
 from pyqueue.backends.kind import Kind
@@ -97,6 +102,8 @@ class Handover(NamedTuple):
     new: bool = False
     #: Whether other processes may publish the copies as soon as they are decided.
     shared: bool = False
+    #: The id of a new message that the caller reports to hooks, or None.
+    told: object = None
 
     @property
     def hidden(self) -> str:
@@ -170,6 +177,43 @@ def hand_over_whole(
     if result is None:
         (result,) = yield from _hand_over([call])
     return result
+
+
+def enter_together(handover: Handover) -> Plan[bool]:
+    """Publish new documents, or none of them. No holder hands them over: the source is new, too.
+
+    This inserts an *open* source along with the copies: it is hidden, has the token and lists
+    nothing. To decide is to end it. Any process may delete it before, and then nothing is decided.
+
+    Args:
+        handover: the handover, with a new id for the source and a new token. Its queues must have
+            records, and each copy must be storable.
+
+    Returns:
+        Whether the documents were published. If not, an id is taken, or another process has deleted
+        the source, and nothing of this call will ever be published.
+
+    Raises:
+        Unavailable: the outcome is unknown. A second call would insert the source again.
+    """
+    now = yield from ServerTime()
+    source = {"_id": handover.source, "q": handover.hidden, "when": now, "token": handover.token}
+    copies = _hidden(handover, now, handover.token)
+    if (yield from _insert([source, *copies])):
+        yield from Delete(open_filter(source), majority=True)
+        yield from discard(handover)
+        return False
+    ended = {"token": handover.token, "at": (yield from ServerTime())}
+    put = {"q": handover.hidden, "when": FIRST, ENDED: ended}
+    # The source holds a gather open until the copies are published, as the source of a holder does.
+    put |= next(({"gather": each["gather"]} for each in handover.copies if "gather" in each), {})
+    update = {"$set": put, "$unset": unset("token"), "$push": {HANDED: handover.entry}}
+    call = _Call(handover, open_filter(source), update)
+    if not (yield from _decide([(call.match, call.decision)], False)):
+        yield from discard(handover)
+        return False
+    yield from _publish([call], copies, now)
+    return True
 
 
 class _Call(NamedTuple):
@@ -295,7 +339,7 @@ def _hidden(handover: Handover, now: datetime, writer: str) -> list[Document]:
         mark["by"] = writer
         if handover.call is not None:
             mark["call"] = handover.call
-        if handover.new:
+        if handover.new and document["_id"] != handover.told:
             mark["new"] = True
         copy = {**document, "q": handover.hidden, "when": max(document["when"], now), MARK: mark}
         if "gather" in copy:  # an undecided copy is not in the gather of its source

@@ -49,7 +49,7 @@ def target_of(copy: Document) -> str:
 
 
 def is_new(copy: Document) -> bool:
-    """Return whether a copy is a new message, and not a message that leaves the source."""
+    """Return whether the process that publishes a copy reports it to hooks, as a new message."""
     return "new" in copy[MARK]
 
 
@@ -57,6 +57,11 @@ def gather_of(copy: Document) -> Document | None:
     """Return the stored gather that a copy joins once it is published; None: it joins none."""
     gather: Document | None = copy[MARK].get("gather")
     return gather
+
+
+def open_filter(source: Document) -> Filter:
+    """Return the filter that matches a source, as it was read, while it is open."""
+    return {"_id": source["_id"], "q": source["q"], "token": source["token"]}
 
 
 def copy_filter(copy: Document) -> Filter:
@@ -90,6 +95,17 @@ def is_source(document: Mapping[str, Any]) -> bool:
     if ended is None:
         return bool(entries)
     return _is_end(ended) and isinstance(document["q"], str)
+
+
+def is_open(document: Mapping[str, Any]) -> bool:
+    """Return whether a stored document is an open source, which has decided nothing yet.
+
+    ``handover.enter_together`` inserts it for documents that no holder hands over.
+    """
+    q, token = document.get("q"), document.get("token")
+    if not isinstance(q, str) or not isinstance(token, str) or not q.startswith(HIDDEN):
+        return False
+    return not {MARK, HANDED, ENDED} & document.keys()
 
 
 def _is_entry(entry: object) -> bool:

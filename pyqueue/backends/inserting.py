@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from bson.raw_bson import RawBSONDocument
 
-from pyqueue.backends.hidden import HANDED, MARK, copy_filter, is_copy
+from pyqueue.backends.hidden import ENDED, HANDED, MARK, copy_filter, is_copy, is_open, open_filter
 from pyqueue.backends.transitions import hidden_queue
 from pyqueue.clock import BAND
 from pyqueue.documents import invalid_fields, without_fields
@@ -268,13 +268,19 @@ def find_usable(match: Filter, fields: Document, session: object) -> Plan[list[D
 def _delete_abandoned(copy: Document, session: object) -> Plan[None]:
     """Delete a hidden copy if no holder has decided on it, and no holder can any more.
 
-    One update at majority ensures this: it finds the source under another token, or keeps the
-    source out. After that, no fail-over can bring the token back.
+    An open source has no holder, so it is deleted; the push that inserted it tries again. Then one
+    update at majority finds the source under another token, or keeps the source out. After that, no
+    fail-over can bring the token back.
     """
     token, source, listed = copy[MARK]["token"], copy[MARK].get("source"), f"{HANDED}.h"
     held = {"_id": source, "$or": [{"token": token}, {listed: token}]}
-    if source is None or (yield from Find(held, {"_id": 1}, limit=1, session=session)):
+    if source is None:
         return
+    fields = dict.fromkeys(("q", "token", HANDED, ENDED, MARK), 1)
+    for each in (yield from Find(held, fields, limit=1, session=session)):
+        if not is_open(each):
+            return
+        yield from Delete(open_filter(each), majority=session is None, session=session)
     lost = {"_id": source, "token": {"$ne": token}, listed: {"$ne": token}}
     try:
         yield from store_placeholder(lost, session)

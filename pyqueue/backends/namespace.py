@@ -371,7 +371,7 @@ def target(queue: str, priorities: Collection[int | None] = ()) -> Plan[Target]:
     return Target(queue, kind, Codec[Any](), None)
 
 
-def target_kind(queue: str, name: str) -> Kind:
+def target_kind(queue: str, name: str, argument: str = "to") -> Kind:
     """Return the kind with this name, for a queue to which messages move.
 
     Raises:
@@ -380,12 +380,12 @@ def target_kind(queue: str, name: str) -> Kind:
     """
     if name == STREAM:
         raise TargetRefused(
-            f"to: {queue!r} is a stream, and messages cannot move there; append the payload to "
-            "it, or name a queue"
+            f"{argument}: {queue!r} is a stream, and messages cannot move there; append the "
+            "payload to it, or name a queue"
         )
     if name not in kinds.known():
         raise ConfigurationError(
-            f"to: queue {queue!r} is of kind {name!r}, which the installed pyqueue-mongo "
+            f"{argument}: queue {queue!r} is of kind {name!r}, which the installed pyqueue-mongo "
             "does not support; upgrade it"
         )
     return kinds.lookup(name)

@@ -18,7 +18,17 @@ from typing import Final
 from pyqueue.backends import transitions
 from pyqueue.backends.expiring import EXPIRING, end_expired
 from pyqueue.backends.handover import GRACE, finish_decided
-from pyqueue.backends.hidden import ENDED, HANDED, MARK, is_copy, is_source, lists, token_of
+from pyqueue.backends.hidden import (
+    ENDED,
+    HANDED,
+    MARK,
+    is_copy,
+    is_open,
+    is_source,
+    lists,
+    open_filter,
+    token_of,
+)
 from pyqueue.backends.kind import ScanStart
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import FIRST, SCAN_ORDER, page_end
@@ -115,7 +125,7 @@ def recover(
 
 def _page(queue: str, start: ScanStart | None, before: datetime) -> Plan[list[Document]]:
     match = transitions.scan_range(hidden_queue(queue), {"$lt": before}, start)
-    fields = dict.fromkeys(("q", "when", HANDED, ENDED, MARK), 1)
+    fields = dict.fromkeys(("q", "when", "token", HANDED, ENDED, MARK), 1)
     return (
         yield from Find(match, fields, sort=SCAN_ORDER, limit=PAGE_SIZE, hint=HOT, majority=True)
     )
@@ -124,8 +134,20 @@ def _page(queue: str, start: ScanStart | None, before: datetime) -> Plan[list[Do
 def _recover(queue: str, page: Sequence[Document], before: datetime) -> Plan[int]:
     ended = [each for each in page if ENDED in each and is_source(each)]
     done = yield from _finish([each for each in ended if each[ENDED]["at"] < before])
+    done += yield from _delete_open(page, before - ABANDONED)
     copies = [each for each in page if is_copy(each)]
     return done + ((yield from _recover_copies(queue, copies, before)) if copies else 0)
+
+
+def _delete_open(page: Sequence[Document], old: datetime) -> Plan[int]:
+    """Delete the open sources from before ``old``, so that no process can decide any more.
+
+    Once that is durable, nothing lists their copies. Return how many there were.
+    """
+    sources = [each for each in page if is_open(each) and each["when"] < old]
+    for each in sources:
+        yield from Delete(open_filter(each), majority=True)
+    return len(sources)
 
 
 def _recover_copies(queue: str, copies: Sequence[Document], before: datetime) -> Plan[int]:

@@ -42,6 +42,8 @@ class _Wrapped:
 
 
 def _unwrapped(value: Any) -> Any:
+    if isinstance(value, list) and any(isinstance(each, _Wrapped) for each in value):
+        return [*map(_unwrapped, value)]
     return value._target if isinstance(value, _Wrapped) else value
 
 
@@ -172,8 +174,8 @@ class PortalClient(_Wrapped):
 
     def receive(self, queues: Any, *args: Any, **options: Any) -> Any:
         """Wrap ``Client.receive``."""
-        given = [*map(_unwrapped, queues)] if isinstance(queues, list) else _unwrapped(queues)
-        return self._portal.call(partial(self._target.receive, given, *args, **options))
+        receive = partial(self._target.receive, _unwrapped(queues), *args, **options)
+        return self._portal.call(receive)
 
     def gather(self, *args: Any, **options: Any) -> Any:
         """Wrap ``Client.gather``."""

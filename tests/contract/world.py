@@ -114,11 +114,12 @@ class Place:
 #: The test files that ``make test`` runs on Motor: pushes, waiting, settling and sessions. These
 #: read results, errors and sessions of the driver. In the other files Motor runs the same plans
 #: and the same code as PyMongo's async driver.
-MOTOR_FILES: Final = {"test_push", "test_receive", "test_settle", "test_transactions"}
+MOTOR_FILES: Final = {"test_also", "test_push", "test_receive", "test_settle", "test_transactions"}
 #: The test files that ``make test`` runs on PyMongo's async client with a server: waits, results,
 #: errors, sessions and tasks. The other files run there for an async client in memory: the same
 #: plans, with commands that these files send from there.
 ASYNC_FILES: Final = {
+    "test_also",
     "test_concurrency",
     "test_each",
     "test_kinds",

@@ -21,6 +21,8 @@ from tests.support.kills import LEASE_S, Child, Work, kill_again_and_again
 GROUPS = 5
 #: How many parts become of each message.
 OUTPUTS = 3
+#: The further queues of a push into several queues.
+ALSO = ("second", "third")
 
 
 def claim_of(held: Reservation[Any]) -> str:
@@ -164,6 +166,19 @@ def split_async(child: Child) -> None:
     asyncio.run(work())
 
 
+# ---- pushes into several queues
+
+
+def push_also(child: Child) -> None:
+    """Push each message into three queues, some of them twice under one id."""
+    queue = child.queue("first")
+    for (payload,), _ in child.batches([1]):
+        id = payload if child.rng.random() < 0.5 else None
+        for _ in range(1 if id is None else 2):
+            queue.push(payload, id=id, also=ALSO)
+        child.note("pushed", payload)
+
+
 #: The works of the children of each program.
 PROGRAMS: dict[str, Sequence[Work]] = {
     "ordered": [
@@ -179,11 +194,12 @@ PROGRAMS: dict[str, Sequence[Work]] = {
     ],
     "stream": [append, consume_stream],
     "handover": [split_blocking, split_async],
+    "also": [push_also] * 3,
     "slots of standard": using_slots("standard"),
     "slots of ordered": using_slots("ordered"),
 }
 #: What the children of a program must have done. By default this is a commit.
-WORDS = {"bucket": ["answer", "commit"], "handover": []}
+WORDS = {"bucket": ["answer", "commit"], "handover": [], "also": ["pushed"]}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pyqueue import Client, Limit
-from tests.integration.kill_programs import GROUPS, OUTPUTS, stage
+from tests.integration.kill_programs import ALSO, GROUPS, OUTPUTS, stage
 from tests.integration.test_rates import DRIFT
 from tests.support.eventually import eventually
 from tests.support.kills import LEASE_S, Ledger, recover_all
@@ -307,3 +307,25 @@ def test_killed_processes_make_each_part_once(
     # On a slow machine, a few processes may be killed before they do any work.
     assert left < messages or kills < 100, "no process did any work"
     assert hidden <= kills * 4 * OUTPUTS, "only copies that no process decided on"
+
+
+@few_or_many_kills
+def test_killed_pushers_reach_all_queues_or_none(
+    kills: int, url: str, ledger_of: Callable[[str], Ledger]
+) -> None:
+    ledger = ledger_of("also")
+    with Client(url) as client:
+        collection = client.database["pyqueue"]
+        half_done = collection.count_documents({"ended": {"$exists": True}})
+        recover_all(client, "first")
+        found = {
+            queue: Counter(each["payload"] for each in collection.find({"q": queue, "tries": 0}))
+            for queue in ("first", *ALSO)
+        }
+        hidden = collection.count_documents({"q": "~handover:first"})
+    payloads = found["first"]
+    print(f"{kills} kills: {payloads.total()} messages, {half_done} half done, {hidden} hidden")
+    assert found == dict.fromkeys(found, payloads)
+    assert max(payloads.values()) == 1, "pushed twice"
+    assert set(ledger["pushed"]) <= set(payloads), "lost"
+    assert hidden <= (kills + 3) * (2 + len(ALSO)), "only messages that no process decided on"

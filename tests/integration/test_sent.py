@@ -320,6 +320,20 @@ def test_handover_is_at_majority_whatever_the_durability(
             assert len(writes) == 4 or taken
 
 
+@pytest.mark.parametrize("durability", ["majority", "acknowledged"])
+def test_push_into_several_queues_is_at_majority(durability: str, url: str) -> None:
+    with opened("blocking", url, durability) as place:
+        queues = [place.client.queue(name, kind="standard") for name in ("a", "b", "c")]
+        queues[0].push(0, also=queues[1:])  # makes the records
+        with place.recorder.recording():
+            queues[0].push(1, also=queues[1:])
+        found = [(each["name"], concern(each)) for each in place.recorder.commands]
+        assert found == [
+            *(("insert", SAFE), ("update", SAFE), ("update", SAFE)),
+            ("delete", FAST),
+        ]
+
+
 def concern(command: dict[str, Any]) -> str:
     """Return the durability that a write asks for."""
     asked = command.get("writeConcern", {})

@@ -2,7 +2,7 @@
 
 The messages of one call share packs, and so do concurrent single pushes. A message with a key, a
 chosen id, a later time, an expiry, a result or a gather becomes an ordinary message. So does a
-message that is too large or was pushed alone.
+message that is too large, was pushed alone, or enters other queues, too; see ``also``.
 """
 
 from __future__ import annotations
