@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pyqueue import Client, Queue, Worker
+from pyqueue import Client, Queue, QueueError, Worker
 from pyqueue.backends.uses import interval_s
-from pyqueue.requests import ServerTime, Wait
+from pyqueue.requests import EnsureQueue, Find, FindAndModify, ServerTime, Update, Wait
 from pyqueue.runtime import base_driver
 from pyqueue.runtime.connecting import runner_of
+from pyqueue.runtime.known_queues import KnownQueues
 from pyqueue.runtime.using import Uses
 from pyqueue.testing import TestClient
 from tests.contract.world import in_thread
-from tests.plans.runner import after
-from tests.plans.steps import Steps, lost_request
+from tests.plans.runner import after, record_of
+from tests.plans.steps import FAULT_AT, Cut, Steps, lasting, lost_request
 from tests.support.eventually import LONG, eventually, waiters
 
 SHAPE = {"auto_delete": 60.0}
@@ -123,6 +125,23 @@ def test_note_that_fails_is_logged(uses: Uses, caplog: pytest.LogCaptureFixture)
     with caplog.at_level(logging.WARNING, "pyqueue"):
         Steps().run(noting, lost_request(0))
     assert "queue 'a': cannot note that it is used: no answer" in caplog.text
+
+
+@pytest.mark.parametrize("fault", FAULT_AT)
+def test_first_use_is_noted_before_the_record_has_the_option(fault: str) -> None:
+    for at in range(20):
+        steps = lasting()
+        uses = Uses(lambda steps=steps: steps.now)  # type: ignore[misc]
+        known = KnownQueues("pyqueue", uses=uses)
+        request = EnsureQueue("a", "standard", None, SHAPE)
+        with suppress(Cut, QueueError):
+            steps.run(known._ensure_each([request]), FAULT_AT[fault](at))
+        noted = [each for each in steps.all() if each["_id"] == "~used:a"]
+        assert noted or not record_of(steps), at
+        if len(steps.commands) <= at:
+            assert [type(each) for each in steps.commands] == [Update, Find, FindAndModify]
+            return
+    raise AssertionError("more commands than expected")
 
 
 # ---- by a client
