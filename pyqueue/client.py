@@ -121,10 +121,11 @@ class Client(Scheduling):
         on_failure: OnFailure | None = None,
         pack: int | None = None,
         limit: Limit | None = None,
+        auto_delete: Duration | None = None,
     ) -> Queue[Any]:
         """Return a queue of this namespace. This does no I/O.
 
-        All users of a queue must agree on ``strict``, ``on_failure``, ``pack`` and ``limit``.
+        All users of a queue must agree on ``strict`` and on the options after it.
 
         Args:
             name: 1-110 of A-Z a-z 0-9 _ - . : > (a trailing ".dead" not counted), or a QueueSpec.
@@ -140,6 +141,7 @@ class Client(Scheduling):
             on_failure: For an ordered queue: a failed message blocks its group, or not ("skip").
             pack: For a bucket: the maximum number of messages in one document, up to 1000.
             limit: A cap on reserved messages, or on starts per period, across all processes.
+            auto_delete: Seconds after which the queue is deleted if it is unused and empty.
 
         Returns:
             The queue.
@@ -148,22 +150,11 @@ class Client(Scheduling):
             InvalidName: The name is not allowed.
             ConfigurationError: An option is not allowed.
         """
-        backend = make_backend(
-            self._connection,
-            name,
-            model,
-            lease=lease,
-            max_tries=max_tries,
-            dead_letter=dead_letter,
-            history=history,
-            backoff=backoff,
-            poll=poll,
-            kind=kind,
-            strict=strict,
-            on_failure=on_failure,
-            pack=pack,
-            limit=limit,
-        )
+        options = QueueOptions(lease=lease, max_tries=max_tries, dead_letter=dead_letter)
+        options |= QueueOptions(history=history, backoff=backoff, poll=poll, kind=kind)
+        options |= QueueOptions(strict=strict, on_failure=on_failure, pack=pack, limit=limit)
+        options |= QueueOptions(auto_delete=auto_delete)
+        backend = make_backend(self._connection, name, model, **options)
         return Queue(self._connection, backend)
 
     @overload
@@ -547,6 +538,7 @@ class Client(Scheduling):
         retention: Duration | None = None,
         pack: int | None = None,
         limit: Limit | Literal[False] | None = None,
+        auto_delete: Duration | Literal[False] | None = None,
     ) -> None:
         """Change the options that all users of a queue or a stream must agree on.
 
@@ -561,13 +553,19 @@ class Client(Scheduling):
             pack: As in ``queue``; None leaves it unchanged. It applies to new messages only.
             limit: As in ``queue``; None leaves it unchanged, False removes it. If you lower it,
                 messages that are already reserved stay reserved.
+            auto_delete: As in ``queue``; None leaves it unchanged, False removes it.
 
         Raises:
             ConfigurationError: There is no such queue, or its kind has no such option.
         """
         arguments.queue_name(name)
         shape = shape_of(
-            strict=strict, on_failure=on_failure, retention=retention, pack=pack, limit=limit
+            strict=strict,
+            on_failure=on_failure,
+            retention=retention,
+            pack=pack,
+            limit=limit,
+            auto_delete=auto_delete,
         )
         by = self._connection.owner()
         self._connection.run(reshaping.reshape(name, shape, self.namespace, by))

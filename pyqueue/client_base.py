@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Unpack
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final, Literal, TypedDict, Unpack
 
 from pyqueue import arguments
+from pyqueue.backends import uses
 from pyqueue.backends.options import Options
 from pyqueue.backends.queue_plans import QueuePlans, plans_of
 from pyqueue.backends.streams.plans import StreamPlans
@@ -15,36 +18,41 @@ from pyqueue.runtime.connecting import BaseConnection
 from pyqueue.specs import DEFAULTS, QueueSpec
 
 
-def shape_of(
-    *,
-    strict: bool | None = None,
-    on_failure: OnFailure | None = None,
-    retention: Duration | None = None,
-    pack: int | None = None,
-    limit: Limit | Literal[False] | None = None,
-) -> dict[str, object]:
-    """Return the given options on which all users of a queue must agree.
+class ShapeOptions(TypedDict, total=False):
+    """The options on which all users of a queue must agree. False removes an option."""
+
+    strict: bool | None
+    on_failure: OnFailure | None
+    retention: Duration | None
+    pack: int | None
+    limit: Limit | Literal[False] | None
+    auto_delete: Duration | Literal[False] | None
+
+
+#: The checks of these options, which return the stored values.
+_CHECKS: Final[Mapping[str, Callable[[Any], object]]] = {
+    "strict": partial(arguments.flag, "strict"),
+    "on_failure": lambda value: arguments.one_of("on_failure", value, ("block", "skip")),
+    "retention": arguments.retention,
+    "pack": arguments.pack,
+    "limit": lambda value: check_limit(value).stored(),
+    uses.AUTO_DELETE: uses.length,
+}
+#: The options that ``reshape`` removes with False.
+_REMOVABLE: Final = frozenset({"limit", uses.AUTO_DELETE})
+
+
+def shape_of(**given: Unpack[ShapeOptions]) -> dict[str, object]:
+    """Return the given options on which all users of a queue must agree, as they are stored.
 
     Raises:
         ConfigurationError: A value is not allowed.
     """
-    if strict is not None:
-        arguments.flag("strict", strict)
-    if on_failure is not None:
-        arguments.one_of("on_failure", on_failure, ("block", "skip"))
-    kept_s = None if retention is None else arguments.retention(retention)
-    if pack is not None:
-        arguments.pack(pack)
-    if limit is not None and limit is not False:
-        check_limit(limit)
-    given = {
-        "strict": strict,
-        "on_failure": on_failure,
-        "retention": kept_s,
-        "pack": pack,
-        "limit": limit.stored() if limit else limit,
+    return {
+        name: False if value is False and name in _REMOVABLE else _CHECKS[name](value)
+        for name, value in given.items()
+        if value is not None
     }
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def make_backend(
@@ -70,6 +78,8 @@ def make_backend(
     max_tries, history, limit = given["max_tries"], given["history"], given["limit"]
     if limit is not None:
         check_limit(limit)
+    if given["auto_delete"] is not None:  # only ``reshape`` takes False
+        uses.length(given["auto_delete"])
     return plans_of(
         name,
         Options(
@@ -86,6 +96,7 @@ def make_backend(
                 on_failure=given["on_failure"],
                 pack=given["pack"],
                 limit=limit,
+                auto_delete=given["auto_delete"],
             ),
         ),
         Codec(model),

@@ -421,6 +421,7 @@ class QueueOptions(TypedDict, total=False):
     on_failure: OnFailure | None
     pack: int | None
     limit: Limit | None
+    auto_delete: Duration | None
 
 
 class ScheduleOptions(TypedDict, total=False):

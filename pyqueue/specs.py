@@ -25,6 +25,7 @@ DEFAULTS: Final[QueueOptions] = {
     "on_failure": None,
     "pack": None,
     "limit": None,
+    "auto_delete": None,
 }
 
 

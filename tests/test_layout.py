@@ -119,7 +119,8 @@ PARTS: dict[str, set[str]] = {
     "choosing": {"bucket", "core"},
     "freeing": {"bucket", "core", "finding"},
     "reshaping": {"core", "limits", "streams"},
-    "": {"bucket", "ordered", "priority", "standard"},
+    "unused": {"all_queues", "core"},
+    "": {"bucket", "ordered", "priority", "standard", "unused"},
 }
 #: How many modules of pyqueue.backends one has to know to understand a receive, and their lines.
 #: Only ever lower it.
@@ -485,7 +486,7 @@ SIGNATURES = {
 CLIENT = {
     "queue": "name, model=None, *, lease=60, max_tries=20, dead_letter=None, history=None, "
     "backoff=Backoff(base=1, factor=2, maximum=3600, jitter=0.1), poll=15, "
-    "kind=None, strict=None, on_failure=None, pack=None, limit=None",
+    "kind=None, strict=None, on_failure=None, pack=None, limit=None, auto_delete=None",
     "stream": "name, model=None, *, retention=None, limit=None",
     "receive": "queues, limit, *, timeout=None",
     **{
@@ -500,7 +501,8 @@ CLIENT = {
     "cancel": "id, force=False",
     "force_release": "id",
     "delete_queue": "name, force=False",
-    "reshape": "name, *, strict=None, on_failure=None, retention=None, pack=None, limit=None",
+    "reshape": "name, *, strict=None, on_failure=None, retention=None, pack=None, limit=None, "
+    "auto_delete=None",
     "schedule": "name, *, queue, cron=None, **options",
     "schedules": "",
     "unschedule": "name",

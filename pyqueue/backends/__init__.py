@@ -1,6 +1,7 @@
 """Kinds of queues, and the plans that carry out their operations.
 
-Read ``transitions`` first. Importing this package registers every kind of this release.
+Read ``transitions`` first. Importing this package registers every kind of this release, and the
+deletion of unused queues.
 """
 
 from pyqueue.backends.bucket.bulk import PackContents
@@ -11,6 +12,7 @@ from pyqueue.backends.bucket.requeueing import requeue_packed
 from pyqueue.backends.ordered.kind import Ordered
 from pyqueue.backends.priority.kind import Priority
 from pyqueue.backends.standard import Standard
+from pyqueue.backends.unused import delete_unused
 
 __all__ = [
     "Bucket",
@@ -20,5 +22,6 @@ __all__ = [
     "Packed",
     "Priority",
     "Standard",
+    "delete_unused",
     "requeue_packed",
 ]

@@ -109,11 +109,12 @@ def _dead_letters(
     return found
 
 
-def delete_queue(queue: str, force: bool) -> Plan[int]:
+def delete_queue(queue: str, force: bool, decision: Plan[bool] | None = None) -> Plan[int]:
     """Delete a queue. Return how many messages were deleted, including the history.
 
     The record is deleted first, so that a process that still uses the queue creates it again.
     Without ``force``, no live message is ever deleted, even if it arrives during the deletion.
+    ``decision`` runs right before the record is deleted. If it returns False, nothing is deleted.
 
     Raises:
         ConfigurationError: the queue has live messages, and ``force`` is False.
@@ -129,6 +130,8 @@ def delete_queue(queue: str, force: bool) -> Plan[int]:
     packs = kind == Bucket.name
     if not force:
         yield from _refuse_live(queue, packs)
+    if decision is not None and not (yield from decision):
+        return 0
     yield from bury_record(queue)
     yield from ForgetQueue(queue)
     deleted = 0

@@ -37,6 +37,7 @@ from pyqueue.backends.taking_kind import (
     await_kind,
     recorded_kind,
 )
+from pyqueue.backends.uses import AUTO_DELETE
 from pyqueue.carried import carrying
 from pyqueue.errors import ConfigurationError, OtherKind
 from pyqueue.limits import stored_limit
@@ -343,7 +344,7 @@ def _check_options(terms: QueueTerms) -> None:
     if (limit := shape.get("limit")) is not None:
         kinds.require_limit(kind, queue, stored_limit(limit))
     for name in shape:
-        if name not in kind.shape and name != "limit":
+        if name not in kind.shape and name not in ("limit", AUTO_DELETE):
             fits = [repr(each.name) for each in kinds.known().values() if name in each.shape]
             remedy = f"; for a new queue, set kind={' or '.join(fits)}" if fits else ""
             raise ConfigurationError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final
@@ -48,6 +48,8 @@ INTERVAL: Final = timedelta(seconds=10)
 ABANDONED: Final = timedelta(days=1)
 #: How many hidden documents a pass reads at once.
 PAGE_SIZE: Final = 100
+#: What a pass over all queues does besides, by the ``q`` of the documents that ask for it.
+PASSES: Final[dict[str, Callable[[], Plan[object]]]] = {EXPIRING: end_expired}
 #: The ``q`` of schedules, which hand over their messages. No queue has this name.
 SCHEDULES: Final = "~cron"
 
@@ -192,7 +194,7 @@ def recover_queue(queue: str, grace: timedelta = GRACE) -> Plan[int]:
 
 
 def recover_all() -> Plan[int]:
-    """Finish the handovers of all queues, and end their expired messages.
+    """Finish the handovers of all queues, end expired messages, and delete unused queues.
 
     Returns:
         How many sources and copies were handled.
@@ -203,6 +205,6 @@ def recover_all() -> Plan[int]:
         # Other names with "~" belong to streams.
         if queue != name and ("~" not in queue or queue == SCHEDULES):
             done += yield from recover_queue(queue)
-        elif name == EXPIRING:
-            yield from end_expired()
+        elif isinstance(name, str) and name in PASSES:
+            yield from PASSES[name]()
     return done

@@ -13,6 +13,7 @@ from pyqueue.backends.naming_kind import SHAPED_VERSION
 from pyqueue.backends.shared_options import SharedOptions
 from pyqueue.backends.streams import log
 from pyqueue.backends.transitions import record_id
+from pyqueue.backends.uses import AUTO_DELETE, note, seconds_of
 from pyqueue.errors import ConfigurationError, Unavailable
 from pyqueue.limits import Drain, drain_of, stored_limit
 from pyqueue.requests import Find, Plan, ServerTime, Signal, Update, UpdateDocument
@@ -43,6 +44,8 @@ def reshape(
         needed = indexes_of(kind, shape).items()
         new = {name: terms for name, terms in needed if name not in there}
         yield from make_indexes(collection, new)
+        if (seconds_s := seconds_of(shape)) is not None:
+            yield from note(queue, seconds_s)  # before the record has the option; see ``uses``
         shared = SharedOptions(queue, record, namespace.default_shape(kind))
         before = shared.shape.get("limit")
         deferred |= "limit" in shape and isinstance(before, Mapping) and "per" in before
@@ -103,8 +106,11 @@ def _require_options(queue: str, kind: str, shape: Mapping[str, object]) -> None
         )
     for name in shape:
         if name not in known:
+            remedy = ""
+            if name == AUTO_DELETE:
+                remedy = "; set retention, after which a stream deletes its messages"
             raise ConfigurationError(
-                f"{name}: queue {queue!r} is of kind {kind!r}, which has no such option"
+                f"{name}: queue {queue!r} is of kind {kind!r}, which has no such option{remedy}"
             )
     if limit := shape.get("limit"):
         if kind == namespace.STREAM:
@@ -118,4 +124,5 @@ def _options_of(kind: str) -> list[str]:
     if kind == namespace.STREAM:
         return [*namespace.STREAM_SHAPE, "limit"]
     known = lookup(kind)
-    return [*known.shape, "limit"] if "rate" in known.capabilities else list(known.shape)
+    limit = ["limit"] if "rate" in known.capabilities else []
+    return [*known.shape, *limit, AUTO_DELETE]

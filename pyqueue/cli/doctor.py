@@ -1,9 +1,9 @@
 """``pyqueue doctor``: check that the server, the indexes, the clocks and the bus suit the queues.
 
 Each line says OK or names a remedy. The doctor creates no index and pushes no message, and it tries
-the bus on a separate topic. As consumers do, it finishes handovers that a crash left half done, and
-ends messages that have expired. It never prints credentials: it shows the addresses that the server
-gives.
+the bus on a separate topic. As consumers do, it finishes handovers that a crash left half done,
+ends messages that have expired, and deletes unused queues with ``auto_delete``. It never prints
+credentials: it shows the addresses that the server gives.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from pyqueue.cli.gathers_check import are_used, gathers
 from pyqueue.cli.limits import wrong_limits
 from pyqueue.cli.spark_check import described
 from pyqueue.cli.streams_check import check_stream, streams
+from pyqueue.cli.unused_check import unused_queues
 from pyqueue.errors import NotPermitted
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.runtime.server_errors import translated
@@ -101,8 +102,9 @@ def doctor(
 ) -> None:
     """Check the server, the indexes, the clocks and the bus.
 
-    Without --repair it changes nothing, except that it ends expired messages, and publishes the
-    outputs of workers that died while they pushed them. The exit status is 1 if something is wrong.
+    Without --repair it changes nothing, except that it ends expired messages, deletes unused queues
+    with auto_delete, and publishes the outputs of workers that died while they pushed them. The
+    exit status is 1 if something is wrong.
     """
     wrong = False
     try:
@@ -157,8 +159,9 @@ def findings(client: Client, signals: str | None, *, repair: bool = False) -> It
         "documents": lambda: check_documents(client),
         "limits": lambda: check_limits(client),
         "streams": lambda: check_streams(client),
+        "unused queues": lambda: check_described("unused queues", unused_queues, client),
         "handovers": lambda: check_handovers(client),
-        "gathers": lambda: check_gathers(client),
+        "gathers": lambda: check_described("gathers", gathers, client),
         "spark": lambda: check_spark(client, repair=repair),
         "clock": lambda: check_clock(lambda: database.command("hello")),
         "member clocks": lambda: check_member_clocks(client.url, hello),
@@ -330,13 +333,13 @@ def check_handovers(client: Client) -> Finding:
     return Finding(name, "ok", "none is left over from a process that died")
 
 
-def check_gathers(client: Client) -> Finding:
-    """Look at gathers that no process has looked at in time; see ``backends.gathering``."""
+def check_described(name: str, describe: Callable[[Client], str], client: Client) -> Finding:
+    """Run a check that does what consumers do from time to time, and describes the result."""
     try:
-        return Finding("gathers", "ok", gathers(client))
+        return Finding(name, "ok", describe(client))
     except QueueError as error:
         level: Level = "advice" if isinstance(error, NotPermitted) else "wrong"
-        return Finding("gathers", level, str(error))
+        return Finding(name, level, str(error))
 
 
 def check_spark(client: Client, *, repair: bool) -> Finding:

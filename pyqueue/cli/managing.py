@@ -69,6 +69,28 @@ def _set_paused(client: Client, name: str, as_json: bool, *, pause: bool) -> Non
 # ---- reshape
 
 
+def _time_or_none(value: object) -> float:
+    return False if value == "none" else duration("--auto-delete")(value)
+
+
+Retention = Annotated[
+    float | None,
+    typer.Option(
+        metavar="DURATION",
+        parser=duration("--retention"),
+        help="For a stream: how long messages are kept.",
+    ),
+]
+AutoDelete = Annotated[
+    float | None,
+    typer.Option(
+        metavar="DURATION",
+        parser=_time_or_none,
+        help="After how long the queue is deleted if it is unused and empty; none: never.",
+    ),
+]
+
+
 @app.command()
 def reshape(
     name: QueueName,
@@ -83,14 +105,7 @@ def reshape(
         Literal["block", "skip"] | None,
         typer.Option(help="For an ordered queue: whether a group waits for a failed message."),
     ] = None,
-    retention: Annotated[
-        float | None,
-        typer.Option(
-            metavar="DURATION",
-            parser=duration("--retention"),
-            help="For a stream: how long messages are kept.",
-        ),
-    ] = None,
+    retention: Retention = None,
     pack: Annotated[
         int | None,
         typer.Option(metavar="N", help="For a bucket: the maximum number of messages in a pack."),
@@ -103,6 +118,7 @@ def reshape(
             "rate=100,period=60,burst=20, or both; none removes it.",
         ),
     ] = None,
+    auto_delete: AutoDelete = None,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     signals: Signals = None,
@@ -113,7 +129,13 @@ def reshape(
     with connect(url, namespace, signals) as client:
         refuse_unknown(client, name)
         client.reshape(
-            name, strict=strict, on_failure=on_failure, retention=retention, pack=pack, limit=new
+            name,
+            strict=strict,
+            on_failure=on_failure,
+            retention=retention,
+            pack=pack,
+            limit=new,
+            auto_delete=auto_delete,
         )
     given = {
         "strict": strict,
@@ -121,6 +143,7 @@ def reshape(
         "retention": retention,
         "pack": pack,
         "limit": limit_text(new) if new else limit,
+        "auto_delete": "none" if auto_delete == 0 else auto_delete,
     }
     changed = {option: value for option, value in given.items() if value is not None}
     if as_json:

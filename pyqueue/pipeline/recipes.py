@@ -106,6 +106,7 @@ class QueuePart(Part):
     kind: str | None = None
     strict: bool | None = None
     pack: int | None = None
+    auto_delete: Seconds | None = None
     limit: LimitPart | None = None
     backoff: BackoffPart | None = None
 

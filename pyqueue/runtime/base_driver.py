@@ -23,6 +23,7 @@ from pymongo.read_concern import ReadConcern
 from pyqueue.aside import Beside
 from pyqueue.backends.options import QueueShape
 from pyqueue.backends.recovering import Sweep
+from pyqueue.backends.uses import Used
 from pyqueue.clock import Clock, Sample
 from pyqueue.errors import ConfigurationError, QueueClosed, TimeLimitReached, Unavailable
 from pyqueue.gathers import Look
@@ -55,6 +56,7 @@ from pyqueue.runtime.server_errors import (
     translated,
     write_failures,
 )
+from pyqueue.runtime.using import Uses
 from pyqueue.runtime.waiters import Waiters
 from signals import AsyncBus, Bus, Listener
 
@@ -198,8 +200,10 @@ class BaseDriver(Generic[L]):
         #: The waiting consumers of this driver, and of the drivers that run on it.
         self._all_waiters = [self._waiters]
         self._listeners: dict[Waiters, L] = {}
+        #: The uses of queues that are deleted when unused.
+        self.uses = Uses(lambda: self.clock.now())
         #: The known records of queues, and the known indexes.
-        self.known = KnownQueues(name, owner)
+        self.known = KnownQueues(name, owner, self.uses)
         self.memory = is_memory(database)
         if self.memory:
             self._plain = self._durable = MemoryCollection(database, name, lambda: self.clock.now())
@@ -374,10 +378,12 @@ class BaseDriver(Generic[L]):
         nothing else may ask for the time.
         """
         clock, changes, rest = self.clock, self.clock.changes, 0.0
+        queue = request.waiters.topic.removeprefix(f"{self.topic}/")
         while True:
             left = seconds_left(request, clock)
             assert left is not None
-            pause = max(clock.fresh_s, rest) + _EARLY_S
+            _note_use(self, queue)
+            pause = max(min(clock.fresh_s, self.uses.left_s(queue)), rest) + _EARLY_S
             end = time.monotonic() + pause - _EARLY_S
             heard = yield min(left, pause)
             if clock.stale:
@@ -412,6 +418,9 @@ class BaseDriver(Generic[L]):
             return None
         if type(request) is Look:
             return _look(self, request)
+        if type(request) is Used:
+            self.uses.follow(request.queue, request.shape)
+            return _note_use(self, request.queue)
         if type(request) is Aside:
             return self.aside(request.plan)
         return PENDING
@@ -453,6 +462,12 @@ def _look(driver: BaseDriver[Any], request: Look) -> None:
         driver.looks.add(request.id)
     elif id(request.session) in driver.sessions:
         driver.sessions[id(request.session)].append(request)
+
+
+def _note_use(driver: BaseDriver[Any], queue: str) -> None:
+    """Note in the background that a queue is used, if a note is due."""
+    if (plan := driver.uses.due(queue)) is not None:
+        driver.aside(plan)
 
 
 def _limit_s(request: Command[Any], timeout_s: float) -> float:

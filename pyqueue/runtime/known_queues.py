@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from pyqueue.backends import indexes, namespace
 from pyqueue.backends.kind import IndexTerms
-from pyqueue.requests import Coalesce, EnsureQueue, Plan
+from pyqueue.requests import Aside, Coalesce, EnsureQueue, Plan
+from pyqueue.runtime.using import Uses
 
 #: How long a client relies on the record of a queue, in seconds.
 _LIFETIME_S: Final = 30.0
@@ -27,11 +28,15 @@ class KnownQueues:
     Args:
         collection: The name of the collection.
         owner: Returns the label of this process, which records show.
+        uses: The uses that this client notes, or None to note none.
     """
 
-    def __init__(self, collection: str, owner: Callable[[], str] = str) -> None:
+    def __init__(
+        self, collection: str, owner: Callable[[], str] = str, uses: Uses | None = None
+    ) -> None:
         self._collection = collection
         self._owner = owner
+        self._uses = uses
         #: The records, and when they were read, by the monotonic clock.
         self._records: dict[str, tuple[namespace.QueueRecord, float]] = {}
         #: The options that this client stored in a record, for each of its Queue objects. A record
@@ -56,9 +61,15 @@ class KnownQueues:
         lifetime_s = min(_LIFETIME_S, _SHAPED_LIFETIME_S) if changes else _LIFETIME_S
         if time.monotonic() - read >= lifetime_s:
             return None
+        if changes and request.kind is not None and self._notes(request.queue):
+            return None  # its use is noted when the record is read
         if request.shape and request.shape not in self._agreed.get(request.queue, ()):
             return None  # reading the record raises the error, if there is one
         return record.kind if record.levels.issuperset(request.levels) else None
+
+    def _notes(self, queue: str) -> bool:
+        """Return whether a use of a queue would be noted now."""
+        return self._uses is not None and self._uses.left_s(queue) == 0
 
     def shape_of(self, queue: str) -> Mapping[str, object]:
         """Return the options that all users of a queue share, as far as they are known."""
@@ -88,6 +99,8 @@ class KnownQueues:
         queue, shown = request.queue, request.options and request.options()
         stored = self._options.setdefault(queue, [])
         agreed = self._agreed.setdefault(queue, [])
+        if self._uses is not None:
+            yield from self._uses.naming(queue, request.shape)
         # Before a limit is stored: a consumer that follows it relies on the unique index.
         yield from self._make_missing(indexes.indexes_of(request.kind, request.shape))
         record = yield from namespace.read_or_create_record(
@@ -102,6 +115,11 @@ class KnownQueues:
             stored.append(shown)
         if request.shape and request.shape not in agreed and record.kind == request.kind:
             agreed.append(request.shape)
+        if self._uses is not None:
+            self._uses.follow(queue, record.shape)
+            note = self._uses.due(queue) if request.kind is not None else None
+            if note is not None:
+                yield from Aside(note)
         if record.live:
             self._records[queue] = record, time.monotonic()
         return record.kind
@@ -128,15 +146,24 @@ class KnownQueues:
         """Forget every queue, because all were deleted."""
         for table in (self._records, self._options, self._agreed):
             table.clear()
+        if self._uses is not None:
+            self._uses.queues.clear()
 
     def forget(self, queue: str) -> None:
         """Forget a queue that was deleted."""
-        for table in (self._records, self._options, self._agreed):
-            table.pop(queue, None)
+        self._forget_record(queue)
+        if self._uses is not None:
+            self._uses.queues.pop(queue, None)  # its next use is noted again
 
     def forget_idle(self, idle_s: float) -> None:
-        """Forget the queues whose record has not been read for this many seconds."""
+        """Forget the queues that were not used for this many seconds."""
         now = time.monotonic()
         for queue, (_, read) in list(self._records.items()):
             if now - read > idle_s:
-                self.forget(queue)
+                self._forget_record(queue)
+        if self._uses is not None:
+            self._uses.forget_idle(idle_s)
+
+    def _forget_record(self, queue: str) -> None:
+        for table in (self._records, self._options, self._agreed):
+            table.pop(queue, None)

@@ -153,6 +153,29 @@ def test_doctor_looks_at_gathers(shell: Shell, client: Client) -> None:
     assert [each.payload for each in client.queue("report").peek()] == ["done"]
 
 
+def test_doctor_names_and_deletes_unused_queues(shell: Shell, client: Client) -> None:
+    for name in (*"abcdef", "used"):
+        client.queue(name, auto_delete=60).push(1)
+        client.queue(name).purge()
+    collection = client.database[client.namespace]
+
+    def found() -> tuple[str, str]:
+        (finding,) = [each for each in shell.json("doctor") if each["check"] == "unused queues"]
+        return finding["level"], finding["text"]
+
+    left = "deleted once they are unused and empty"
+    assert found() == ("ok", f"{left}: 'a', 'b', 'c', 'd', 'e' and more")
+    past = datetime(2020, 1, 1, tzinfo=UTC)
+    match = {"_id": {"$regex": "^~used:.$"}}
+    collection.update_many(match, {"$set": {"used": past, "when": past}})
+    deleted = "deleted just now: 'a', 'b', 'c', 'd', 'e' and more"
+    assert found() == ("ok", f"{deleted}; {left}: 'used'")
+    assert [each.name for each in client.queues()] == ["used"]
+    client.reshape("used", auto_delete=False)
+    collection.update_many({"_id": "~used:used"}, {"$set": {"when": past}})
+    assert found() == ("ok", "no queue has auto_delete")
+
+
 # ---- clocks
 
 

@@ -63,6 +63,7 @@ def test_options_take_durations(shell: Shell, client: Client) -> None:
     [
         *(("push a 1", "--delay"), ("pop a", "--timeout"), ("rm a", "--older")),
         *(("get x", "--wait"), ("reshape a", "--retention"), ("top", "--interval")),
+        ("reshape a", "--auto-delete"),
         *(("worker a:b", "--grace"), ("pipeline run x.toml", "--grace")),
     ],
 )

@@ -316,6 +316,19 @@ def test_reshape_changes_the_record(shell: Shell, client: Client) -> None:
     assert "has no queue 'job'; did you mean 'jobs'?" in error
 
 
+def test_reshape_sets_and_removes_auto_delete(shell: Shell, client: Client) -> None:
+    client.queue("jobs").push(1)
+    changed = shell.run("reshape", "jobs", "--auto-delete", "1h")
+    assert changed == (0, "jobs: auto_delete=3600.0\n", "")
+    (found,) = client.queues()
+    assert found.options["auto_delete"] == 3600
+    changed = shell.run("reshape", "jobs", "--auto-delete", "none")
+    assert changed == (0, "jobs: auto_delete=none\n", "")
+    (found,) = client.queues()
+    assert found.options["auto_delete"] is False
+    assert shell.run("reshape", "jobs", "--auto-delete", "0")[0] == 2
+
+
 def test_reshape_takes_limits_and_ls_shows_them(shell: Shell, client: Client) -> None:
     client.queue("jobs").push(1)
     text = "concurrency=10,rate=0.5,period=60.0,burst=3"

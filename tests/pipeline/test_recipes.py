@@ -80,7 +80,7 @@ def test_recipe_stage_takes_a_limit(offline: Client, tmp_path: Path) -> None:
 
 
 def test_recipe_takes_durations(offline: Client, tmp_path: Path) -> None:
-    text = STAGE + 'lease = "1m"\nhistory = "2h30m"\ntime_limit = "45s"\n'
+    text = STAGE + 'lease = "1m"\nhistory = "2h30m"\ntime_limit = "45s"\nauto_delete = "2d"\n'
     text += 'backoff = { base = "500ms", maximum = "1h" }\nlimit = { rate = 5, period = "1m" }\n'
     text += '[[cron]]\nname = "often"\nqueue = "raw"\nevery = "5m"\n'
     pipeline = Pipeline.from_recipe(offline, write(tmp_path / "x.toml", text))
@@ -88,7 +88,8 @@ def test_recipe_takes_durations(offline: Client, tmp_path: Path) -> None:
     options = backend_of(stage.queue).options
     assert (options.lease, options.history, stage.time_limit) == (60, 9000, 45)
     assert options.backoff == Backoff(base=0.5, maximum=3600)
-    assert options.shape == {"limit": Limit(rate=5, period=60).stored()}
+    limit = Limit(rate=5, period=60)
+    assert options.shape == {"limit": limit.stored(), "auto_delete": 172800}
     [schedule] = pipeline._schedules.values()
     assert schedule.spec["every"] == 300
 

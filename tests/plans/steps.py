@@ -20,6 +20,7 @@ from pyqueue.backends.limits import indexes as limit_indexes
 from pyqueue.backends.limits.rates import GiveBack, TakePermits
 from pyqueue.backends.options import QueueShape
 from pyqueue.backends.transitions import record_id
+from pyqueue.backends.uses import Used, note, seconds_of
 from pyqueue.clock import Clock
 from pyqueue.concurrently import Concurrently, Sleep
 from pyqueue.errors import LeaseLost, MissingIndex, QueueError, Unavailable
@@ -146,6 +147,21 @@ def shared(plans: Sequence[Plan[None]]) -> Plan[list[bool]]:
         except LeaseLost:
             kept.append(False)
     return kept
+
+
+def _noting(queue: str, shape: object) -> Plan[None]:
+    """Note a use of a queue that is deleted when unused, as if the last note was long ago."""
+    if (seconds_s := seconds_of(shape)) is not None:
+        yield from note(queue, seconds_s)
+
+
+def _ensuring(request: EnsureQueue) -> Plan[str]:
+    """Read or create a record, and note the use, as ``KnownQueues`` does."""
+    yield from _noting(request.queue, request.shape)
+    record = yield from namespace.read_or_create_record(request)
+    if request.kind is not None and seconds_of(request.shape) is None:
+        yield from _noting(request.queue, record.shape)
+    return record.kind
 
 
 def _to_the_end(running: Generator[Any, None, T]) -> Generator[Any, None, T]:
@@ -279,11 +295,13 @@ class Steps:
             case MonotonicTime():
                 return self.seconds
             case EnsureQueue():
-                record = namespace.read_or_create_record(request)
-                return (yield from self._drive(record, fault, commands)).kind
+                return (yield from self._drive(_ensuring(request), fault, commands))
             case QueueShape():
                 found = self.collection.find_one({"_id": record_id(request.queue)})
                 return {} if found is None else found.get("shape", {})
+            case Used():
+                noting = _noting(request.queue, request.shape)
+                return (yield from self._drive(noting, fault, commands))
             case ForgetQueue() | Latecomers():
                 return None
             case Look():

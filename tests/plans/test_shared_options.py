@@ -55,6 +55,8 @@ class Shared:
         return record_of(client).get("shape", {}).get(self.name)
 
 
+#: The options that are stored in seconds.
+DURATIONS = ("retention", "auto_delete")
 TWO, FIVE = Limit(concurrency=2), Limit(concurrency=5)
 OPTIONS = [
     Shared("strict", "priority", True, False, (True, False), False),
@@ -62,6 +64,7 @@ OPTIONS = [
     Shared("pack", "bucket", 5, 7, (5, 7), 500),
     Shared("retention", "stream", 3600, 7200, (3600.0, 7200.0), 7 * 86400.0),
     Shared("limit", "standard", TWO, FIVE, (TWO.stored(), FIVE.stored())),
+    Shared("auto_delete", "standard", 60, 90, (60.0, 90.0)),
 ]
 each_option = pytest.mark.parametrize("option", OPTIONS, ids=lambda each: each.name)
 
@@ -115,7 +118,7 @@ def refuses(option: Shared, client: Client, value: Any, shown: Any, by: str) -> 
     before = record_of(client)
     by = rf" .*by {by} at 20\d\d-\S+ \S+ UTC\)" if by else ""
     shown, value_shown = (
-        re.escape(repr(float(each) if option.name == "retention" else each))
+        re.escape(repr(float(each) if option.name in DURATIONS else each))
         for each in (shown, value)
     )
     name = option.name
@@ -213,13 +216,23 @@ def test_record_of_the_first_version_names_nothing(programs: Programs) -> None:
 
 
 def test_limit_that_was_removed_stays_removed(programs: Programs) -> None:
-    alice, option = programs(BY), OPTIONS[-1]
+    alice, option = programs(BY), OPTIONS[4]
     option.use(alice, TWO)
     alice.reshape("a", limit=False)
     option.use(programs(OTHER), TWO)
     assert option.in_force(alice) is None
     with pytest.raises(ConfigurationError, match=rf"limit=None .*by {BY} at .*concurrency=5"):
         option.use(programs(OTHER), FIVE)
+
+
+def test_auto_delete_that_was_removed_stays_removed(programs: Programs) -> None:
+    alice, option = programs(BY), OPTIONS[5]
+    option.use(alice, 60)
+    alice.reshape("a", auto_delete=False)
+    option.use(programs(OTHER), 60)
+    assert option.in_force(alice) is False
+    with pytest.raises(ConfigurationError, match=rf"=False .*by {BY} at .*auto_delete=90\.0"):
+        option.use(programs(OTHER), 90)
 
 
 def test_record_keeps_eight_values_of_code(programs: Programs) -> None:
@@ -233,7 +246,7 @@ def test_record_keeps_eight_values_of_code(programs: Programs) -> None:
 
 
 def test_value_of_a_newer_release_is_passed_over(programs: Programs) -> None:
-    alice, option = programs(BY), OPTIONS[-1]
+    alice, option = programs(BY), OPTIONS[4]
     option.use(alice, TWO)
     newer = {"$set": {"named.limit.code": [{"weight": 1}], "named.strict": 5}}
     alice.database["pyqueue"].update_one({"_id": STORED}, newer)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from pyqueue.backends import uses
 from pyqueue.backends.claim_terms import ClaimTerms, Scan
 from pyqueue.backends.claiming import Take
 from pyqueue.backends.limits import rates, slots, waiting
@@ -21,7 +22,7 @@ from pyqueue.requests import Document, Plan, ServerTime
 def follow(
     terms: ClaimTerms, state: ScanState, record: Mapping[str, Any], now: datetime
 ) -> Plan[None]:
-    """Learn the limit from the record of a queue.
+    """Learn the limit of a queue from its record, and note the use of a queue with ``auto_delete``.
 
     Raises:
         ConfigurationError: this release cannot read the limit, and knows no earlier limit.
@@ -36,6 +37,7 @@ def follow(
     if waiting.defers(before, instead=state.limit.limit):
         # This process may have deferred messages since the change.
         yield from waiting.lift(terms.queue)
+    yield from uses.follow(terms.queue, record.get("shape"))
 
 
 def take_of(scan: Scan) -> Plan[Take | None]:
