@@ -33,6 +33,7 @@ from pyqueue.messages import (
     Reservation,
 )
 from pyqueue.pipeline import Pipeline, Report
+from pyqueue.pipeline.lifespan import LifespanOf
 from pyqueue.queue_base import requesting
 from pyqueue.queues import Queue
 from pyqueue.runtime.connecting import Connection, Durability
@@ -211,16 +212,19 @@ class Client(Scheduling):
         backend = make_stream_backend(self._connection, name, model, retention, limit)
         return Stream(self._connection, backend)
 
-    def pipeline(self, name: str = "pipeline") -> Pipeline[Report]:
+    def pipeline(
+        self, name: str = "pipeline", *, lifespan: LifespanOf[Any] | None = None
+    ) -> Pipeline[Report]:
         """Return a pipeline of queues of this namespace. This does no I/O.
 
         Args:
             name: A label for reports. It does not become part of queue names.
+            lifespan: The resources that the handlers share, as for ``Worker``.
 
         Returns:
             A pipeline without stages.
         """
-        return Pipeline(self, name)
+        return Pipeline(self, name, lifespan=lifespan)
 
     def receive(
         self,

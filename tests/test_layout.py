@@ -507,7 +507,7 @@ CLIENT = {
     "pause_schedule": "name",
     "resume_schedule": "name",
     "run_schedule": "name",
-    "pipeline": "name='pipeline'",
+    "pipeline": "name='pipeline', *, lifespan=None",
     "transaction": "",
     "run_transaction": "fn",
     "close": "",
