@@ -56,6 +56,7 @@ class Client(Scheduling):
     Args:
         target: "mongodb://host/db", "mongodb+srv://...",
             "memory:" (mongomock, this process only),
+            "memory:NAME" (the same database for all clients of the process with this name),
             "embedded:PATH" (starts a private mongod with its data in PATH, and stops it on close),
             or a database of pymongo or mongomock, which the client never closes. If a URL
             names no database, the database is "pyqueue".
