@@ -36,32 +36,10 @@ ROOT = Path(__file__).parents[1]
 #: The modules at the top of pyqueue, by the layer that they belong to. A package is a layer.
 LAYERS: dict[str, set[str]] = {
     "values": {
-        *("_watchdog", "arguments", "carried", "clock", "concurrently", "delivery", "documents"),
-        "gathers",
-        *("_watchdog", "arguments", "aside", "clock", "concurrently", "delivery", "documents"),
-        "durations",
-        "embedded",
-        *(
-            "embedded",
-            "error_records",
-            "errors",
-            "facts",
-            "hooks",
-            "lazy",
-            "limits",
-            "memory",
-            "memory_sessions",
-        ),
-        *(
-            "messages",
-            "pausable",
-            "payloads",
-            "requests",
-            "specs",
-            "targets",
-            "waiting_any",
-            "where",
-        ),
+        *("_watchdog", "arguments", "aside", "carried", "clock", "concurrently", "delivery"),
+        *("documents", "durations", "embedded", "error_records", "errors", "facts", "gathers"),
+        *("hooks", "lazy", "limits", "memory", "memory_sessions", "messages", "pausable"),
+        *("payloads", "requests", "specs", "targets", "waiting_any", "where"),
     },
     "runtime": {"transactions"},
     "queues": {
