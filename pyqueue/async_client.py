@@ -37,6 +37,7 @@ from pyqueue.messages import (
     Reservation,
 )
 from pyqueue.pipeline import AwaitedReport, Pipeline
+from pyqueue.pipeline.lifespan import LifespanOf
 from pyqueue.queue_base import requesting
 from pyqueue.runtime.connecting import AsyncConnection, Durability
 from pyqueue.specs import QueueSpec
@@ -56,6 +57,7 @@ class AsyncClient(AsyncScheduling):
     Args:
         target: "mongodb://host/db", "mongodb+srv://...",
             "memory:" (mongomock, this process only, run inline),
+            "memory:NAME" (the same database for all clients of the process with this name),
             "embedded:PATH" (starts a private mongod with its data in PATH, and stops it on close),
             or a database of AsyncMongoClient or motor, which the client never closes. If a URL
             names no database, the database is "pyqueue".
@@ -205,16 +207,19 @@ class AsyncClient(AsyncScheduling):
         backend = make_stream_backend(self._connection, name, model, retention, limit)
         return AsyncStream(self._connection, backend)
 
-    def pipeline(self, name: str = "pipeline") -> Pipeline[AwaitedReport]:
+    def pipeline(
+        self, name: str = "pipeline", *, lifespan: LifespanOf[Any] | None = None
+    ) -> Pipeline[AwaitedReport]:
         """Return a pipeline of queues of this namespace. This does no I/O.
 
         Args:
             name: A label for reports. It does not become part of queue names.
+            lifespan: The resources that the handlers share, as for ``Worker``.
 
         Returns:
             A pipeline without stages.
         """
-        return Pipeline(self, name)
+        return Pipeline(self, name, lifespan=lifespan)
 
     async def receive(
         self,

@@ -33,6 +33,7 @@ from pyqueue.messages import (
     Reservation,
 )
 from pyqueue.pipeline import Pipeline, Report
+from pyqueue.pipeline.lifespan import LifespanOf
 from pyqueue.queue_base import requesting
 from pyqueue.queues import Queue
 from pyqueue.runtime.connecting import Connection, Durability
@@ -55,6 +56,7 @@ class Client(Scheduling):
     Args:
         target: "mongodb://host/db", "mongodb+srv://...",
             "memory:" (mongomock, this process only),
+            "memory:NAME" (the same database for all clients of the process with this name),
             "embedded:PATH" (starts a private mongod with its data in PATH, and stops it on close),
             or a database of pymongo or mongomock, which the client never closes. If a URL
             names no database, the database is "pyqueue".
@@ -202,16 +204,19 @@ class Client(Scheduling):
         backend = make_stream_backend(self._connection, name, model, retention, limit)
         return Stream(self._connection, backend)
 
-    def pipeline(self, name: str = "pipeline") -> Pipeline[Report]:
+    def pipeline(
+        self, name: str = "pipeline", *, lifespan: LifespanOf[Any] | None = None
+    ) -> Pipeline[Report]:
         """Return a pipeline of queues of this namespace. This does no I/O.
 
         Args:
             name: A label for reports. It does not become part of queue names.
+            lifespan: The resources that the handlers share, as for ``Worker``.
 
         Returns:
             A pipeline without stages.
         """
-        return Pipeline(self, name)
+        return Pipeline(self, name, lifespan=lifespan)
 
     def receive(
         self,

@@ -74,6 +74,10 @@ class Clock:
         self.ahead += seconds
         self.changes += 1
 
+    def follow(self, other: Clock) -> None:
+        """Show the time of another clock. Both are moved by ``advance`` only, never by samples."""
+        self._offset, self.ahead = other._offset, other.ahead
+
     @property
     def stale(self) -> bool:
         """Whether new samples are due: after 10 to 15 s, or after the wall clock was set."""

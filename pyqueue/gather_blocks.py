@@ -21,7 +21,7 @@ from pyqueue.facts import Gather
 from pyqueue.messages import UNCHANGED
 from pyqueue.payloads import Codec
 from pyqueue.requests import Plan
-from pyqueue.runtime.plan_runner import AsyncPlanRunner, PlanRunner
+from pyqueue.runtime.plan_runner import AsyncPlanRunner, PlanRunner, RunnerBase
 
 log = logging.getLogger("pyqueue")
 
@@ -31,18 +31,13 @@ def gathered(runner: PlanRunner, then: object, dead: object) -> Iterator[Gather]
     """Gather the messages that a block of ``Client.gather`` pushes."""
     gather, begin = _begun(then, dead)
     runner.run(begin)
-    gather.home = (runner.namespace, runner.store)  # of an embedded server, only known now
     try:
-        yield gather
+        yield _at_home(gather, runner)
     except BaseException:
-        gather.sealed = True
-        try:
-            runner.run(gathering.give_up(gather.id))
-        except QueueError as failure:  # the exception of the block matters more
-            _log_left(gather, failure)
+        with _failed(gather) as plan:
+            runner.run(plan)
         raise
-    gather.sealed = True
-    runner.run(_sealing(gather))
+    runner.run(_ended(gather))
 
 
 @asynccontextmanager
@@ -52,19 +47,13 @@ async def gathered_async(
     """Gather the messages that a block of ``AsyncClient.gather`` pushes."""
     gather, begin = _begun(then, dead)
     await runner.run(begin)
-    gather.home = (runner.namespace, runner.store)  # of an embedded server, only known now
     try:
-        yield gather
+        yield _at_home(gather, runner)
     except BaseException:
-        gather.sealed = True
-        try:
-            with anyio.CancelScope(shield=True):
-                await runner.run(gathering.give_up(gather.id))
-        except QueueError as failure:  # the exception of the block matters more
-            _log_left(gather, failure)
+        with _failed(gather) as plan, anyio.CancelScope(shield=True):
+            await runner.run(plan)
         raise
-    gather.sealed = True
-    await runner.run(_sealing(gather))
+    await runner.run(_ended(gather))
 
 
 def _begun(then: object, dead: object) -> tuple[Gather, Plan[None]]:
@@ -92,23 +81,43 @@ def _begun(then: object, dead: object) -> tuple[Gather, Plan[None]]:
     return gather, gathering.begin(content, Route(then.queue, then.delay, then.at))
 
 
-def _sealing(gather: Gather) -> Plan[None]:
-    """Seal a gather at the end of its block.
+# ---- the rules of both
+
+
+def _at_home(gather: Gather, runner: RunnerBase) -> Gather:
+    """Return a gather that takes messages of its client."""
+    gather.home = (runner.namespace, runner.store)  # of an embedded server, only known now
+    return gather
+
+
+@contextmanager
+def _failed(gather: Gather) -> Iterator[Plan[None]]:
+    """End a gather whose block raised: give the plan that removes its record.
+
+    If the plan fails, the exception of the block matters more, so this only logs the error.
+    """
+    gather.sealed = True
+    try:
+        yield gathering.give_up(gather.id)
+    except QueueError as error:
+        text = "gather %s: its record stays for a day, and its message is not sent: %s"
+        log.warning(text, gather.id, error)
+
+
+def _ended(gather: Gather) -> Plan[None]:
+    """End a gather, and return the plan that seals it.
 
     Raises:
-        Unavailable: a push to it failed, so some of its messages may be missing.
+        Unavailable: A push to it failed, so some of its messages may be missing.
     """
-    if not gather.failed:
-        yield from gathering.seal(gather.id)
-        return
+    gather.sealed = True
+    return gathering.seal(gather.id) if not gather.failed else _refused(gather)
+
+
+def _refused(gather: Gather) -> Plan[None]:
     yield from gathering.give_up(gather.id)
     raise Unavailable(
         f"gather: a push to it failed, so its message {gather.id} is not sent; messages that were "
         "pushed stay in their queues",
         ids=[gather.id],
     )
-
-
-def _log_left(gather: Gather, error: BaseException) -> None:
-    text = "gather %s: its record stays for a day, and its message is not sent: %s"
-    log.warning(text, gather.id, error)

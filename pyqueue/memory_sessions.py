@@ -19,6 +19,7 @@ from pymongo.errors import DuplicateKeyError, InvalidOperation, OperationFailure
 from pyqueue.errors import ConfigurationError
 from pyqueue.memory import MemoryCollection, checked_session, lock_of, memory_database
 from pyqueue.payloads import OPTIONS
+from pyqueue.targets import is_memory_url
 
 #: How many times ``with_transaction`` runs its function. A server repeats for two minutes.
 _MAX_ATTEMPTS: Final = 100
@@ -333,6 +334,11 @@ class MemoryDatabase:
             return self[args[0]] if name == "create_collection" else result
 
         return call
+
+
+def names_memory(target: object) -> bool:
+    """Return whether a target is a database in memory that pyqueue made, or names one."""
+    return is_memory_url(target) or isinstance(target, MemoryDatabase)
 
 
 def _used(raw: Any, session: Any) -> Any:

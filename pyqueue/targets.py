@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final, TypeGuard
 from urllib.parse import unquote_plus
 
 from pyqueue.errors import ConfigurationError
@@ -10,6 +12,15 @@ from pyqueue.errors import ConfigurationError
 # of a collection.
 _NOT_IN_A_DATABASE = ' "$/\\\0'
 
+#: The URL of a database in memory, without its name.
+MEMORY: Final = "memory:"
+_MEMORY_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,63}")
+
+
+def is_memory_url(target: object) -> TypeGuard[str]:
+    """Return whether a target is ``memory:`` or ``memory:NAME``."""
+    return isinstance(target, str) and target.startswith(MEMORY)
+
 
 def check_url(url: str) -> None:
     """Refuse a URL that no client can use, without I/O.
@@ -17,7 +28,10 @@ def check_url(url: str) -> None:
     Raises:
         ConfigurationError: It has no known form, or its password is not quoted.
     """
-    known = url == "memory:" or url.startswith(("mongodb://", "mongodb+srv://"))
+    if is_memory_url(url):
+        _check_memory_name(url.removeprefix(MEMORY))
+        return
+    known = url.startswith(("mongodb://", "mongodb+srv://"))
     if not known and not (url.startswith("embedded:") and url != "embedded:"):
         raise invalid(url)
     path = url.partition("://")[2].partition("?")[0].partition("/")[2]
@@ -32,6 +46,14 @@ def check_url(url: str) -> None:
     if url.startswith("mongodb") and refused:
         raise ConfigurationError(
             f"target: {database!r} is not a valid database name; remove {refused[0]!r}"
+        )
+
+
+def _check_memory_name(name: str) -> None:
+    if name and not _MEMORY_NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"target: {redacted(MEMORY + name)!r} is not allowed; use "
+            '"memory:NAME" with up to 63 characters of A-Z a-z 0-9 _ -, or "memory:" alone'
         )
 
 

@@ -26,15 +26,8 @@ from pyqueue.pipeline import (
 )
 from pyqueue.pipeline.blocking import connection_of
 from pyqueue.pipeline.graph import QueueName
-from pyqueue.pipeline.handler_types import (
-    Adds,
-    AddsBatch,
-    AsyncMiddleware,
-    BatchHandler,
-    Handler,
-    PlainMiddleware,
-)
-from pyqueue.pipeline.lifespan import Lifespan, LifespanOf
+from pyqueue.pipeline.handler_types import Adds, AddsBatch, BatchHandler, Handler
+from pyqueue.pipeline.lifespan import LifespanOf
 from pyqueue.pipeline.runner import BatchQueueOptions
 from pyqueue.pipeline.schedules import default_name, taking_payload
 from pyqueue.queue_base import QueueBase
@@ -45,7 +38,6 @@ from pyqueue.streams import Consumer
 
 H = TypeVar("H", bound=Callable[..., Any])
 M = TypeVar("M")
-W = TypeVar("W", bound=AsyncMiddleware | PlainMiddleware)
 
 #: A queue that names the model of its payloads.
 Modelled = QueueSpec[M] | Queue[M] | AsyncQueue[M] | Consumer[M] | AsyncConsumer[M]
@@ -116,9 +108,10 @@ class Worker(Runner[R_co]):
     ) -> None:
         # A client that is never opened checks the options of a worker that has none yet.
         self._placeholder = Client("memory:") if client is None else None
-        super().__init__(self._placeholder or client, name, concurrency=concurrency)
+        super().__init__(
+            self._placeholder or client, name, concurrency=concurrency, lifespan=lifespan
+        )
         self._has_client = client is not None
-        self._around.lifespan = Lifespan(lifespan)
         self._sources: dict[str, BatchQueueOptions] = {}
 
     @overload
@@ -177,28 +170,6 @@ class Worker(Runner[R_co]):
                 yield
             finally:
                 self._use(self._placeholder, has_client=False)
-
-    def use(self, middleware: W) -> W:
-        """Call a middleware in place of the handlers, which calls them by ``call_next``.
-
-        ``async def middleware(delivery, call_next)`` returns ``await call_next(delivery)``, or its
-        own answer; it may also be an object with such a ``__call__``. For a handler of batches,
-        ``delivery`` is the list of all deliveries of the call. The first middleware is outermost. A
-        plain ``def`` runs in the thread of the handler, if all handlers are plain. This is also a
-        decorator.
-
-        Args:
-            middleware: The middleware.
-
-        Returns:
-            The middleware.
-
-        Raises:
-            ConfigurationError: It does not take these arguments, or it is async and an earlier one
-                is plain.
-        """
-        self._around.add(middleware)
-        return middleware
 
     @overload
     def on(

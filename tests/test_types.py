@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -137,6 +140,10 @@ assert_type(report, Report)
 assert_type(report.stages["ship"]["out"], int)
 assert_type(Worker().run(), Report)
 assert_type(Worker().bind(client).run(), Report)
+pipeline = client.pipeline(lifespan=lifespan)
+pipeline.use(timed)
+pipeline.use(takes_too_little)  # error
+client.pipeline(lifespan=3)  # error
 assert_type(client.pipeline().run(), Report)
 assert_type(client.queue(SHIP).push(Job(1)), Id)
 assert_type(client.queue(SHIP).push(Job(1), key="k"), Id | None)
@@ -152,14 +159,56 @@ async def main() -> None:
         assert_type(await client.pipeline().run(), Report)
 """
 
+#: A whole service without a mistake: app, outbox, worker and status.
+WHOLE = ROOT / "tests/typed/service.py"
 
-@pytest.mark.parametrize("text", [PROGRAM, SERVICE], ids=["program", "service"])
-def test_mypy_reports_only_the_mistakes(tmp_path: Path, text: str) -> None:
+
+def mypy(program: Path) -> tuple[set[int], str]:
+    """Return the lines in which mypy reports errors, and its output."""
+    cache = f"--cache-dir={ROOT / '.mypy_cache'}"
+    command = [sys.executable, "-m", "mypy", "--strict", cache, str(program)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    found = re.findall(rf"{program.name}:(\d+): error", done.stdout)
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return {*map(int, found)}, done.stdout + done.stderr
+
+
+def pyright(program: Path) -> tuple[set[int], str]:
+    """Return the lines in which pyright reports errors, by its standard rules, and its output."""
+    config = {"extraPaths": [str(ROOT)], "typeCheckingMode": "standard", "include": [str(program)]}
+    project = program.with_name("pyrightconfig.json")
+    project.write_text(json.dumps(config))
+    command = [sys.executable, "-m", "basedpyright", "-p", str(project), "--outputjson"]
+    done = subprocess.run(
+        [*command, "--pythonpath", sys.executable], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["summary"]["filesAnalyzed"] == 1
+    found = [each for each in report["generalDiagnostics"] if each["severity"] == "error"]
+    return {each["range"]["start"]["line"] + 1 for each in found}, done.stdout
+
+
+CHECKERS = [
+    mypy,
+    pytest.param(
+        pyright,
+        marks=pytest.mark.skipif(
+            find_spec("basedpyright") is None, reason="basedpyright is not installed"
+        ),
+    ),
+]
+
+
+@pytest.mark.parametrize("checked", CHECKERS)
+@pytest.mark.parametrize(
+    "text", [PROGRAM, SERVICE, WHOLE.read_text()], ids=["program", "service", "whole"]
+)
+def test_checkers_report_only_the_mistakes(
+    tmp_path: Path, text: str, checked: Callable[[Path], tuple[set[int], str]]
+) -> None:
     program = tmp_path / "program.py"
     program.write_text(text)
-    cache = ROOT / ".mypy_cache"
-    command = [sys.executable, "-m", "mypy", "--strict", f"--cache-dir={cache}", str(program)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    reported = {int(line) for line in re.findall(r"program\.py:(\d+): error", done.stdout)}
+    reported, output = checked(program)
     expected = {n for n, line in enumerate(text.splitlines(), 1) if line.endswith("# error")}
-    assert reported == expected, done.stdout + done.stderr
+    assert reported == expected, output

@@ -9,7 +9,7 @@ the filter leaves a condition out, or weakens it, wherever they could differ.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -238,8 +238,12 @@ _CHECKS: Final[Mapping[str, Callable[[Any, Any], bool]]] = MappingProxyType(
 # ---- from the argument
 
 
-def conditions(where: object) -> Where:
+def conditions(where: object, also: Collection[str] = ()) -> Where:
     """Return the conditions of ``where``: a mapping of paths to values or conditions, or None.
+
+    Args:
+        where: The argument of the call.
+        also: Further paths. The documents that are matched must have these fields.
 
     Raises:
         ConfigurationError: It is not a mapping, a path is unknown, or a value cannot be compared.
@@ -251,12 +255,11 @@ def conditions(where: object) -> Where:
             "where: expected a mapping of paths to values, such as {'payload.n': 3}, found "
             f"{type(where).__name__}"
         )
-    return Where(tuple(_clause(path, value) for path, value in where.items()))
+    return Where(tuple(_clause(_checked(path, also), value) for path, value in where.items()))
 
 
-def _clause(path: object, value: object) -> Clause:
-    """Return a clause whose path is checked and whose value is in its stored form."""
-    name = _checked(path)
+def _clause(name: str, value: object) -> Clause:
+    """Return a clause whose value is in its stored form."""
     given = value if isinstance(value, Condition) else Condition("equal", value)
     wanted: object
     if given.name == "exists":
@@ -280,7 +283,7 @@ def _clause(path: object, value: object) -> Clause:
     return Clause(name, Condition(given.name, wanted))
 
 
-def _checked(path: object) -> str:
+def _checked(path: object, also: Collection[str]) -> str:
     """Return a known path.
 
     Raises:
@@ -296,17 +299,18 @@ def _checked(path: object) -> str:
                 "between two names"
             )
         return path
-    if path in _KNOWN:
+    if path in _KNOWN or path in also:
         return path
-    raise _unknown(path, root)
+    raise _unknown(path, also)
 
 
-def _unknown(path: str, root: str) -> ConfigurationError:
+def _unknown(path: str, also: Collection[str]) -> ConfigurationError:
     """Return the error for an unknown path, with the nearest paths."""
-    every = (*_OPEN, *_KNOWN)
+    every = (*_OPEN, *_KNOWN, *also)
+    root = path.partition(".")[0]
     near = get_close_matches(path, every, 3) or get_close_matches(root, every, 3)
     meant = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
-    single = ", ".join(each for each in _KNOWN if "." not in each)
+    single = ", ".join(each for each in (*_KNOWN, *also) if "." not in each)
     return ConfigurationError(
         f"where: unknown path {shown(path)}{meant}; use payload.NAME, headers.NAME, "
         f"checkpoint.NAME, error.type, dead.reason, or one of {single}"

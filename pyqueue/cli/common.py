@@ -29,6 +29,7 @@ from pyqueue.cli import completing
 from pyqueue.durations import seconds_of
 from pyqueue.messages import Id
 from pyqueue.runtime.connecting import runner_of
+from pyqueue.targets import is_memory_url
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -151,7 +152,7 @@ def checked_url(url: str | None) -> str:
             "missing server: pass --url mongodb://host/db or set PYQUEUE_URL; "
             "`pyqueue embedded PATH` starts a server and prints its URL"
         )
-    if url == "memory:":
+    if is_memory_url(url):
         raise ConfigurationError(
             '--url: no other process can see the data of "memory:"; use mongodb://host/db'
         )

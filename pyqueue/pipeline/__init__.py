@@ -18,6 +18,7 @@ from pyqueue.errors import ConfigurationError
 from pyqueue.messages import BatchOptions
 from pyqueue.pipeline.blocking import AnyClient
 from pyqueue.pipeline.graph import QueueName, make_spark_stage
+from pyqueue.pipeline.lifespan import LifespanOf
 from pyqueue.pipeline.recipes import SparkPart, imported, read
 from pyqueue.pipeline.runner import (
     AwaitedReport,
@@ -76,6 +77,10 @@ class Pipeline(Runner[R_co]):
         client: A Client or an AsyncClient.
         name: A label for reports.
         concurrency: How many handlers run at once, over all stages.
+        lifespan: The resources that the handlers share, as for ``Worker``.
+
+    Raises:
+        ConfigurationError: An argument is not allowed.
     """
 
     @overload
@@ -85,6 +90,7 @@ class Pipeline(Runner[R_co]):
         name: str = "pipeline",
         *,
         concurrency: int = 16,
+        lifespan: LifespanOf[Any] | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -93,13 +99,26 @@ class Pipeline(Runner[R_co]):
         name: str = "pipeline",
         *,
         concurrency: int = 16,
+        lifespan: LifespanOf[Any] | None = None,
     ) -> None: ...
     @overload
     def __init__(
-        self, client: AnyClient, name: str = "pipeline", *, concurrency: int = 16
+        self,
+        client: AnyClient,
+        name: str = "pipeline",
+        *,
+        concurrency: int = 16,
+        lifespan: LifespanOf[Any] | None = None,
     ) -> None: ...
-    def __init__(self, client: Any, name: str = "pipeline", *, concurrency: int = 16) -> None:
-        super().__init__(client, name, concurrency=concurrency)
+    def __init__(
+        self,
+        client: Any,
+        name: str = "pipeline",
+        *,
+        concurrency: int = 16,
+        lifespan: LifespanOf[Any] | None = None,
+    ) -> None:
+        super().__init__(client, name, concurrency=concurrency, lifespan=lifespan)
 
     @overload
     def link(
@@ -274,12 +293,15 @@ class Pipeline(Runner[R_co]):
         return self._add_or_decorate(transform, add)
 
     @classmethod
-    def from_recipe(cls, client: AnyClient, path: str | Path) -> Self:
+    def from_recipe(
+        cls, client: AnyClient, path: str | Path, *, lifespan: LifespanOf[Any] | None = None
+    ) -> Self:
         """Return the pipeline that a TOML or YAML file describes.
 
         Args:
             client: A Client or an AsyncClient.
             path: The file.
+            lifespan: As for ``Pipeline``.
 
         Returns:
             The pipeline.
@@ -289,7 +311,7 @@ class Pipeline(Runner[R_co]):
                 the place of the mistake.
         """
         recipe = read(Path(path))
-        pipeline = cls(client, recipe.name, concurrency=recipe.concurrency)
+        pipeline = cls(client, recipe.name, concurrency=recipe.concurrency, lifespan=lifespan)
         for part in recipe.stages:
             if isinstance(part, SparkPart):
                 pipeline.spark(part.queue, imported(part.spark), to=part.to, **part.options())

@@ -26,6 +26,8 @@ from pyqueue.pipeline.graph import (
     make_stage,
     source_name,
 )
+from pyqueue.pipeline.handler_types import AsyncMiddleware, PlainMiddleware
+from pyqueue.pipeline.lifespan import Lifespan, LifespanOf
 from pyqueue.pipeline.running_stage import COUNTERS, Report
 from pyqueue.pipeline.show import draw
 from pyqueue.queue_base import QueueBase
@@ -45,6 +47,7 @@ else:  # Python 3.11 knows no defaults
 
     R_co = TypeVar("R_co", covariant=True)
 H = TypeVar("H", bound=Callable[..., Any])
+W = TypeVar("W", bound=AsyncMiddleware | PlainMiddleware)
 
 
 class BatchQueueOptions(QueueOptions, total=False):
@@ -76,16 +79,24 @@ class Runner(Generic[R_co]):
         client: A Client or an AsyncClient. With either, handlers may be ``def`` or ``async def``.
         name: A label for reports.
         concurrency: How many handlers run at once, over all stages.
+        lifespan: The resources that the handlers share; see ``Worker``.
     """
 
     _kind: ClassVar = "pipeline"
 
-    def __init__(self, client: AnyClient, name: str, *, concurrency: int = 16) -> None:
+    def __init__(
+        self,
+        client: AnyClient,
+        name: str,
+        *,
+        concurrency: int = 16,
+        lifespan: LifespanOf[Any] | None = None,
+    ) -> None:
         self.name = name
         self.graph = Graph()
         #: The schedules that a run stores, by name.
         self._schedules: dict[str, Definition] = {}
-        self._around = Around()
+        self._around = Around(Lifespan(lifespan))
         connection_of(client)  # refuses anything but a client
         self._client = client
         self._has_client = True
@@ -121,6 +132,28 @@ class Runner(Generic[R_co]):
 
     def _source(self, name: str, options: BatchQueueOptions) -> Queue[Any] | AsyncQueue[Any]:
         return self._client.queue(name, **options)
+
+    def use(self, middleware: W) -> W:
+        """Call a middleware in place of the handlers, which calls them by ``call_next``.
+
+        ``async def middleware(delivery, call_next)`` returns ``await call_next(delivery)``, or its
+        own answer; it may also be an object with such a ``__call__``. For a handler of batches,
+        ``delivery`` is the list of all deliveries of the call. The first middleware is outermost. A
+        plain ``def`` runs in the thread of the handler, if all handlers are plain. This is also a
+        decorator. Spark stages have no middleware.
+
+        Args:
+            middleware: The middleware.
+
+        Returns:
+            The middleware.
+
+        Raises:
+            ConfigurationError: It does not take these arguments, or it is async and an earlier one
+                is plain.
+        """
+        self._around.add(middleware)
+        return middleware
 
     def _add_schedule(self, given: Definition) -> None:
         if given.name in self._schedules:

@@ -10,7 +10,7 @@ import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
 from functools import partial
@@ -484,12 +484,16 @@ def _every_waiters(driver: BaseDriver[Any]) -> list[Waiters]:
 # ---- for the testing kit
 
 
-def advance(driver: BaseDriver[Any], seconds: float) -> None:
-    """Move the clock of a driver forward, and wake the consumers that wait for an instant."""
-    driver.clock.advance(seconds)
-    for waiters in _every_waiters(driver):
-        waiters.on_signal(None, driver.clock.now())
-        driver.bus.emit(waiters.topic, None)
+def wake_all(drivers: Sequence[BaseDriver[Any]]) -> None:
+    """Wake the consumers that wait for an instant, after the clocks of their drivers moved.
+
+    Args:
+        drivers: The drivers. The bus of the first one tells the consumers of all.
+    """
+    for driver in drivers:
+        for waiters in _every_waiters(driver):
+            waiters.on_signal(None, driver.clock.now())
+            drivers[0].bus.emit(waiters.topic, None)
 
 
 def wrap_collections(driver: BaseDriver[Any], wrap: Callable[[Any], Any]) -> None:

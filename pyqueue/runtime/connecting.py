@@ -27,8 +27,8 @@ from pyqueue.backends import namespace as namespaces
 from pyqueue.embedded import EmbeddedServer
 from pyqueue.errors import ConfigurationError, QueueClosed
 from pyqueue.hooks import HookCalls, calls_of
-from pyqueue.memory import is_memory, memory_database
-from pyqueue.memory_sessions import AsyncMemoryDatabase, MemoryDatabase
+from pyqueue.memory import is_memory
+from pyqueue.memory_sessions import AsyncMemoryDatabase, MemoryDatabase, names_memory
 from pyqueue.messages import Duration
 from pyqueue.requests import Plan
 from pyqueue.runtime import forks, opened
@@ -37,6 +37,7 @@ from pyqueue.runtime.drivers import AsyncDriver, Driver
 from pyqueue.runtime.opened import Finalizer, Opened
 from pyqueue.runtime.renewal import AsyncRenewer, LeaseRenewer, Renewer
 from pyqueue.runtime.server_errors import translated
+from pyqueue.runtime.shared_memory import SharedMemory, open_memory
 from pyqueue.runtime.waiters import Waiters
 from signals import AsyncBus, Bus
 
@@ -55,11 +56,6 @@ class ConnectionOptions(TypedDict, total=False):
     owner: str | None
     command_timeout: Duration
     hooks: object
-
-
-def _names_memory(target: object) -> bool:
-    """Return whether a target is ``memory:``. A mongomock database is the user's own."""
-    return target == "memory:" or isinstance(target, MemoryDatabase)
 
 
 class BaseConnection(Generic[D]):
@@ -117,6 +113,8 @@ class BaseConnection(Generic[D]):
         #: The topic on which this client hears that messages it waits for have ended.
         self.results = f"~done:{secrets.token_hex(8)}"
         self._signals = signals
+        #: The database of ``memory:NAME``, while this connection is open.
+        self.shared: SharedMemory | None = None
         self._driver: D | None = None
         self._database: Any = None
         self._mongo: Any = None
@@ -129,11 +127,10 @@ class BaseConnection(Generic[D]):
 
     def _check_target(self) -> None:
         """Refuse an invalid target, without I/O."""
-        target = self.target
-        if isinstance(target, str):
-            targets.check_url(target)
-        elif not self._accepts(target):
-            raise targets.invalid(target)
+        if isinstance(self.target, str):
+            targets.check_url(self.target)
+        elif not self._accepts(self.target):
+            raise targets.invalid(self.target)
 
     def __reduce__(self) -> str:
         # The clients, and everything that they create, hold their connection.
@@ -176,6 +173,8 @@ class BaseConnection(Generic[D]):
                 owner=self.owner,
                 hooks=self.hooks,
             )
+            if self.shared is not None:
+                self.shared.join(self._driver)
             resources = self._opened()
             if resources.leaks:
                 label = f"a client of {targets.shown(self.target)!r}"
@@ -203,12 +202,14 @@ class BaseConnection(Generic[D]):
         if self._finalizer is not None:
             self._finalizer.detach()
         resources, self._driver = self._opened(), None
+        self.shared = None
         return resources
 
     def _open_database(self) -> Any:
         target = self.target
-        if target == "memory:":
-            return memory_database("pyqueue")
+        if targets.is_memory_url(target):
+            database, self.shared = open_memory(target)
+            return database
         if isinstance(target, MemoryDatabase):
             return target.raw
         if not isinstance(target, str):
@@ -261,13 +262,12 @@ class BaseConnection(Generic[D]):
     def database(self) -> Any:
         """The database object; the first use opens the driver."""
         self.open()
-        return self.memory_type(self._database) if _names_memory(self.target) else self._database
+        return self.memory_type(self._database) if names_memory(self.target) else self._database
 
     @property
     def _sessions(self) -> Any:
         """The object whose sessions the database takes."""
-        database = self._database
-        return (self.memory_type(database) if self.open().memory else database).client
+        return (self.memory_type(self._database) if self.open().memory else self._database).client
 
     @property
     def url(self) -> str | None:
@@ -282,7 +282,7 @@ class BaseConnection(Generic[D]):
     @property
     def store(self) -> object:
         """A value that is equal for clients of one database."""
-        if _names_memory(self.target) or is_memory(self.target):
+        if names_memory(self.target) or is_memory(self.target):
             self.open()
             return id(self._database)  # mongomock treats all of its databases as equal
         return self.url or self.target

@@ -1,7 +1,7 @@
 """The moved clock of a test client, for commands in which a server reads its own clock.
 
 The server counts a rate by its own clock. Once a test client has moved its clock forward, its
-commands add the difference. In memory, the client's clock is the only one.
+commands add the difference. In memory, the clocks of clients are the only clocks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pyqueue import arguments
 from pyqueue.clock import Clock
 from pyqueue.memory import replaced
 from pyqueue.messages import Duration
-from pyqueue.runtime.base_driver import BaseDriver, advance, wrap_collections
+from pyqueue.runtime.base_driver import BaseDriver, wake_all, wrap_collections
+from pyqueue.runtime.connecting import BaseConnection
 
 #: The methods of collections whose arguments may refer to the time.
 _METHODS: Final = frozenset(
@@ -21,16 +22,28 @@ _METHODS: Final = frozenset(
 )
 
 
-def move_clock(driver: BaseDriver[Any], length: Duration) -> None:
-    """Move the clock of a driver forward.
+def sharing(connection: BaseConnection[Any]) -> list[BaseDriver[Any]]:
+    """Return the driver of a connection, and then the other drivers of its ``memory:NAME``."""
+    driver = connection.open()
+    others = [] if connection.shared is None else connection.shared.drivers()
+    return [driver, *(each for each in others if each is not driver)]
+
+
+def move_clock(connection: BaseConnection[Any], length: Duration) -> None:
+    """Move the clock of a connection forward, and wake the consumers that wait for an instant.
 
     Raises:
         ConfigurationError: The duration is not allowed.
     """
     seconds = arguments.duration("seconds", length)
+    driver = connection.open()
     if seconds and not driver.memory and not driver.clock.ahead:
         wrap_collections(driver, partial(_Collection, clock=driver.clock))
-    advance(driver, seconds)
+    if connection.shared is None:
+        driver.clock.advance(seconds)
+    else:
+        connection.shared.advance(seconds)
+    wake_all(sharing(connection))
 
 
 def _moved(value: Any, clock: Clock) -> Any:

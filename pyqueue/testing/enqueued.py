@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pyqueue.backends.contents import contents_of
 from pyqueue.backends.invalid import decode
 from pyqueue.backends.kind import lookup
+from pyqueue.backends.matching import conditions
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.naming_kind import GUESSED_KIND
 from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.backends.streams.plans import StreamPlans
 from pyqueue.backends.taking_kind import asking_for_kind
 from pyqueue.backends.transitions import live
-from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Message
 from pyqueue.payloads import Codec
 from pyqueue.pipeline.blocking import AnyClient, connection_of
-from pyqueue.requests import Find, Plan, ServerTime
+from pyqueue.requests import Document, Find, Plan, ServerTime
 
-#: Conditions on a message: values by path ("payload.order", "headers.tenant", "key"), or a function
-#: that returns whether a message matches.
+#: Which messages match: values or conditions of ``pyqueue.where`` by path ("payload.order", "key"),
+#: or a function that returns whether a message matches.
 Where = Mapping[str, object] | Callable[[Message[Any]], object]
+Messages = list[Message[Any]]
 
-#: The parts of a message that a path may begin with.
-_PARTS: Final = ("payload", "headers", "key", "priority", "group", "tries", "state")
+#: A path that browse has as an argument.
+_STATE: Final = "state"
+#: The stored fields that a message of a stream has, too.
+_OF_STREAM: Final = ("payload", "headers", "key", "when", "pushed", "tries")
 #: How many messages the text of a failed assertion shows.
 _SHOWN: Final = 5
 #: How many messages of a stream are read at once.
 _PAGE: Final = 1000
-_MISSING: Final = object()
+
+
+class _Found(NamedTuple):
+    """A message, and the document that conditions are compared with."""
+
+    message: Message[Any]
+    document: Document
 
 
 def assert_enqueued(client: AnyClient, queue: str, *, where: Where | None = None) -> Any:
@@ -41,15 +50,15 @@ def assert_enqueued(client: AnyClient, queue: str, *, where: Where | None = None
     Args:
         client: A Client or an AsyncClient. With an AsyncClient, await the result.
         queue: The name of a queue or a stream.
-        where: The values that a message must have, by path, such as ``{"payload.order": 7}``, or a
-            function that takes a Message. The payload is compared as it is stored.
+        where: The values that a message must have, by path, such as ``{"payload.order": 7}``, as
+            for ``Queue.browse``; "state" is a path, too. Or a function that takes a Message.
 
     Returns:
         The matching messages, in order.
 
     Raises:
         AssertionError: No message matches. The text shows the messages of the queue.
-        ConfigurationError: A path is not allowed.
+        ConfigurationError: ``where`` is not allowed.
     """
     return connection_of(client).run(_enqueued(queue, where))
 
@@ -59,26 +68,22 @@ def refute_enqueued(client: AnyClient, queue: str, *, where: Where | None = None
 
     Raises:
         AssertionError: A message matches.
-        ConfigurationError: A path is not allowed.
+        ConfigurationError: ``where`` is not allowed.
     """
     return connection_of(client).run(_not_enqueued(queue, where))
 
 
-def _enqueued(queue: str, where: Where | None) -> Plan[list[Message[Any]]]:
-    matches = matcher(where)
-    messages = yield from _messages(queue)
-    found = [each for each in messages if matches(each)]
+def _enqueued(queue: str, where: Where | None) -> Plan[Messages]:
+    found, every = yield from _matching(queue, where)
     if not found:
         raise AssertionError(
-            f"queue {queue!r}: expected a message{_wanted(where)}; {_listed(messages)}"
+            f"queue {queue!r}: expected a message{_wanted(where)}; {_listed(every)}"
         )
     return found
 
 
 def _not_enqueued(queue: str, where: Where | None) -> Plan[None]:
-    matches = matcher(where)
-    messages = yield from _messages(queue)
-    found = [each for each in messages if matches(each)]
+    found, _ = yield from _matching(queue, where)
     if found:
         raise AssertionError(
             f"queue {queue!r}: expected no message{_wanted(where)}; {_listed(found)}"
@@ -91,43 +96,33 @@ def _wanted(where: Where | None) -> str:
     return f" where {dict(where)!r}" if isinstance(where, Mapping) else f" where {where!r}"
 
 
-def _listed(messages: list[Message[Any]]) -> str:
+def _listed(messages: Messages) -> str:
     shown = ", ".join(f"{each.payload!r} ({each.state})" for each in messages[:_SHOWN])
     more = f" and {len(messages) - _SHOWN} more" if len(messages) > _SHOWN else ""
     return f"there are {len(messages)}: {shown}{more}" if messages else "there are none"
 
 
-def matcher(where: Where | None) -> Callable[[Message[Any]], object]:
-    """Return the function that decides whether a message matches.
+def _matching(queue: str, where: Where | None) -> Plan[tuple[Messages, Messages]]:
+    """Return the messages that match, and all messages.
 
     Raises:
-        ConfigurationError: A path is not allowed.
+        ConfigurationError: ``where`` is not allowed.
     """
-    if where is None:
-        return lambda message: True
-    if not isinstance(where, Mapping):
-        return where
-    for path in where:
-        if not isinstance(path, str) or path.partition(".")[0] not in _PARTS:
-            raise ConfigurationError(
-                f"where: {path!r} is not allowed; begin the path with one of {', '.join(_PARTS)}, "
-                'as in "payload.order"'
-            )
-    return lambda message: all(_value_at(message, path) == where[path] for path in where)
+    matches = _matcher(where)
+    every = yield from _messages(queue)
+    found = [each.message for each in every if matches(each)]
+    return found, [each.message for each in every]
 
 
-def _value_at(message: Message[Any], path: str) -> object:
-    part, *names = path.split(".")
-    found = getattr(message, part)
-    for name in names:
-        if isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
-        else:
-            found = found.get(name, _MISSING) if isinstance(found, Mapping) else _MISSING
-    return found
+def _matcher(where: Where | None) -> Callable[[_Found], object]:
+    if callable(where):
+        chosen = where
+        return lambda found: chosen(found.message)
+    wanted = conditions(where, also=(_STATE,))
+    return lambda found: wanted.matches({**found.document, _STATE: found.message.state})
 
 
-def _messages(queue: str) -> Plan[list[Message[Any]]]:
+def _messages(queue: str) -> Plan[list[_Found]]:
     """Return the live messages of a queue, or all messages of a stream."""
     kind = yield from asking_for_kind(queue)
     if kind == "stream":
@@ -136,13 +131,18 @@ def _messages(queue: str) -> Plan[list[Message[Any]]]:
     now = yield from ServerTime()
     documents = yield from Find(live(queue, None), sort=SCAN_ORDER, hint=HOT)
     found = [each for document in documents for each in contents.messages(document)]
-    return [decode(Codec[Any](), each, now) for each in found]
+    return [_Found(decode(Codec[Any](), each, now), each) for each in found]
 
 
-def _of_stream(stream: str) -> Plan[list[Message[Any]]]:
+def _of_stream(stream: str) -> Plan[list[_Found]]:
     plans, found = StreamPlans(stream, Codec[Any](), {}), list[Any]()
     while True:
         page = yield from plans.read(found[-1].position if found else None, _PAGE)
         found += page
         if len(page) < _PAGE:
-            return found
+            return [_Found(each, _document(each)) for each in found]
+
+
+def _document(message: Message[Any]) -> Document:
+    """Return the fields of a message of a stream, as a message of a queue stores them."""
+    return {name: getattr(message, name) for name in _OF_STREAM}

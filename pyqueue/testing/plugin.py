@@ -23,16 +23,20 @@ def pyqueue_url() -> str:
 
 
 @pytest.fixture
-def pyqueue_target(pyqueue_url: str) -> Iterator[Any]:
-    """Return an empty database for this test, as the target of clients."""
-    from pyqueue.memory_sessions import MemoryDatabase
+def pyqueue_target(pyqueue_url: str) -> Iterator[str]:
+    """Return the URL of an empty database for this test, also for clients of the program."""
+    token = secrets.token_hex(6)
+    if pyqueue_url.startswith("memory:"):
+        from pyqueue.runtime.shared_memory import shared_memory
 
-    if pyqueue_url == "memory:":
-        yield MemoryDatabase.new()
+        name = pyqueue_url.removeprefix("memory:") or f"test_{token}"
+        kept = shared_memory(name)  # the database stays until the test ends
+        yield f"memory:{name}"
+        del kept
         return
     import pymongo
 
-    name = f"pyqueue_test_{secrets.token_hex(6)}"
+    name = f"pyqueue_test_{token}"
     url = _with_database(pyqueue_url, name)
     yield url
     with pymongo.MongoClient[dict[str, Any]](url) as mongo:
@@ -40,7 +44,7 @@ def pyqueue_target(pyqueue_url: str) -> Iterator[Any]:
 
 
 @pytest.fixture
-def pyqueue_client(pyqueue_target: Any) -> Iterator[TestClient]:
+def pyqueue_client(pyqueue_target: str) -> Iterator[TestClient]:
     """Return a ``TestClient`` of an empty database."""
     from pyqueue.testing import TestClient
 
@@ -49,7 +53,7 @@ def pyqueue_client(pyqueue_target: Any) -> Iterator[TestClient]:
 
 
 @pytest.fixture
-def pyqueue_async_client(pyqueue_target: Any) -> AsyncTestClient:
+def pyqueue_async_client(pyqueue_target: str) -> AsyncTestClient:
     """Return an ``AsyncTestClient`` of the same database. Enter it with ``async with``."""
     from pyqueue.testing import AsyncTestClient
 

@@ -138,8 +138,8 @@ class _Drain(_TestRun):
 
     async def _pass_time(self) -> bool:
         """Move the clock to the next message. Return False if there is none within the horizon."""
-        driver = connection_of(self._client).open()
-        now = driver.clock.now()
+        connection = connection_of(self._client)
+        now = connection.open().clock.now()
         times = [await self._next_start(each, now) for each in self._stages.values()]
         known = [each for each in times if each is not None]
         if not known:
@@ -148,7 +148,7 @@ class _Drain(_TestRun):
         self._left -= length
         if self._left < timedelta():
             return False
-        move_clock(driver, length)
+        move_clock(connection, length)
         return True
 
     async def _next_start(self, running: RunningStage, now: datetime) -> datetime | None:

@@ -160,6 +160,7 @@ WRONG_INPUT: list[tuple[list[str], str, str]] = [
     (["move", "a", "a"], "", "TO"),
     (["trace", "~queue:a"], "", "id"),
     (["ls", "--url", "memory:"], "", "no other process"),
+    (["ls", "--url", "memory:shop"], "", "no other process"),
     (["doctor", "--url", "nonsense"], "", "nonsense"),
     (["worker", "nonsense"], "", "MODULE:OBJECT"),
     (["worker", "nowhere:worker"], "", "module 'nowhere'"),

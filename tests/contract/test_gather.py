@@ -171,6 +171,26 @@ def test_block_that_fails_sends_nothing(
     nothing_comes(client, report)
 
 
+@pytest.mark.differs_by("client")
+def test_error_of_the_block_outranks_its_cleanup(
+    world: World, queue: AnyQueue, report: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = world.connect()
+    gathers: list[Gather] = []
+
+    def work() -> None:
+        with other.gather(To(report, "done")) as g:
+            gathers.append(g)
+            other.close()
+            raise ValueError("mine")
+
+    with caplog.at_level("WARNING", "pyqueue"), pytest.raises(ValueError, match="mine"):
+        work()
+    assert "its record stays for a day, and its message is not sent" in caplog.text
+    assert [each["_id"] for each in records(world, report)] == [gathers[0].id]
+    refuses("gather: expected an open gather", lambda: queue.push(1, gather=gathers[0]))
+
+
 @pytest.mark.needs("keys")
 def test_push_that_fails_sends_nothing(
     client: AnyClient, queue: AnyQueue, report: str, world: World

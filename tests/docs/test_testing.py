@@ -60,7 +60,8 @@ def test_plugin_is_an_entry_point_with_these_fixtures() -> None:
     plugin = import_module(project["entry-points"]["pytest11"]["pyqueue"])
     text = (ROOT / TESTING).read_text()
     named = set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE))
-    assert named == {"pyqueue_client", "pyqueue_async_client", "pyqueue_url"}
+    clients = {"pyqueue_client", "pyqueue_async_client"}
+    assert named == {*clients, "pyqueue_target", "pyqueue_url"}
     assert all(hasattr(plugin, each) for each in named)
 
 

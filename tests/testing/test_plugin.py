@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from pyqueue import Client
 from pyqueue.testing import AsyncTestClient, TestClient
 from pyqueue.testing.plugin import _with_database
 
@@ -32,3 +33,19 @@ async def test_both_clients_share_an_empty_database(
     async with pyqueue_async_client as client:
         assert (await client.queue("ship").counts()).ready == 1
         assert client.database.name == pyqueue_client.database.name
+
+
+def test_database_stays_until_the_test_ends(pyqueue_target: str) -> None:
+    """A program may close its client, and make another one."""
+    with Client(pyqueue_target) as client:
+        client.queue("ship").push(1)
+    with Client(pyqueue_target) as client:
+        assert client.queue("ship").counts().ready == 1
+
+
+@pytest.mark.parametrize("pyqueue_url", ["memory:shop"])
+def test_url_may_have_a_name(pyqueue_target: str, pyqueue_client: TestClient) -> None:
+    assert pyqueue_target == "memory:shop"
+    with Client("memory:shop") as client:
+        client.queue("ship").push(1)
+    assert pyqueue_client.queue("ship").counts().ready == 1

@@ -1,0 +1,1 @@
+"""A program whose types are all known, for type checkers."""
