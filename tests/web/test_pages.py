@@ -54,7 +54,8 @@ def test_figures_of_the_last_hour_are_shown(shop: World) -> None:
     assert found["orders"]["p95"] is not None
     text = shop.pages().get("/q/orders")
     assert '<polyline class="line in"' in text
-    for since in (7200, 86_400, 2_592_000):
+    assert re.search(r'class="(line|dot) working p95"', text)
+    for since in (900, 7200, 86_400, 2_592_000):
         assert shop.pages().json(f"/q/orders?since={since}")["since"] == since
 
 
@@ -337,7 +338,8 @@ def test_all_links_lead_somewhere_under_a_prefix(shop: World, root: str, outer: 
     pages = Pages(shop, plain.dashboard, app, root)
     found = pages.crawl()
     kinds = {path.split("?")[0].split("/")[1] for path in found}
-    assert kinds == {"", "q", "s", "m", "errors", "workers", "schedules", "audit", "static"}
+    pages_of_all = {"pipelines", "errors", "workers", "schedules", "audit"}
+    assert kinds == {"", "q", "s", "m", "static", *pages_of_all}
     for path, text in found.items():
         for form in re.findall(r'action="([^"]*)"', text):
             assert form.startswith(root + "/"), path
