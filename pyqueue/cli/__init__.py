@@ -131,28 +131,33 @@ def demo(
 ) -> None:
     """Send real flights through a pipeline, kill a consumer on the way, and check the results."""
     from pyqueue import demo
-    from pyqueue.demo import report
 
     if with_web and spark:
         raise ConfigurationError("--web: it cannot be used with --spark; leave out one of them")
 
     def show(result: dict[str, Any]) -> None:
-        if as_json:
-            emit(result)
-        elif spark:
-            report.print_spark_result(result)
-        else:
-            report.print_result(result)
-        if with_web:
-            sys.stdout.flush()
-            note("the dashboard stays; stop it with Ctrl-C")
+        _show_result(result, as_json)
+        sys.stdout.flush()
+        note("the dashboard stays; stop it with Ctrl-C")
 
     if with_web:
         result = demo.run_with_web(rows, url, by, web.beside, show)
     else:
         result = demo.run_spark(rows, url) if spark else demo.run(rows, url, by)
-        show(result)
+        _show_result(result, as_json)
     raise typer.Exit(0 if result["check"]["equal"] else 1)
+
+
+def _show_result(result: dict[str, Any], as_json: bool) -> None:
+    """Print the result of a demo."""
+    from pyqueue.demo import report
+
+    if as_json:
+        emit(result)
+    elif "claims" in result:
+        report.print_spark_result(result)
+    else:
+        report.print_result(result)
 
 
 @app.command()
