@@ -45,6 +45,8 @@ RATE_MIN: Final = 5
 #: Over how many minutes a trend is measured, and the least messages that make one.
 _TREND_MIN: Final = 5
 _LEAST_TREND: Final = 10
+#: A queue that will be empty in less time, in seconds, has no badge for it.
+_LEAST_LEFT_S: Final = 5.0
 #: A ready message that waits longer, in seconds, waits for a worker.
 _UNATTENDED_S: Final = 60.0
 
@@ -250,7 +252,7 @@ def _trend(row: Row) -> list[Badge]:
         return [("warn", "growing")]
     if done > 1.1 * pushed:
         left_s = ready / ((done - pushed) / minutes / 60)
-        return [("calm", f"empty in {length(left_s)}")]
+        return [("calm", f"empty in {length(left_s)}")] if left_s >= _LEAST_LEFT_S else []
     return []
 
 

@@ -173,6 +173,8 @@ def test_unattended_and_growing_queues_are_marked(
     assert badges(world.pages(), "alone") == ["growing"]
     metrics.update_many({"q": "alone"}, {"$set": {"pushed": 0, "finished": 600}})
     assert badges(world.pages(), "alone") == ["empty in 10 s"]
+    metrics.update_many({"q": "alone"}, {"$set": {"finished": 1500}})
+    assert badges(world.pages(), "alone") == []
 
 
 def test_message_page_says_why_a_message_waits(shop: World) -> None:
