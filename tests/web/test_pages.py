@@ -41,6 +41,14 @@ def test_overview_counts_messages_as_counts_does(shop: World) -> None:
     assert (group["name"], group["position"], group["behind"]) == ("audit", 2, 5)
 
 
+def test_group_that_catches_up_says_when(shop: World) -> None:
+    shop.client.collection("metrics").update_many({"q": "clicks~audit"}, {"$set": {"finished": 60}})
+    text = shop.pages().get("/")
+    (row,) = re.findall(r'<tr class="group">.*?</tr>', text, re.DOTALL)
+    assert re.search(r">caught up in \d+ s<", row)
+    assert 'data-label="Oldest">–<' in row
+
+
 def test_overview_adds_the_queues_up(shop: World) -> None:
     tiles = shop.pages().json("/")["tiles"]
     found = [each for each in rows(shop.pages()).values() if each["kind"] != "stream"]
