@@ -23,12 +23,17 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@$(PIP) -e '.[dev]'
 	@touch $@ $(VENV)/.demo
 
+$(VENV)/.web: pyproject.toml | $(BIN)/python
+	@echo "installing the dashboard into $(VENV) ..."
+	@$(PIP) -e '.[embedded,web]'
+	@touch $@ $(VENV)/.demo
+
 $(VENV)/.spark: pyproject.toml | $(BIN)/python
 	@echo "installing Spark into $(VENV) (about 500 MB) ..."
 	@$(PIP) -e '.[embedded,spark]'
 	@touch $@ $(VENV)/.demo
 
-demo: $(VENV)/.demo $(if $(findstring --spark,$(ARGS)),$(VENV)/.spark)  ## run real flights through a pipeline of queues, and check every figure
+demo: $(VENV)/.demo $(if $(findstring --spark,$(ARGS)),$(VENV)/.spark) $(if $(findstring --web,$(ARGS)),$(VENV)/.web)  ## run real flights through a pipeline of queues, and check every figure
 	@$(BIN)/pyqueue demo $(ARGS)
 
 # Two workers for each core: half of the time a test waits for a server. The tests that share a Spark

@@ -139,7 +139,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "typer": {"cli"},
     "starlette": {"web"},
     "jinja2": {"web.site"},
-    "markupsafe": {"web.charts"},
+    "markupsafe": {"web.charts", "web.graphs"},
     "uvicorn": {"cli.web"},
     "rich": {"cli", "demo"},
     "textual": {"cli"},

@@ -9,11 +9,13 @@ the output closed the pipe.
 
 from __future__ import annotations
 
+import sys
 from importlib import metadata
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
+from pyqueue import ConfigurationError
 from pyqueue.cli import (
     browsing,
     checkout,
@@ -31,7 +33,7 @@ from pyqueue.cli import (
     web,
     work,
 )
-from pyqueue.cli.common import Commands, Json, emit
+from pyqueue.cli.common import Commands, Json, emit, note
 
 __all__ = ["app"]
 
@@ -110,6 +112,14 @@ def demo(
             "with pipeline, one at a time."
         ),
     ] = "batches",
+    with_web: Annotated[
+        bool,
+        typer.Option(
+            "--web",
+            help="Show the queues in a browser while the demo runs, and until Ctrl-C. There is "
+            "traffic on the other kinds of queue, too.",
+        ),
+    ] = False,
     spark: Annotated[
         bool,
         typer.Option(
@@ -121,16 +131,33 @@ def demo(
 ) -> None:
     """Send real flights through a pipeline, kill a consumer on the way, and check the results."""
     from pyqueue import demo
+
+    if with_web and spark:
+        raise ConfigurationError("--web: it cannot be used with --spark; leave out one of them")
+
+    def show(result: dict[str, Any]) -> None:
+        _show_result(result, as_json)
+        sys.stdout.flush()
+        note("the dashboard stays; stop it with Ctrl-C")
+
+    if with_web:
+        result = demo.run_with_web(rows, url, by, web.beside, show)
+    else:
+        result = demo.run_spark(rows, url) if spark else demo.run(rows, url, by)
+        _show_result(result, as_json)
+    raise typer.Exit(0 if result["check"]["equal"] else 1)
+
+
+def _show_result(result: dict[str, Any], as_json: bool) -> None:
+    """Print the result of a demo."""
     from pyqueue.demo import report
 
-    result = demo.run_spark(rows, url) if spark else demo.run(rows, url, by)
     if as_json:
         emit(result)
-    elif spark:
+    elif "claims" in result:
         report.print_spark_result(result)
     else:
         report.print_result(result)
-    raise typer.Exit(0 if result["check"]["equal"] else 1)
 
 
 @app.command()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from pyqueue.cli.board import CAP, MINUTES, Line
+from pyqueue.durations import readable_rate
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
@@ -53,13 +55,27 @@ def number(value: float | None) -> str:
     return f"{CAP // 1000}k+" if value >= CAP else f"{value:,.0f}"
 
 
-def rate(value: float | None) -> str:
-    """Return a rate in up to five characters."""
+def rate(value: float | None, unit: str = "s") -> str:
+    """Return a rate in up to five characters, such as "18.5", or "4.2/m" if it is small.
+
+    Args:
+        value: How often something happens per ``unit``; None: unknown.
+        unit: "s" or "min", the unit of rates that are not small.
+    """
     if value is None:
         return ""
     if value >= 9999.5:
         return f"{value / 1000:,.0f}k"
-    return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}"
+    if value >= 99.95:
+        return f"{value:,.0f}"
+    scaled, readable = readable_rate(value, unit)
+    return f"{scaled:.1f}" if readable == unit else f"{scaled:.1f}/{readable[0]}"
+
+
+def rate_in_unit(value: float) -> str:
+    """Return a rate per second with its unit, such as "18.5/s" or "4.2/m"."""
+    text = rate(value)
+    return text if "/" in text else f"{text}/s"
 
 
 def span(seconds: float | None) -> str:
@@ -177,7 +193,7 @@ COLUMNS: Final = (
     _column("done", "DONE/S", 6, rate, _of_flow("done")),
     Column("history", f"LAST {MINUTES} MIN", MINUTES, _history, lambda line: None, optional=True),
     _column("p95", "P95", 5, span, _of_flow("p95"))._replace(optional=True),
-    _alarming("failed", "FAIL/M", 6, rate, _of_flow("failed")),
+    _alarming("failed", "FAIL/M", 6, partial(rate, unit="min"), _of_flow("failed")),
     _alarming("dead", "DEAD", 5, number, lambda line: line.dead),
 )
 #: The orders of lines, in the order in which a key chooses them.

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 from pyqueue import AsyncClient, QueueError, QueueInfo
 from pyqueue.backends import all_queues
 from pyqueue.cli.board import Flow, Line
-from pyqueue.cli.columns import COLUMNS, Grid, rate, span
+from pyqueue.cli.columns import COLUMNS, Grid, rate_in_unit, span
 from pyqueue.cli.common import note
 from pyqueue.cli.watching import EVERY_S, pause_after
 from pyqueue.pipeline import Runner
@@ -115,7 +115,7 @@ class Progress:
         dead, eta_s = last.count(["dead"]), self.eta_s()
         eta = "unknown" if eta_s is None else "0s" if eta_s < 1 else span(eta_s)
         return (
-            f"{self._runner.name}: {left} left, {rate(self._rate(_DONE))}/s, {dead:,} dead, "
+            f"{self._runner.name}: {left} left, {rate_in_unit(self._rate(_DONE))}, {dead:,} dead, "
             f"ETA {eta}"
         )
 

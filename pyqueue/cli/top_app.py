@@ -15,7 +15,17 @@ from textual.widgets import DataTable, Input
 
 from pyqueue import AsyncClient, AsyncQueue, ConfigurationError, Message, Page, QueueInfo
 from pyqueue.cli.board import Board, Line, Picture, group_of, queue_of
-from pyqueue.cli.columns import ORDERS, PADDING, Cell, fitted, layout, number, order, rate, span
+from pyqueue.cli.columns import (
+    ORDERS,
+    PADDING,
+    Cell,
+    fitted,
+    layout,
+    number,
+    order,
+    rate_in_unit,
+    span,
+)
 from pyqueue.cli.common import DEFERRED, age, as_json_text
 from pyqueue.cli.queues import to_json
 from pyqueue.cli.screens import Details, Head, ListScreen, Row, act, ask, refuse
@@ -167,8 +177,8 @@ def _sums(picture: Picture, namespace: str, sorted_by: str) -> Text:
     dead = sum(each.dead or 0 for each in lines)
     head = Text.assemble(("pyqueue ", "bold"), namespace)
     if flows:
-        head.append(f"  in {rate(sum(each.into or 0 for each in flows))}/s")
-        head.append(f"  done {rate(sum(each.done for each in flows))}/s")
+        head.append(f"  in {rate_in_unit(sum(each.into or 0 for each in flows))}")
+        head.append(f"  done {rate_in_unit(sum(each.done for each in flows))}")
     head.append(f"  work {number(sum(each.work for each in lines))}")
     head.append(f"  dead {number(dead)}", style="bold red" if dead else "")
     head.append(f"  by {sorted_by}  read in {span(picture.took_s)}")

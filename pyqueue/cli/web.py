@@ -1,4 +1,4 @@
-"""The command web: serve the dashboard."""
+"""The command web: serve the dashboard. The demo serves it, too."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import asyncio
 import logging
 import os
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Final
 
 import typer
@@ -64,19 +67,59 @@ def web(
     async def serve() -> None:
         async with AsyncClient(target, namespace=namespace) as client:
             pages = dashboard(client, allow="anyone", writable=write, **given)
-            config = server.Config(
-                pages,
-                lifespan="off",
-                log_level="warning",
-                timeout_graceful_shutdown=_GRACE_S,
-                server_header=False,
-            )
-            shown = f"[{host}]" if ":" in host else host
-            place = f"http://{shown}:{listening.getsockname()[1]}/"
-            note(f"the dashboard is on {place}; stop it with Ctrl-C")
-            await server.Server(config).serve(sockets=[listening])
+            note(f"the dashboard is on {_address(host, listening)}; stop it with Ctrl-C")
+            await _server(server, pages).serve(sockets=[listening])
 
     asyncio.run(serve())
+
+
+@contextmanager
+def beside(url: str, namespace: str) -> Iterator[str]:
+    """Serve the dashboard of a namespace on this machine, in a thread, until the block ends.
+
+    Args:
+        url: The server and database.
+        namespace: The collection.
+
+    Yields:
+        The address of the dashboard.
+    """
+    server, dashboard = _imported()
+    listening = _listening(_LOOPBACK[0], 0)
+    client = AsyncClient(url, namespace=namespace, signals="none:")
+    running = _server(server, dashboard(client, allow="anyone", label="demo"))
+    logging.getLogger("uvicorn.error").addFilter(_not_cancelled)
+
+    async def serve() -> None:
+        async with client:
+            await running.serve(sockets=[listening])
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    try:
+        address = _address(_LOOPBACK[0], listening)
+        note(f"the dashboard is on {address}")
+        yield address
+    finally:
+        running.should_exit = True
+        thread.join()
+
+
+def _server(module: Any, pages: Any) -> Any:
+    """Return a server of uvicorn for an app."""
+    config = module.Config(
+        pages,
+        lifespan="off",
+        log_level="warning",
+        timeout_graceful_shutdown=_GRACE_S,
+        server_header=False,
+    )
+    return module.Server(config)
+
+
+def _address(host: str, listening: socket.socket) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{listening.getsockname()[1]}/"
 
 
 def _not_cancelled(record: logging.LogRecord) -> bool:

@@ -7,23 +7,25 @@ counts all figures from the collection and the queues, and compares them with th
 counted from the file.
 
 ``flights`` is the example: stages and graph. ``consumer`` processes its messages, ``rows`` reads
-the file, ``figures`` counts, and ``report`` prints. This module starts, kills and compares.
+the file, ``figures`` counts, and ``report`` prints. ``traffic`` is the rest of what a dashboard
+shows. This module starts, kills and compares.
 """
 
 from __future__ import annotations
 
 import itertools
+import logging
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 from uuid import uuid4
 
-from pymongo.collection import Collection
 from pymongo.errors import PyMongoError
 
 from pyqueue import Client, ConfigurationError, QueueError
@@ -32,8 +34,9 @@ from pyqueue.demo.figures import compare, expected, measured
 from pyqueue.demo.flights import QUEUES
 from pyqueue.demo.report import progress_bar
 from pyqueue.demo.rows import BROKEN, Line, find_lines, with_broken
+from pyqueue.demo.traffic import traffic
 
-__all__ = ["PROCESSES", "Consumers", "run", "run_spark"]
+__all__ = ["PROCESSES", "Consumers", "run", "run_spark", "run_with_web"]
 
 #: How long the demo tries to reach the server of ``--url``.
 CONNECT_TIMEOUT_S = 5.0
@@ -49,7 +52,7 @@ class Consumers:
         self.held: list[int] = []
         self.running: dict[Connection, subprocess.Popen[bytes]] = {}
 
-    def start(self, url: str, namespace: str, by: By) -> None:
+    def start(self, url: str, namespace: str, by: By, telemetry: bool = False) -> None:
         """Start all processes. They wait until ``begin`` is called."""
         for number in range(1 + PROCESSES):
             ours, theirs = Pipe()
@@ -60,7 +63,7 @@ class Consumers:
                     command, pass_fds=[theirs.fileno()], start_new_session=True
                 )
             self.running[ours] = process
-            ours.send((url, namespace, number == 0, by))
+            ours.send((url, namespace, number == 0, by, telemetry))
 
     def begin(self, *, victim: bool) -> None:
         """Let the victim begin; once it is dead, let all remaining processes begin."""
@@ -110,13 +113,70 @@ def run(rows: int | None = None, url: str | None = None, by: By = "batches") -> 
         url: The server to use; None starts a private one.
         by: "batches": the handlers take batches; "pipeline": they take one message at a time.
     """
-    source, count, read = find_lines(rows)
+    found = find_lines(rows)
+    with opened(url) as client, dropped_after(client):
+        return _fly(client, found, by)
+
+
+def run_with_web(
+    rows: int | None,
+    url: str | None,
+    by: By,
+    serve: Callable[[str, str], AbstractContextManager[object]],
+    show: Callable[[dict[str, Any]], object],
+) -> dict[str, Any]:
+    """Run the demo while a dashboard shows it, and afterwards until Ctrl-C. Return the result.
+
+    Telemetry is on, and other kinds of queue have traffic, too. Once the figures are checked, the
+    flights pass again, slowly, so that the numbers on the pages move.
+
+    Args:
+        rows: As for ``run``.
+        url: As for ``run``.
+        by: As for ``run``.
+        serve: Given the URL of the server and the namespace, serves a dashboard during a block.
+        show: Shows the result.
+    """
+    found = find_lines(rows)
+    _, _, read = found
+    # Some of the traffic fails on purpose, and each failure would be logged.
+    logging.getLogger("pyqueue").setLevel(logging.ERROR)
     with ExitStack() as stack:
         client = stack.enter_context(opened(url))
-        results = client.database[f"{client.namespace}_flights"]
-        stack.callback(clean_up, client, results)
+        stack.enter_context(dropped_after(client))
+        # Its figures are stored before the collections are dropped, and not afterwards.
+        told = connect(str(client.url), client.namespace, telemetry=True)
+        stack.enter_context(closing(told))
+        stack.enter_context(serve(str(client.url), client.namespace))
+        again = stack.enter_context(traffic(told, read))
+        result = _fly(told, found, by, telemetry=True)
+        with suppress(KeyboardInterrupt):
+            show(result)
+            again()
+            threading.Event().wait()
+    return result
+
+
+def _fly(
+    client: Client,
+    found: tuple[str, int, Callable[[], Iterator[Line]]],
+    by: By,
+    *,
+    telemetry: bool = False,
+) -> dict[str, Any]:
+    """Send the flights through the pipeline, and return the result.
+
+    Args:
+        client: The client that pushes and counts.
+        found: The lines, as ``find_lines`` returns them.
+        by: As for ``run``.
+        telemetry: Whether the consumers store figures.
+    """
+    source, count, read = found
+    results = client.database[f"{client.namespace}_flights"]
+    with ExitStack() as stack:
         consumers = stack.enter_context(closing(Consumers()))
-        consumers.start(str(client.url), client.namespace, by)
+        consumers.start(str(client.url), client.namespace, by, telemetry)
         show_progress = stack.enter_context(progress_bar(count + BROKEN))
         begun = time.monotonic()
         pushed = _push(client, with_broken(read(), count), consumers)
@@ -204,8 +264,13 @@ def opened(url: str | None) -> Iterator[Client]:
         yield client
 
 
-def clean_up(client: Client, results: Collection[dict[str, Any]]) -> None:
-    """Drop the collections that the demo created."""
-    with suppress(PyMongoError):  # If the server is gone, another error already says so.
-        results.drop()
-        client.database.drop_collection(client.namespace)
+@contextmanager
+def dropped_after(client: Client) -> Iterator[None]:
+    """Drop the collections of the demo after the block: their names begin with its namespace."""
+    try:
+        yield
+    finally:
+        with suppress(PyMongoError):  # If the server is gone, another error already says so.
+            own = {"name": {"$regex": f"^{client.namespace}"}}
+            for name in client.database.list_collection_names(filter=own):
+                client.database.drop_collection(name)

@@ -43,7 +43,7 @@ def consume(parent: Connection) -> None:
         parent: The connection to the parent, which sends the settings, and then "begin".
     """
     try:
-        url, namespace, victim, by = parent.recv()
+        url, namespace, victim, by, telemetry = parent.recv()
         parent.recv()
     except (EOFError, OSError):
         return  # The parent is gone.
@@ -52,7 +52,7 @@ def consume(parent: Connection) -> None:
     logging.getLogger("pyqueue").setLevel(logging.ERROR)
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
     try:
-        with connect(url, namespace) as client:
+        with connect(url, namespace, telemetry=telemetry) as client:
             if victim:  # not covered: the victim is killed
                 Victim(parent).run(client)
             elif by == "pipeline":

@@ -27,13 +27,33 @@ def stats(queue: str, since: Duration | datetime) -> Plan[QueueStats]:
     Raises:
         ConfigurationError: ``since`` is not allowed.
     """
+    start, end, found = yield from _documents(queue, since)
+    return stats_of(queue, start, end, found)
+
+
+def stats_over_time(
+    queue: str, since: Duration | datetime
+) -> Plan[tuple[QueueStats, dict[datetime, dict[str, Latency]]]]:
+    """Return the figures of a queue since a time, and how long things took at each of its points.
+
+    The arguments are those of ``stats``.
+    """
+    start, end, found = yield from _documents(queue, since)
+    took = {each["at"]: {name: latency([each], name) for name in TIMES} for each in found}
+    return stats_of(queue, start, end, found), took
+
+
+def _documents(
+    queue: str, since: Duration | datetime
+) -> Plan[tuple[datetime, datetime, list[Document]]]:
+    """Return the beginning and the end of a time, and the documents of a queue in it."""
     now = yield from ServerTime()
     start = _start(since, now)
     span = MINUTE if now - start <= MINUTE.kept else HOUR
     starts = list(_starts(span, start, now))
     ids = [span.id(each, queue) for each in starts]
     found = yield from aside(METRICS, Find({"_id": {"$in": ids}}, sort=(("_id", 1),)))
-    return stats_of(queue, starts[0], now, [each for each in found if each.get("q") == queue])
+    return starts[0], now, [each for each in found if each.get("q") == queue]
 
 
 def stats_of(

@@ -23,6 +23,7 @@ from pyqueue.telemetry.values import QueueStats
 _MAX_MINUTES: Final = 10_000
 _MAX_GROUPS: Final = 500
 _MAX_RUNS: Final = 1000
+_MAX_GRAPHS: Final = 50
 #: A worker that has missed this many beats is silent.
 _MISSED: Final = 3
 
@@ -68,6 +69,15 @@ class RunSummary:
         """Return whether it receives from a queue, or from a group of a stream."""
         names = {str(each.get("q")) for each in self.stages}
         return queue in names or any(name.partition("~")[0] == queue for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSummary:
+    """The graph of a pipeline that runs, or has run in the last days."""
+
+    name: str
+    #: For each stage the queue ``q``, ``to``, ``handler``, ``kind`` and other options.
+    stages: Sequence[Mapping[str, Any]]
 
 
 def recent_stats(minutes: int = 60) -> Plan[dict[str, QueueStats]]:
@@ -116,6 +126,12 @@ def runs() -> Plan[list[RunSummary]]:
     found = yield from _read(WORKERS, match, (("_id", 1),), _MAX_RUNS)
     summaries = [_run(each, now) for each in found]
     return sorted(summaries, key=lambda each: (each.name, str(each.process.get("owner"))))
+
+
+def graphs() -> Plan[list[GraphSummary]]:
+    """Return the graphs of pipelines, sorted by name."""
+    found = yield from _read(WORKERS, {"kind": "graph"}, (("_id", 1),), _MAX_GRAPHS)
+    return [GraphSummary(str(each.get("name", "")), each.get("stages", [])) for each in found]
 
 
 def _run(document: Document, now: datetime) -> RunSummary:

@@ -27,6 +27,7 @@ from pyqueue.runtime.connecting import runner_of
 from pyqueue.telemetry import CONTENT_TYPE, metrics_text
 from pyqueue.web.access import Access, Allow, Guarded, Viewer, Who, allowed_hosts, form_of
 from pyqueue.web.acting import ACTIONS, act
+from pyqueue.web.exporting import FORMATS, export
 from pyqueue.web.listing import (
     audit_page,
     errors_page,
@@ -38,6 +39,7 @@ from pyqueue.web.listing import (
 from pyqueue.web.live import events
 from pyqueue.web.message_page import message_page
 from pyqueue.web.overview import overview
+from pyqueue.web.pipelines_page import pipelines_page
 from pyqueue.web.queue_page import bulk_page, queue_page
 from pyqueue.web.redacting import SECRETS, Redact, Redactor
 from pyqueue.web.site import Site, View, as_json, path_to, query, static
@@ -51,6 +53,7 @@ PAGES: Final[Mapping[str, Callable[[Site, Viewer], Awaitable[View]]]] = {
     "/q/{name}/bulk": bulk_page,
     "/s/{name}": stream_page,
     "/m/{id:path}": message_page,
+    "/pipelines": pipelines_page,
     "/errors": errors_page,
     "/workers": workers_page,
     "/schedules": schedules_page,
@@ -150,6 +153,8 @@ class Dashboard:
         for path, page in PAGES.items():
             yield self._route(path, self._html(page))
             yield self._route("/json" + path.rstrip("/"), self._json(page))
+        for ending in FORMATS:
+            yield self._route(f"/q/{{name}}/export.{ending}", self._export(ending))
         yield self._route("/find", self._search)
         yield self._route("/live", self._live)
         yield self._route("/metrics", self._metrics, "metrics")
@@ -183,6 +188,12 @@ class Dashboard:
     def _json(self, page: Callable[[Site, Viewer], Awaitable[View]]) -> _Handler:
         async def handle(viewer: Viewer) -> Response:
             return as_json(await page(self._site, viewer))
+
+        return handle
+
+    def _export(self, ending: str) -> _Handler:
+        async def handle(viewer: Viewer) -> Response:
+            return await export(self._site, viewer, ending)
 
         return handle
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import groupby
+from math import ceil, log10
 from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
-from pyqueue.telemetry.values import QueueStats
+from pyqueue.telemetry.values import Latency, QueueStats
 from pyqueue.web.shapes import length, rate
 
 #: The size of a sparkline and of a chart, in pixels, and the room below the lines of a chart.
 _SPARK: Final = (120, 24)
 _CHART: Final = (640, 170)
 _BELOW: Final = 20
+#: A chart of times: the room for the numbers and above the lines, the lowest time in seconds, and
+#: the least number of powers of ten that it shows.
+_LEFT: Final = 52
+_TOP: Final = 8
+_LEAST_S: Final = 0.001
+_LEAST_DECADES: Final = 3
+#: The lines of a chart of times: the time, and the share of messages that took less.
+TIME_LINES: Final = (("waiting", "p50"), ("waiting", "p95"), ("working", "p50"), ("working", "p95"))
 #: The width of lanes, the room for names and for times, and the height of a lane.
 _LANES: Final = (640, 130, 80)
 _LANE: Final = 26
@@ -66,10 +76,7 @@ def sparkline(values: Sequence[float], key: str, label: str) -> Markup:
 
 def throughput(stats: QueueStats) -> Markup:
     """Return the chart of messages per second."""
-    days = stats.until - stats.since > timedelta(hours=25)
-    step_s = 3600 if days else 60
-    number = int(stats.seconds // step_s) + 1
-    starts = [stats.since + timedelta(seconds=step_s * place) for place in range(number)]
+    starts, step_s = _starts(stats)
     points = [stats.points.get(each, {}) for each in starts]
     series = {
         name: [sum(each.get(count, 0) for count in some) / step_s for each in points]
@@ -86,16 +93,87 @@ def throughput(stats: QueueStats) -> Markup:
         Markup('<polyline class="line {}" points="{}"/>').format(name, line(values, room, high))
         for name, values in series.items()
     ]
-    parts.append(Markup('<text class="tick" x="0" y="14">{} /s</text>').format(f"{high:.3g}"))
+    parts.append(Markup('<text class="tick" x="0" y="14">{}</text>').format(rate(high)))
+    return _svg(_CHART, "Messages per second", [*parts, *_instants(stats)])
+
+
+def times(stats: QueueStats, took: Mapping[datetime, Mapping[str, Latency]]) -> Markup | None:
+    """Return the chart of how long messages waited and were worked on; None: nothing was measured.
+
+    Its scale is logarithmic: each line of the grid is ten times the line below it.
+
+    Args:
+        stats: The figures.
+        took: How long things took at the points of the figures.
+    """
+    starts, _ = _starts(stats)
+    series: dict[str, list[float | None]] = {
+        f"{name} {share}": [getattr(took[at][name], share) if at in took else None for at in starts]
+        for name, share in TIME_LINES
+    }
+    known = [each for values in series.values() for each in values if each is not None]
+    if not known:
+        return None
+    width, bottom = _CHART[0], _CHART[1] - _BELOW - 2
+    decades = max(_LEAST_DECADES, ceil(log10(max(*known, _LEAST_S) / _LEAST_S)))
+    step = (width - _LEFT) / max(1, len(starts) - 1)
+
+    def height(value: float) -> float:
+        return bottom - (bottom - _TOP) * log10(max(value, _LEAST_S) / _LEAST_S) / decades
+
+    grid = (
+        '<line class="grid" x1="{left}" y1="{y:.1f}" x2="{width}" y2="{y:.1f}"/>'
+        '<text class="tick" x="{end}" y="{base:.1f}" text-anchor="end">{text}</text>'
+    )
+    parts: list[Any] = []
+    for power in range(decades + 1):
+        value = _LEAST_S * 10**power
+        place = {"left": _LEFT, "width": width, "end": _LEFT - 6, "y": height(value)}
+        parts.append(Markup(grid).format(**place, base=height(value) + 4, text=length(value)))
+    for name, values in series.items():
+        places = [
+            None if each is None else (_LEFT + place * step, height(each))
+            for place, each in enumerate(values)
+        ]
+        parts += _pieces(name, places)
+    parts += _instants(stats, _LEFT)
+    return _svg(_CHART, "How long messages waited and were worked on", parts)
+
+
+def _pieces(look: str, places: Sequence[tuple[float, float] | None]) -> Iterator[Markup]:
+    """Yield the pieces of a line, which ends where a place is missing. A lone place is a dot."""
+    for there, some in groupby(places, key=lambda each: each is not None):
+        piece = [each for each in some if each is not None]
+        if there and len(piece) == 1:
+            dot = '<circle class="dot {}" cx="{:.1f}" cy="{:.1f}" r="2"/>'
+            yield Markup(dot).format(look, *piece[0])
+        elif there:
+            points = " ".join(f"{x:.1f},{y:.1f}" for x, y in piece)
+            yield Markup('<polyline class="line {}" points="{}"/>').format(look, points)
+
+
+def _starts(stats: QueueStats) -> tuple[list[datetime], int]:
+    """Return the beginnings of the minutes or hours of figures, and the length of each in seconds.
+
+    They are hours if the figures are of more than a day.
+    """
+    step_s = 3600 if _has_days(stats) else 60
+    number = int(stats.seconds // step_s) + 1
+    return [stats.since + timedelta(seconds=step_s * place) for place in range(number)], step_s
+
+
+def _has_days(stats: QueueStats) -> bool:
+    return stats.until - stats.since > timedelta(hours=25)
+
+
+def _instants(stats: QueueStats, left: int = 0) -> Iterator[Markup]:
+    """Yield the times below a chart."""
     for share, anchor in ((0, "start"), (0.5, "middle"), (1, "end")):
         instant = stats.since + (stats.until - stats.since) * share
-        text = f"{instant:%b %d}" if days else f"{instant:%H:%M} UTC"
-        parts.append(
-            Markup('<text class="tick" x="{}" y="{}" text-anchor="{}">{}</text>').format(
-                width * share, height - 4, anchor, text
-            )
+        text = f"{instant:%b %d}" if _has_days(stats) else f"{instant:%H:%M} UTC"
+        yield Markup('<text class="tick" x="{}" y="{}" text-anchor="{}">{}</text>').format(
+            left + (_CHART[0] - left) * share, _CHART[1] - 4, anchor, text
         )
-    return _svg(_CHART, "Messages per second", parts)
 
 
 def legend(stats: QueueStats) -> list[dict[str, str]]:

@@ -12,6 +12,7 @@ from pyqueue.web.access import Viewer
 from pyqueue.web.charts import line
 from pyqueue.web.overview import board
 from pyqueue.web.sampling import INTERVAL_S, Sample
+from pyqueue.web.shapes import rate
 from pyqueue.web.site import Site
 
 #: After an error, the browser connects again after this time, in milliseconds.
@@ -59,5 +60,6 @@ async def _texts(sample: Sample, viewer: Viewer) -> dict[str, str]:
         found[f"tiles:{name}:line"] = line(tiles[f"{name}_points"])
     for each in rows:
         found |= {f"{each['name']}:{name}": text for name, text in each["texts"].items()}
+        found |= {f"{each['name']}:to:{to}": rate(moved) for to, moved in each["moves"].items()}
         found[f"{each['name']}:line"] = line(each["points"])
     return found

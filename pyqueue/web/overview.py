@@ -17,7 +17,7 @@ from pyqueue.telemetry.watching import RunSummary
 from pyqueue.web import shapes
 from pyqueue.web.access import Viewer
 from pyqueue.web.charts import per_minute
-from pyqueue.web.sampling import Row, Sample
+from pyqueue.web.sampling import RATE_MIN, Row, Sample
 from pyqueue.web.site import Site, View, path_to
 
 #: The most rows of a page. More queues are shown in groups, by the beginning of their names.
@@ -25,17 +25,17 @@ MAX_ROWS: Final = 100
 _SEPARATORS: Final = re.compile("[.:>_-]")
 #: How rows are sorted.
 _SORTS: Final = ("name", "ready", "reserved", "scheduled", "dead", "oldest")
-#: Over how many minutes rates are measured.
-_RATE_MIN: Final = 5
 _IN: Final = ("pushed",)
 _DONE: Final = ("finished", "moved")
+_FINISHED: Final = ("finished",)
 
 
-def _rate_of(stats: QueueStats | None, names: Sequence[str]) -> float | None:
-    """Return how often something happened per second, in the last whole minutes."""
+def rate_of(stats: QueueStats | None, names: Sequence[str]) -> float | None:
+    """Return how often something happened per second, in the last minutes and the current one."""
     if stats is None:
         return None
-    return sum(per_minute(stats, names, _RATE_MIN + 1)[:-1]) / (60 * _RATE_MIN)
+    passed_s = stats.until.second + stats.until.microsecond / 1e6
+    return sum(per_minute(stats, names, RATE_MIN + 1)) / (60 * RATE_MIN + passed_s)
 
 
 def _described(row: Row, cap: int) -> dict[str, Any]:
@@ -54,9 +54,12 @@ def _described(row: Row, cap: int) -> dict[str, Any]:
         "dead_path": None if info.dead is None else path_to("q", row.dead_letter),
         "oldest": info.oldest,
         "cap": None if stream else cap,
-        "in": _rate_of(stats, _IN),
-        "done": None if stream else _rate_of(stats, _DONE),
-        "failed": _rate_of(stats, ("retried", "dead")),
+        "pushed": rate_of(stats, _IN),
+        "finished": None if stream else rate_of(stats, _FINISHED),
+        "in": None if stats is None and not row.came else (rate_of(stats, _IN) or 0.0) + row.came,
+        "done": None if stream else rate_of(stats, _DONE),
+        "failed": rate_of(stats, ("retried", "dead")),
+        "dying": rate_of(stats, ("dead",)),
         "p95": None if stats is None or stream else stats.end_to_end.p95,
         "points": per_minute(stats, _IN if stream else _DONE),
         "workers": row.workers,
@@ -66,8 +69,8 @@ def _described(row: Row, cap: int) -> dict[str, Any]:
 
 def _grouped(row: Row, group: ConsumerInfo) -> dict[str, Any]:
     """Return the values of a consumer group of a stream."""
-    done = _rate_of(row.group_stats.get(group.name), _DONE)
-    faster = (done or 0.0) - (_rate_of(row.stats, _IN) or 0.0)
+    done = rate_of(row.group_stats.get(group.name), _DONE)
+    faster = (done or 0.0) - (rate_of(row.stats, _IN) or 0.0)
     behind = group.counts.total
     return {
         "name": group.name,
@@ -146,6 +149,7 @@ async def shown_row(viewer: Viewer, row: Row, cap: int) -> dict[str, Any]:
     values = _described(row, cap)
     if row.info.dead is not None and not await viewer.sees(row.dead_letter):
         values["dead"] = values["dead_path"] = None
+    values["moves"] = {to: each for to, each in row.moves.items() if await viewer.sees(to)}
     values["limit"] = None if row.info.limit is None else repr(row.info.limit)
     values["options"] = {
         name: str(each)
@@ -157,7 +161,7 @@ async def shown_row(viewer: Viewer, row: Row, cap: int) -> dict[str, Any]:
             name: shapes.number(values[name], values["cap"])
             for name in ("ready", "reserved", "scheduled", "dead")
         },
-        **{name: shapes.rate(values[name]) for name in ("in", "done", "failed")},
+        **{name: shapes.rate(values[name]) for name in ("in", "done", "failed", "dying")},
         "oldest": shapes.since(values["oldest"]),
         "p95": shapes.length(values["p95"]),
     }
@@ -180,15 +184,15 @@ def _tiles(rows: Sequence[Row], every: Sequence[dict[str, Any]], cap: int) -> di
     ready = sum(min(each["ready"], cap - 1) for each in queues) - sum(apart)
     works = [each.stats for each in rows if each.info.kind != STREAM]
     return {
-        "in": sum(each["in"] or 0.0 for each in every),
-        "done": sum(each["done"] or 0.0 for each in every),
+        "in": sum(each["pushed"] or 0.0 for each in every),  # moves are not from outside
+        "done": sum(each["finished"] or 0.0 for each in every),
         "ready": ready,
         "ready_more": any(each["ready"] >= cap for each in queues),
         "oldest": min(oldest, default=None),
         "reserved": sum(each["reserved"] for each in queues),
         "dead": sum(each["dead"] or 0 for each in every) + sum(apart),
         "in_points": _added([per_minute(each.stats, _IN) for each in rows]),
-        "done_points": _added([per_minute(each, _DONE) for each in works]),
+        "done_points": _added([per_minute(each, _FINISHED) for each in works]),
     }
 
 

@@ -7,6 +7,8 @@ from typing import Any, Final
 
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Finished, Message, State
+from pyqueue.runtime.connecting import runner_of
+from pyqueue.telemetry.reading import stats_over_time
 from pyqueue.telemetry.values import QueueStats
 from pyqueue.telemetry.watching import ErrorSummary, RunSummary
 from pyqueue.web import charts, shapes
@@ -23,8 +25,11 @@ _BUDGET: Final = 5000
 BULK: Final = 10_000
 #: How long counting before a bulk action may take, in seconds.
 _COUNT_S: Final = 5.0
-#: The ranges of the chart, in seconds.
-RANGES: Final = ((7200, "2 h"), (86_400, "24 h"), (2_592_000, "30 d"))
+#: The ranges of the charts, in seconds, and the range of a page whose URL names none.
+RANGES: Final = ((900, "15 min"), (7200, "2 h"), (86_400, "24 h"), (2_592_000, "30 d"))
+_RANGE_S: Final = 7200
+#: The formats in which the messages can be downloaded: the ending of the file, and the name.
+EXPORTS: Final = (("ndjson", "JSON lines"), ("csv", "CSV"))
 #: The states of each tab, and its name.
 _STATES: Final[dict[str, str]] = {
     "ready": "ready",
@@ -73,32 +78,44 @@ def _text(site: Site, text: str) -> str:
     return site.redactor.text("error.message", text) or ""
 
 
+def chosen_state(viewer: Viewer, row: Row) -> Any:
+    """Return the state of the messages that a page shows: the one in the URL, or the first tab."""
+    state, known = viewer.argument("state"), [each for each, _, _ in states_of(row)]
+    return state if state in known else known[0]
+
+
+def newest_first(viewer: Viewer, state: State) -> bool:
+    """Return whether a page shows the newest messages first. For the history it does by default."""
+    return viewer.argument("newest", "1" if state == "finished" else "") == "1"
+
+
 async def queue_page(site: Site, viewer: Viewer) -> View:
     """Show a queue."""
     sample, row = await row_of(site, str(viewer.request.path_params["name"]))
     name = row.info.name
-    tabs = states_of(row)
-    state = viewer.argument("state")
-    chosen: Any = state if state in [each for each, _, _ in tabs] else tabs[0][0]
-    seconds = viewer.count("since", RANGES[0][0])
-    since = seconds if seconds in [each for each, _ in RANGES] else RANGES[0][0]
-    stats = await site.queue(row.info).stats(since)
+    chosen = chosen_state(viewer, row)
+    seconds = viewer.count("since", _RANGE_S)
+    since = seconds if seconds in [each for each, _ in RANGES] else _RANGE_S
+    stats, took = await runner_of(site.client).run(stats_over_time(name, since))
     failed = [each for each in sample.errors if each.queue == name]
     runs = [each for each in await visible_runs(sample, viewer) if each.works_on(name)]
     values = {
         **await shown_row(viewer, row, sample.cap),
         **await _messages(site, viewer, row, chosen),
-        "tabs": tabs,
+        "tabs": states_of(row),
         "state": chosen,
         "since": since,
         "ranges": RANGES,
         "chart": charts.throughput(stats),
         "legend": charts.legend(stats),
+        "times": charts.times(stats, took),
+        "time_lines": charts.TIME_LINES,
         "latency": _latency(stats),
         "errors": [failure(site, sample, each) for each in failed[:10]],
         "runs": [ran(each) for each in runs],
         "bulk": [each for each in _BULK.get(chosen, ()) if await viewer.may(each, name)],
         "actions": [each for each in ("pause", "resume", "purge") if await viewer.may(each, name)],
+        "exports": EXPORTS,
         "paused": row.info.paused,
     }
     return View("queue.html", values)
@@ -107,7 +124,7 @@ async def queue_page(site: Site, viewer: Viewer) -> View:
 async def _messages(site: Site, viewer: Viewer, row: Row, state: State) -> dict[str, Any]:
     """Return a page of messages that match the filter."""
     text, after = viewer.argument("where")[: MAX_TEXT + 1], viewer.argument("after")
-    newest = viewer.argument("newest", "1" if state == "finished" else "") == "1"
+    newest = newest_first(viewer, state)
     values: dict[str, Any] = {"where": text, "newest": newest, "rows_of_messages": [], "wrong": ""}
     values |= {"looked": 0, "next": ""}
     try:

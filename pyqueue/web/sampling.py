@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 from pyqueue.async_client import AsyncClient
 from pyqueue.backends.namespace import STREAM
@@ -17,8 +17,10 @@ from pyqueue.runtime.connecting import runner_of
 from pyqueue.telemetry.values import QueueStats
 from pyqueue.telemetry.watching import (
     ErrorSummary,
+    GraphSummary,
     RunSummary,
     error_groups,
+    graphs,
     recent_stats,
     runs,
 )
@@ -38,9 +40,13 @@ _WAIT_S: Final = 1.0
 _OLD_S: Final = 300.0
 #: How many streams have the positions of their groups read.
 _MAX_STREAMS: Final = 20
+#: Over how many whole minutes and the current one rates are measured.
+RATE_MIN: Final = 5
 #: Over how many minutes a trend is measured, and the least messages that make one.
 _TREND_MIN: Final = 5
 _LEAST_TREND: Final = 10
+#: A queue that will be empty in less time, in seconds, has no badge for it.
+_LEAST_LEFT_S: Final = 5.0
 #: A ready message that waits longer, in seconds, waits for a worker.
 _UNATTENDED_S: Final = 60.0
 
@@ -62,6 +68,11 @@ class Row:
     workers: int
     #: Each with its look and its text.
     badges: Sequence[Badge]
+    #: How many messages per second moved to which queue in the last minutes; 0 for a queue to
+    #: which messages moved earlier in the hour.
+    moves: Mapping[str, float] = field(default_factory=dict)
+    #: How many messages per second moved here from other queues in the last minutes.
+    came: float = 0.0
 
     @property
     def dead_letter(self) -> str:
@@ -84,6 +95,8 @@ class Sample:
     rows: Mapping[str, Row]
     runs: Sequence[RunSummary]
     errors: Sequence[ErrorSummary]
+    #: The graphs of pipelines that run, or have run in the last days.
+    graphs: Sequence[GraphSummary]
 
     @property
     def interval_s(self) -> float:
@@ -127,24 +140,56 @@ class Sampler:
         began, cap = time.monotonic(), self._cap
         run = runner_of(self._client).run
         infos = await self._client.queues(cap=cap)
-        stats = await run(recent_stats())
-        running = await run(runs())
-        errors = await run(error_groups())
+        last = await run(recent_stats(RATE_MIN))
+        read = _Read(
+            hour=await run(recent_stats()),
+            last=last,
+            came=_came(last),
+            running=await run(runs()),
+            now=datetime.now(UTC),
+        )
+        errors, drawn = await run(error_groups()), await run(graphs())
         streams = [each.name for each in infos if each.kind == STREAM][:_MAX_STREAMS]
         groups = {name: await self._client.stream(name).consumers() for name in streams}
-        now = datetime.now(UTC)
-        rows = {
-            each.name: _row(each, stats, groups.get(each.name, ()), running, now) for each in infos
-        }
+        rows = {each.name: _row(each, groups.get(each.name, ()), read) for each in infos}
         took_s = time.monotonic() - began
         if took_s < _FAST_S:
             self._cap = CAP
         elif took_s > _SLOW_S:
             self._cap = LOW_CAP
         number = 1 if self._sample is None else self._sample.number + 1
-        sample = Sample(number, now, took_s, cap, rows=rows, runs=running, errors=errors)
+        sample = Sample(
+            number=number,
+            at=read.now,
+            took_s=took_s,
+            cap=cap,
+            rows=rows,
+            runs=read.running,
+            errors=errors,
+            graphs=drawn,
+        )
         self._sample, self._taken = sample, time.monotonic()
         return sample
+
+
+class _Read(NamedTuple):
+    """The things that a sample reads once for all queues."""
+
+    #: The figures of the last hour, and of the last minutes.
+    hour: Mapping[str, QueueStats]
+    last: Mapping[str, QueueStats]
+    #: How many messages per second moved to each queue.
+    came: Mapping[str, float]
+    running: Sequence[RunSummary]
+    now: datetime
+
+
+def _came(last: Mapping[str, QueueStats]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for stats in last.values():
+        for target, number in stats.moved.items():
+            found[target] = found.get(target, 0.0) + number / stats.seconds
+    return found
 
 
 def _retrieve(task: asyncio.Task[Sample]) -> None:
@@ -153,26 +198,26 @@ def _retrieve(task: asyncio.Task[Sample]) -> None:
         task.exception()
 
 
-def _row(
-    info: QueueInfo,
-    stats: Mapping[str, QueueStats],
-    groups: Sequence[ConsumerInfo],
-    running: Sequence[RunSummary],
-    now: datetime,
-) -> Row:
+def _row(info: QueueInfo, groups: Sequence[ConsumerInfo], read: _Read) -> Row:
+    stats, last = read.hour.get(info.name), read.last.get(info.name)
+    moves: dict[str, float] = {} if stats is None else dict.fromkeys(stats.moved, 0.0)
+    if last is not None:
+        moves |= {target: number / last.seconds for target, number in last.moved.items()}
     row = Row(
         info=info,
-        stats=stats.get(info.name),
+        stats=stats,
         groups=groups,
         group_stats={
-            each.name: stats[f"{info.name}~{each.name}"]
+            each.name: read.hour[f"{info.name}~{each.name}"]
             for each in groups
-            if f"{info.name}~{each.name}" in stats
+            if f"{info.name}~{each.name}" in read.hour
         },
-        workers=sum(each.works_on(info.name) and not each.silent for each in running),
+        workers=sum(each.works_on(info.name) and not each.silent for each in read.running),
         badges=(),
+        moves=moves,
+        came=read.came.get(info.name, 0.0),
     )
-    return replace(row, badges=tuple(_badges(row, now)))
+    return replace(row, badges=tuple(_badges(row, read.now)))
 
 
 def _badges(row: Row, now: datetime) -> list[Badge]:
@@ -199,14 +244,15 @@ def _badges(row: Row, now: datetime) -> list[Badge]:
 def _trend(row: Row) -> list[Badge]:
     """Return whether a queue grows, or when it will be empty."""
     ready, minutes = row.info.counts.ready, _TREND_MIN
-    pushed, done = row.last_minutes("pushed"), row.last_minutes(*_DONE)
+    pushed = row.last_minutes("pushed") + row.came * 60 * minutes
+    done = row.last_minutes(*_DONE)
     if not ready or max(pushed, done) < _LEAST_TREND:
         return []
     if pushed > 1.1 * done:
         return [("warn", "growing")]
     if done > 1.1 * pushed:
         left_s = ready / ((done - pushed) / minutes / 60)
-        return [("calm", f"empty in {length(left_s)}")]
+        return [("calm", f"empty in {length(left_s)}")] if left_s >= _LEAST_LEFT_S else []
     return []
 
 

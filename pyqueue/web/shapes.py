@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
+from math import isfinite
 from typing import Any, Final
 
 from bson import Decimal128, ObjectId
 
+from pyqueue.durations import readable_rate
 from pyqueue.web.redacting import HIDDEN, Redactor
 
 #: How many items of one list or document a tree shows, how deep it goes, and its longest text.
@@ -37,10 +39,11 @@ def counted(value: int, noun: str = "message") -> str:
 
 
 def rate(value: float | None) -> str:
-    """Return a number per second."""
-    if value is None:
-        return "–"
-    return f"{value:.1f}" if value < 100 else number(round(value))
+    """Return a number per second as a rate: "8.3/s", "4.0/min", "0"."""
+    if not value:
+        return "–" if value is None else "0"
+    scaled, unit = readable_rate(value)
+    return f"{f'{scaled:.1f}' if scaled < 99.95 else number(round(scaled))}/{unit}"
 
 
 def length(seconds: float | None) -> str:
@@ -157,6 +160,28 @@ def summary(redactor: Redactor, root: str, value: Any, characters: int = 160) ->
     """Return the beginning of a value in one line, with its secrets hidden."""
     text = _line(_Tree(redactor, 2 * characters).node([root], value))
     return text if len(text) <= characters else f"{text[: characters - 1]}…"
+
+
+def redacted(redactor: Redactor, path: str, value: Any) -> Any:
+    """Return a value for JSON, with its secrets hidden at any depth.
+
+    Args:
+        redactor: Hides the secrets.
+        path: The path of the value, such as "payload".
+        value: The value.
+    """
+    value = redactor.value(path, value)
+    items = _items(value)
+    if items is not None:
+        each_of = ((name, redacted(redactor, f"{path}.{name}", each)) for name, each in items[1])
+        return dict(each_of) if isinstance(value, Mapping) else [each for _, each in each_of]
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)  # JSON has no infinity
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return redactor.text(path, _leaf(value)[1] if isinstance(value, bytes) else str(value))
 
 
 def _items(value: Any) -> tuple[int, Iterable[tuple[str, Any]]] | None:

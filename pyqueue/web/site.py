@@ -18,7 +18,7 @@ from pyqueue.async_client import AsyncClient
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.errors import QueueError
 from pyqueue.messages import QueueInfo
-from pyqueue.web import charts, shapes
+from pyqueue.web import charts, graphs, shapes
 from pyqueue.web.access import Access, Viewer
 from pyqueue.web.audit import Audit
 from pyqueue.web.redacting import Redactor
@@ -33,6 +33,7 @@ STATIC: Final = {
 #: The pages in the head: path and name.
 NAVIGATION: Final = (
     ("/", "Queues"),
+    ("/pipelines", "Pipelines"),
     ("/errors", "Errors"),
     ("/workers", "Workers"),
     ("/schedules", "Schedules"),
@@ -148,6 +149,7 @@ def environment() -> Environment:
     made.globals |= {
         "path_to": path_to,
         "sparkline": charts.sparkline,
+        "drawing": graphs.drawing,
         "navigation": NAVIGATION,
         "static": static_paths(),
     }

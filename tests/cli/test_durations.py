@@ -7,7 +7,7 @@ import re
 import pytest
 
 from pyqueue import Client
-from pyqueue.durations import seconds_of
+from pyqueue.durations import readable_rate, seconds_of
 from tests.cli.shell import Shell
 
 
@@ -79,3 +79,17 @@ def test_help_shows_defaults_of_durations(bare_shell: Shell) -> None:
     status, text, _ = bare_shell.run("top", "--help")
     assert status == 0
     assert re.search(r"--interval +DURATION", text)
+
+
+@pytest.mark.parametrize(
+    ("rate", "unit", "number", "found"),
+    [
+        *[(8.3, "s", 8.3, "s"), (0.1, "s", 0.1, "s"), (0.09, "s", 5.4, "min"), (0.0, "s", 0, "s")],
+        *[(0.001, "s", 3.6, "h"), (1e-5, "s", 0.864, "d"), (1e-9, "s", 8.64e-5, "d")],
+        *[(2.0, "min", 2.0, "min"), (0.05, "min", 3.0, "h"), (0.0, "min", 0, "min")],
+    ],
+)
+def test_rate_is_not_too_small(rate: float, unit: str, number: float, found: str) -> None:
+    scaled, shown = readable_rate(rate, unit)
+    assert scaled == pytest.approx(number)
+    assert shown == found

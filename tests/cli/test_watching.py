@@ -26,9 +26,10 @@ from tests.cli.test_queues import screen_of, terminal
 
 def test_numbers_are_short() -> None:
     assert [*map(number, (None, 0, 9999, 10_000))] == ["", "0", "9,999", "10k+"]
-    assert [*map(rate, (None, 0.0, 18.46, 99.96, 9999.4, 12_345.0))] == [
-        *("", "0.0", "18.5", "100", "9,999", "12k"),
+    assert [*map(rate, (None, 0.0, 0.05, 0.001, 18.46, 99.96, 9999.4, 12_345.0))] == [
+        *("", "0.0", "3.0/m", "3.6/h", "18.5", "100", "9,999", "12k"),
     ]
+    assert [rate(each, "min") for each in (0.0, 2.0, 0.05)] == ["0.0", "2.0", "3.0/h"]
     lengths = (None, 0.0004, 0.765, 2.44, 59.6, 125, 16 * 60, 7201, 5 * 86400)
     assert [*map(span, lengths)] == ["", "0ms", "765ms", "2.4s", "60s", "2m", "16m", "2h", "5d"]
 
@@ -146,6 +147,7 @@ def progress_of(*samples: Sample) -> Progress:
         ),
         ([sample(0, 100), sample(10, 300, 50)], "300 left, 5.0/s, 0 dead, ETA unknown"),
         ([sample(0, 9), sample(10, 0, 9)], "0 left, 0.9/s, 0 dead, ETA 0s"),
+        ([sample(0, 9), sample(30, 0, 2)], "0 left, 4.0/m, 0 dead, ETA 0s"),
         ([sample(0, CAP), sample(10, CAP, 50)], "100,000+ left, 5.0/s, 0 dead, ETA unknown"),
     ],
 )

@@ -24,6 +24,7 @@ from pyqueue.backends.kind import known
 from pyqueue.cli import app
 from pyqueue.embedded import EmbeddedServer
 from tests.docs.pages import ROOT, TESTING, Block, anchors, blocks, commands, links, pages, prose
+from tests.support.pictures import MOST_BYTES, PICTURES
 
 PAGES = pages()
 #: A program whose arguments are paths of files. ``integration/test_demo.py`` runs it.
@@ -142,6 +143,15 @@ def test_readme_examples_are_short() -> None:
     assert len(code) == 3
     for text in code:
         assert sum(bool(line.strip()) for line in text.splitlines()) <= 15
+
+
+def test_readme_pictures_are_small_and_described() -> None:
+    found = re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert len(found) == 3
+    for text, path in found:
+        assert len(text) > 40, path
+        assert 1000 < (ROOT / path).stat().st_size < MOST_BYTES, path
+    assert {(ROOT / path) for _, path in found} == {*PICTURES.iterdir()}
 
 
 # ---- commands

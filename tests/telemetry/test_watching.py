@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from pyqueue import Client
+from pyqueue import Client, Latency
 from pyqueue.errors import NotPermitted
 from pyqueue.requests import Find
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.telemetry import watching
-from pyqueue.telemetry.watching import error_groups, recent_stats, runs
+from pyqueue.telemetry.reading import stats_over_time
+from pyqueue.telemetry.watching import error_groups, graphs, recent_stats, runs
 
 
 @pytest.fixture
@@ -96,6 +97,40 @@ def test_runs_are_silent_after_three_beats(memory: Client) -> None:
     ]
 
 
+def test_times_of_each_minute_are_found(memory: Client) -> None:
+    queue = memory.queue("a")
+    queue.push_many(range(3))
+    queue.commit(*queue.reserve_many(3, timeout=0))
+    flush(memory)
+    metrics = memory.collection("metrics")
+    earlier = timedelta(minutes=5)
+    for document in list(metrics.find({"_id": {"$regex": "^m"}, "working": {"$exists": True}})):
+        at = document["at"] - earlier
+        slow = {"15": 2, "sum": 200.0}  # between 60 and 120 s
+        old = {"_id": f"m{at:%Y%m%d%H%M} a", "at": at, "q": "a", "working": slow}
+        metrics.insert_one({**old, "finished": 2})
+    stats, took = runner_of(memory).run(stats_over_time("a", 3600))
+    assert stats.counts == queue.stats(3600).counts
+    assert {*took} == {*stats.points}
+    (old_at, *_, new_at) = took
+    assert took[old_at]["working"].count == 2
+    assert 60 < (took[old_at]["working"].p50 or 0) < 120
+    assert took[old_at]["waiting"] == Latency()
+    assert 0 < (took[new_at]["working"].p95 or 0) < 60
+    assert stats.working.count == 5
+
+
+def test_graphs_are_sorted_by_name(memory: Client) -> None:
+    workers = memory.collection("workers")
+    for name in ("b", "a"):
+        stages = [{"q": name}]
+        graph = {"_id": f"graph {name}", "kind": "graph", "name": name, "stages": stages}
+        workers.insert_one(graph)
+    workers.insert_one({"_id": "x", "kind": "pipeline", "name": "c"})
+    found = runner_of(memory).run(graphs())
+    assert [(each.name, each.stages[0]["q"]) for each in found] == [("a", "a"), ("b", "b")]
+
+
 def test_without_permissions_nothing_is_found(
     memory: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,3 +140,4 @@ def test_without_permissions_nothing_is_found(
     monkeypatch.setattr(Find, "send", refused)
     run = runner_of(memory).run
     assert (run(recent_stats()), run(error_groups()), run(runs())) == ({}, [], [])
+    assert run(graphs()) == []

@@ -14,6 +14,7 @@ from pyqueue import AsyncClient, Client, ConfigurationError
 from pyqueue.web import Dashboard
 from pyqueue.web.acting import ACTIONS
 from pyqueue.web.app import OPEN, PAGES
+from pyqueue.web.exporting import FORMATS
 from tests.web.world import OWN, Pages, World
 
 #: Values for the parameters of paths.
@@ -59,6 +60,7 @@ def test_routes_are_those_that_are_known(pages: Pages) -> None:
     known = {("GET", path) for path in PAGES} | {
         ("GET", f"/json{path.rstrip('/')}") for path in PAGES
     }
+    known |= {("GET", f"/q/{{name}}/export.{ending}") for ending in FORMATS}
     known |= {("POST", f"/act/{action}") for action in ACTIONS}
     known |= {("GET", path) for path in (*OPEN, "/find", "/live", "/metrics", "/{path:path}")}
     assert {(method, path) for method, path, _ in routes(pages.dashboard)} == known
@@ -152,6 +154,8 @@ def test_hidden_queue_is_in_no_byte(shop: World) -> None:
 
     moved = shop.run(fill)
     dead = shop.bury("hiddenq", 1, ValueError("hiddenq-error"))
+    shop.graph("hiddenq", {"hiddenq": ["orders"]})
+    shop.graph("seen", {"orders": ["hiddenq", "packs"]})
     shop.report("hider", "hiddenq", in_progress=[{"q": "hiddenq", "id": "hiddenq-id"}])
     shop.flush()
     all_of_it = shop.pages(allow=lambda request, action, queue: True)
@@ -163,7 +167,7 @@ def test_hidden_queue_is_in_no_byte(shop: World) -> None:
     pages = shop.pages(allow=allow)
     for path, text in pages.crawl().items():
         assert "hiddenq" not in text, path
-    for path in ("/", "/errors", "/workers", "/schedules", "/audit", f"/m/{moved}"):
+    for path in ("/", "/pipelines", "/errors", "/workers", "/schedules", "/audit", f"/m/{moved}"):
         assert "hiddenq" not in str(pages.json(path)), path
     every, some = all_of_it.json("/")["tiles"], pages.json("/")["tiles"]
     assert (every["ready"] - some["ready"], every["dead"] - some["dead"]) == (2, 1)
@@ -247,7 +251,7 @@ def test_pages_carry_the_headers_that_protect_them(shop: World) -> None:
         assert headers["x-content-type-options"] == "nosniff"
         assert ("immutable" in headers["cache-control"]) == path.startswith("/static")
     for path, text in pages.crawl().items():
-        if not path.startswith("/static"):
+        if not path.startswith("/static") and "/export." not in path:
             assert re.findall(r"<[^>]*\s(?:style|on\w+)=", text) == [], path
             assert len(re.findall("<script", text)) == 1, path
 

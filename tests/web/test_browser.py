@@ -31,6 +31,7 @@ pytestmark = [
 #: The pages that are looked at, by name.
 PATHS = {
     "overview": "/",
+    "pipelines": "/pipelines",
     "queue": "/q/orders",
     "dead": "/q/orders.dead",
     "stream": "/s/clicks",
@@ -175,6 +176,7 @@ def connected(page: Any, text: str = "live") -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1360, 390])
 def test_pages_are_readable_and_fit(browser: Any, served: Served, scheme: str, width: int) -> None:
+    served.world.graph("shop", {"orders": ["groups", "packs"], "groups": ["levels"]})
     ids = served.world.run(served.world.client.queue("orders.dead").browse)
     paths = {**PATHS, "message": f"/m/{ids.messages[0].id}"}
     size = {"width": width, "height": 860}
@@ -287,5 +289,45 @@ def test_hostile_values_run_nothing(browser: Any, served: Served) -> None:
     ):
         tab.page.goto(served.url + path)
     settled(tab.page, "evil")
+    tab.close()
+    assert tab.errors == []
+
+
+def test_graph_is_drawn_for_the_width_of_the_screen(browser: Any, served: Served) -> None:
+    served.world.graph("shop", {"orders": ["groups", "packs"], "groups": ["levels"]})
+    tab = Tab(browser, viewport={"width": 1360, "height": 860})
+    page = tab.page
+    page.goto(f"{served.url}/pipelines")
+    for width, look in ((1360, "wide"), (390, "narrow")):
+        page.set_viewport_size({"width": width, "height": 860})
+        for each in ("wide", "narrow"):
+            assert page.locator(f"svg.{each}").is_visible() == (each == look)
+        smallest = page.evaluate(
+            "look => Math.min(...[...document.querySelectorAll(`svg.${look} text`)]"
+            ".filter(each => each.textContent)"
+            ".map(each => each.getBoundingClientRect().height))",
+            look,
+        )
+        assert smallest > 9
+    connected(page)
+    served.world.run(served.world.client.queue("packs").push, 1)
+    page.wait_for_function(
+        "text => document.querySelector('svg.narrow [data-live=\"packs:ready\"]').textContent"
+        " === text",
+        arg="6",
+    )
+    page.click("svg.narrow a >> nth=0")
+    page.wait_for_url("**/q/orders")
+    tab.close()
+    assert tab.errors == []
+
+
+def test_messages_are_downloaded(browser: Any, served: Served) -> None:
+    tab = Tab(browser, accept_downloads=True)
+    tab.page.goto(f"{served.url}/q/orders?where=payload.n%3E2")
+    with tab.page.expect_download() as begun:
+        tab.page.click("text=CSV")
+    assert begun.value.suggested_filename == "orders-ready.csv"
+    assert len(Path(begun.value.path()).read_text().splitlines()) == 2
     tab.close()
     assert tab.errors == []

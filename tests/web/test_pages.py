@@ -41,6 +41,14 @@ def test_overview_counts_messages_as_counts_does(shop: World) -> None:
     assert (group["name"], group["position"], group["behind"]) == ("audit", 2, 5)
 
 
+def test_group_that_catches_up_says_when(shop: World) -> None:
+    shop.client.collection("metrics").update_many({"q": "clicks~audit"}, {"$set": {"finished": 60}})
+    text = shop.pages().get("/")
+    (row,) = re.findall(r'<tr class="group">.*?</tr>', text, re.DOTALL)
+    assert re.search(r">caught up in \d+ s<", row)
+    assert 'data-label="Oldest">–<' in row
+
+
 def test_overview_adds_the_queues_up(shop: World) -> None:
     tiles = shop.pages().json("/")["tiles"]
     found = [each for each in rows(shop.pages()).values() if each["kind"] != "stream"]
@@ -54,7 +62,8 @@ def test_figures_of_the_last_hour_are_shown(shop: World) -> None:
     assert found["orders"]["p95"] is not None
     text = shop.pages().get("/q/orders")
     assert '<polyline class="line in"' in text
-    for since in (7200, 86_400, 2_592_000):
+    assert re.search(r'class="(line|dot) working p95"', text)
+    for since in (900, 7200, 86_400, 2_592_000):
         assert shop.pages().json(f"/q/orders?since={since}")["since"] == since
 
 
@@ -172,6 +181,8 @@ def test_unattended_and_growing_queues_are_marked(
     assert badges(world.pages(), "alone") == ["growing"]
     metrics.update_many({"q": "alone"}, {"$set": {"pushed": 0, "finished": 600}})
     assert badges(world.pages(), "alone") == ["empty in 10 s"]
+    metrics.update_many({"q": "alone"}, {"$set": {"finished": 1500}})
+    assert badges(world.pages(), "alone") == []
 
 
 def test_message_page_says_why_a_message_waits(shop: World) -> None:
@@ -337,7 +348,8 @@ def test_all_links_lead_somewhere_under_a_prefix(shop: World, root: str, outer: 
     pages = Pages(shop, plain.dashboard, app, root)
     found = pages.crawl()
     kinds = {path.split("?")[0].split("/")[1] for path in found}
-    assert kinds == {"", "q", "s", "m", "errors", "workers", "schedules", "audit", "static"}
+    pages_of_all = {"pipelines", "errors", "workers", "schedules", "audit"}
+    assert kinds == {"", "q", "s", "m", "static", *pages_of_all}
     for path, text in found.items():
         for form in re.findall(r'action="([^"]*)"', text):
             assert form.startswith(root + "/"), path

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from bson import ObjectId
 
-from pyqueue import ConfigurationError
+from pyqueue import ConfigurationError, Latency, QueueStats
+from pyqueue.telemetry.figures import COUNTS
 from pyqueue.web import charts, shapes
 from pyqueue.web.charts import Lane
 from pyqueue.web.filters import conditions
@@ -32,7 +34,9 @@ def test_lengths_are_short(seconds: float | None, text: str) -> None:
 def test_numbers_are_grouped_and_marked_at_the_cap() -> None:
     assert shapes.number(12_345) == "12\u202f345"
     assert [shapes.number(each, 1001) for each in (1000, 1001)] == ["1\u202f000", "1\u202f000+"]
-    assert [shapes.rate(each) for each in (None, 0.04, 1234.4)] == ["–", "0.0", "1\u202f234"]
+    rates = {None: "–", 0.0: "0", 1234.4: "1\u202f234/s", 99.96: "100/s", 0.1: "0.1/s"}
+    rates |= {0.09: "5.4/min", 0.001: "3.6/h", 0.00001: "0.9/d"}
+    assert {each: shapes.rate(each) for each in rates} == rates
     assert (shapes.number(None), shapes.size(None), shapes.size(2**21)) == ("–", "–", "2 MB")
 
 
@@ -62,6 +66,51 @@ def test_sparkline_fits_into_its_box() -> None:
     points = [tuple(map(float, each.split(","))) for each in charts.line([0, 5, 10]).split()]
     assert points == [(0.0, 22.0), (60.0, 12.0), (120.0, 2.0)]
     assert charts.line([0]) == "0.0,22.0"
+
+
+def figures(minutes: int) -> QueueStats:
+    """Return the figures of a queue in some minutes, in which nothing happened."""
+    nothing = Latency()
+    return QueueStats(
+        queue="a",
+        since=NOW,
+        until=NOW + timedelta(minutes=minutes),
+        counts=dict.fromkeys(COUNTS, 0),
+        moved={},
+        waiting=nothing,
+        working=nothing,
+        end_to_end=nothing,
+        points={},
+    )
+
+
+def test_chart_of_times_breaks_where_nothing_was_measured() -> None:
+    took = {
+        NOW + timedelta(minutes=minute): {
+            "waiting": Latency(),
+            "working": Latency(3, 0.1, p50=0.01, p95=seconds),
+        }
+        for minute, seconds in {0: 1.0, 1: 0.1, 3: 0.0001}.items()
+    }
+    text = str(charts.times(figures(4), took))
+    # The scale ends at 1 s, at a height of 8, and begins at 1 ms, at 148; a minute is 147 wide.
+    assert '<polyline class="line working p95" points="52.0,8.0 199.0,54.7"/>' in text
+    assert '<circle class="dot working p95" cx="493.0" cy="148.0" r="2"/>' in text
+    assert text.count("working p50") == 2
+    assert "waiting" not in text.partition(">")[2]
+    assert re.findall(r'text-anchor="end">([\d.]+ m?s)<', text) == [
+        *["1 ms", "10 ms", "100 ms", "1.0 s"]
+    ]
+    assert charts.times(figures(4), {}) is None
+
+
+def test_chart_of_times_grows_with_the_times() -> None:
+    took = {NOW: {name: Latency(1, 90.0, 90.0, 90.0, 90.0) for name in ("waiting", "working")}}
+    text = str(charts.times(figures(1), took))
+    assert ">100 s<" in text
+    heights = {float(each) for each in re.findall(r'cy="([\d.]+)"', text)}
+    assert len(heights) == 1
+    assert 8 < heights.pop() < 12
 
 
 def test_lanes_keep_to_one_scale_and_escape_names() -> None:

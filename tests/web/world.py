@@ -68,6 +68,13 @@ class World:
             {**worker, "expires": now + timedelta(hours=1), **fields}
         )
 
+    def graph(self, name: str, stages: dict[str, list[str]]) -> None:
+        """Store the graph of a pipeline: the targets of each queue."""
+        listed = [{"q": each, "to": to, "handler": "work"} for each, to in stages.items()]
+        graph = {"_id": f"graph {name}", "kind": "graph", "name": name, "stages": listed}
+        expires = datetime.now(UTC) + timedelta(days=7)
+        self.client.collection("workers").insert_one({**graph, "expires": expires})
+
     def pages(self, **options: Any) -> Pages:
         """Return requests to a new dashboard, which anyone may view."""
         dashboard = Dashboard(self.client, **{"allow": "anyone", **options})
