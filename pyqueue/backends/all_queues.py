@@ -38,15 +38,15 @@ from pyqueue.requests import (
     Update,
 )
 
-#: The ``q`` of the records of deleted queues. A record stays long enough for every process that
-#: uses the queue to find it, and to make it live again with its kind.
+#: The ``q`` of the records of deleted queues. Such a record stays long enough that every process
+#: that still uses the queue can find it, and make it live again with the same kind.
 _DELETED: Final = "~deleted"
 _DELETED_FOR: Final = timedelta(hours=1)
 #: How many queues one command counts.
 _QUEUES_PER_COMMAND: Final = 100
-#: How many passes a deletion makes over a queue whose holders keep handing messages over.
+#: The most passes that a deletion makes over a queue whose holders keep handing messages over.
 _MAX_ROUNDS: Final = 20
-#: Matches documents that list no copies waiting to be published.
+#: Matches documents that list no handed-over copies, which may still have to be published.
 _NOT_LISTING: Final = MappingProxyType({f"{HANDED}.h": {"$exists": False}})
 
 
@@ -57,10 +57,10 @@ def names() -> Plan[list[str]]:
 
 
 def queues(cap: int | None, held: bool, only: Sequence[str] | None = None) -> Plan[list[QueueInfo]]:
-    """Return the queues with their counts, up to ``cap`` in each state, or all if it is None.
+    """Return the queues with their message counts: up to ``cap`` per state, or all if it is None.
 
-    If ``held`` is true, reserved messages are counted apart from scheduled messages: the server
-    must read each of them to tell them apart. With ``only``, these queues are returned.
+    If ``held`` is true, reserved messages are counted apart from scheduled messages, for which the
+    server must read all of them. ``only`` names the queues to return, or is None for all queues.
     """
     if cap is not None:
         arguments.count("cap", cap)
@@ -94,9 +94,10 @@ def queues(cap: int | None, held: bool, only: Sequence[str] | None = None) -> Pl
 def _dead_letters(
     listed: Sequence[Listed], tallied: Sequence[Tally], cap: int | None
 ) -> dict[str, int | None]:
-    """Return how many messages the dead-letter queue of each queue has, up to ``cap``.
+    """Return how many messages the dead-letter queue of each queue has, keyed by queue name.
 
-    It is None if other queues share it, or if the queue is a dead-letter queue itself or a stream.
+    The number is at most ``cap``. It is None for streams, for dead-letter queues, and for queues
+    that share their dead-letter queue.
     """
     totals = {each.name: tally.counts.total for each, tally in zip(listed, tallied, strict=True)}
     named = {each.name: each.dead_letter() for each in listed if not each.name.endswith(".dead")}
@@ -206,7 +207,7 @@ def bury_record(queue: str) -> Plan[None]:
 
 
 def _delete_stream(stream: str, force: bool) -> Plan[int]:
-    """Delete a stream. If it is used again while its record remains, its positions continue."""
+    """Delete a stream. If a program uses it while its record remains, its positions continue."""
     first = yield from log.first_position(stream)
     _, end = yield from log.bounds(stream)
     if end > first and not force:

@@ -2,8 +2,8 @@
 
 A settlement is one reservation and the update that settles its message. Settlements with equal
 updates go in one command, and concurrent single settlements are coalesced. A batch reports only how
-many messages matched. If fewer matched than expected, the documents show which: each update writes
-a value that no other update writes.
+many messages matched. If fewer matched than expected, the stored documents show which, because each
+update writes a value that no other update writes.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Settlement(NamedTuple):
     """One reservation, and how settling it changes the message."""
 
     held: Reservation[Any]
-    #: Makes the update at the instant of settling.
+    #: Returns the update, given the instant of settling.
     build: Callable[[datetime], SettlementUpdate]
     #: Settlements with equal groups have equal updates and share a command, unless this is None.
     group: Hashable = None
-    #: The kind of the queue if the claim ends, or None if the message stays held.
+    #: The kind of the queue if the settlement ends the claim, or None if the message stays held.
     kind: Kind | None = None
 
 
@@ -75,10 +75,10 @@ class _Part(NamedTuple):
     queue: str
     session: object
     settlements: Sequence[Settlement]
-    #: Their positions in ``updates`` and ``results``, which belong to the whole call.
+    #: The positions of the settlements in ``updates`` and ``results``, which cover the whole call.
     places: Sequence[int]
     updates: Sequence[SettlementUpdate]
-    #: Each is "done" at first. A failure replaces it.
+    #: Each result is "done" at first. A failure replaces it.
     results: list[SettlementResult]
     #: Whether there are two tries, each with half of the client's time limit.
     two_tries: bool = False
@@ -93,7 +93,7 @@ class _Part(NamedTuple):
 
 
 class _Interrupted(NamedTuple):
-    """A shared command timed out or lost its connection. It may have applied this update."""
+    """An update that may be applied: its shared command timed out or lost its connection."""
 
     update: SettlementUpdate
 
@@ -151,9 +151,9 @@ def raise_lost(
 def _settle_one(queue: str, settlement: Settlement) -> Plan[SettlementResult]:
     """Settle one message in a command that concurrent calls share.
 
-    If an open transaction locks one message, the whole command waits. If it times out, each caller
-    tries once more alone, so that only the caller of the locked message fails. Callers also retry
-    alone after a lost connection: the driver does not repeat a multi-message command.
+    If an open transaction locks one message, the whole command waits. If the command times out,
+    each caller tries once more alone, so that only the caller of the locked message fails. Callers
+    also retry alone after a lost connection: the driver does not repeat a multi-message command.
     """
     key, batch = ("settle", queue), partial(_apply_for_callers, queue)
     outcome: SettlementResult | _Interrupted
@@ -202,9 +202,9 @@ def _apply_for_callers(
 def apply(
     queue: str, settlements: Sequence[Settlement], session: object = None
 ) -> Plan[list[SettlementResult]]:
-    """Apply settlements in as few commands as there are different updates.
+    """Apply settlements in few commands: settlements with equal updates share a command.
 
-    A reservation that has lapsed by our clock is settled alone, so that its result is exact.
+    A reservation whose lease seems to have ended is settled alone, so that its result is exact.
 
     Returns:
         One result per settlement.
@@ -253,7 +253,7 @@ def _release_waiting(
 
 
 def stored_claim(held: Reservation[Any]) -> Document:
-    """Return the stored fields that show which messages wait for this one."""
+    """Return the stored lock and slot of a claim, which show what messages wait for its end."""
     stored: Document = {}
     if held.group is not None:
         stored["lock"] = stored_group(held.group)
@@ -294,7 +294,7 @@ def _divide(
 
 
 def _repeated(ids: Sequence[Hashable]) -> Collection[Hashable]:
-    """Return the ids that occur more than once. Most batches have none."""
+    """Return the ids that occur more than once. Most batches have no such id."""
     if len(set(ids)) == len(ids):
         return ()
     return {id for id, times in Counter(ids).items() if times > 1}
@@ -341,7 +341,7 @@ def _signal(part: _Part) -> Plan[None]:
     signals = set()
     for place in part.places:
         settled = part.updates[place] or {}
-        # If so, the message is in a queue, and no longer held.
+        # If both are true, the message is in a queue, and no longer held.
         if part.results[place] == "done" and "token" in settled.get("$unset", {}):
             put = settled["$set"]
             signals.add((put.get("q", part.queue), put["when"]))
@@ -350,7 +350,7 @@ def _signal(part: _Part) -> Plan[None]:
 
 
 def _update_each(part: _Part) -> Plan[int]:
-    """Apply different updates in one bulk write. Return how many settlements are accounted for."""
+    """Apply different updates in one bulk write. Return how many settlements matched or failed."""
     pairs: list[tuple[Filter, UpdateDocument]] = [
         (transitions.holds_filter([each.held]), part.updates[place] or {})
         for each, place in zip(part.settlements, part.places, strict=True)
@@ -393,8 +393,8 @@ def _was_applied(
 ) -> bool | None:
     """Return whether this update was applied, as far as the stored document shows.
 
-    The result is None if the message is gone, or has since left its queue again, by this update or
-    another one.
+    The result is None if the document cannot show it, because the message is gone, or because a
+    later settlement has overwritten the mark of this update.
     """
     if update is None:
         return None if document is None else False
@@ -411,7 +411,7 @@ def _was_applied(
 def _has_left(
     document: Mapping[str, object] | None, held: Reservation[Any], left: object
 ) -> bool | None:
-    """Return whether the update that sets ``left`` was applied, or None as in ``_was_applied``."""
+    """Return whether the update that sets ``left`` was applied; None as in ``_was_applied``."""
     if document is None:
         return None
     if document.get("left") == left:

@@ -1,7 +1,7 @@
-"""Wait until a message has ended, and return its end.
+"""Wait until a message has finished, and return it.
 
 Each client waits on a separate topic, which is stored in the messages whose results it asked for.
-Every event wakes all calls of the client that wait. Their reads share a command.
+Every event on the topic wakes all waiting calls of the client, and their reads share a command.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from pyqueue.messages import Duration, Finished, Id, Message
 from pyqueue.payloads import Codec
 from pyqueue.requests import Coalesce, Document, Listen, MonotonicTime, Plan, ServerTime, Wait
 
-#: How often a message is read, in case it ends without an event, in seconds. A message that is
-#: missing for this long is gone: a handover may hide it for an instant.
+#: The seconds between two reads of a message, in case it ends without an event. Only a message that
+#: is missing for this long counts as gone, because a handover may hide a message for an instant.
 POLL_S: Final = 1.0
-#: How much longer the end of a request is kept than its caller waits, in seconds.
+#: The result of a request is kept for this many seconds longer than its caller waits.
 SPARE_S: Final = 60.0
-#: The outcomes of a message on which the work succeeded.
+#: The outcomes which mean that the work on a message succeeded.
 _SUCCESS: Final = ("committed", "popped")
 
 
 class Waiting(Protocol):
-    """The calls of one client that wait for the ends of messages."""
+    """The calls of one client that wait for messages to finish."""
 
     def wake_all(self) -> None:
         """Wake every call."""
         ...
 
     def wake_next(self, found: bool) -> None:
-        """Wake the next call, after one has ended."""
+        """Wake the next waiting call, after a call has returned."""
         ...
 
 
@@ -44,7 +44,7 @@ def wait(waiting: Waiting, id: Id, timeout: Duration | None) -> Plan[Finished[An
     """Wait until a message has finished, and return it; see ``Client.wait``.
 
     Args:
-        waiting: the calls of this client that wait for the ends of messages.
+        waiting: the calls of this client that wait for messages to finish.
         id: the id of the message.
         timeout: how long to wait, or None for no limit.
     """
@@ -90,7 +90,7 @@ def _reread(wanted: Sequence[Sequence[Id]]) -> Plan[list[Message[Any] | None]]:
 def _read_each(
     wanted: Sequence[Sequence[Id]], majority: bool = False
 ) -> Plan[list[Message[Any] | None]]:
-    """Return the message of each caller, by the spellings of its id, or None if it is missing."""
+    """Return the message that each caller waits for, given spellings of its id; None if missing."""
     every = list(dict.fromkeys(id for spellings in wanted for id in spellings))
     now, found = yield from finding.documents(every, finding.IN_QUEUES, majority=majority)
     documents: list[Document | None] = [finding.first_of(each, found) for each in wanted]
@@ -98,10 +98,10 @@ def _read_each(
 
 
 def _end_of(found: Message[Any] | None) -> Finished[Any] | None:
-    """Return a message that has finished, or None if it has not.
+    """Return a message if it has finished, or None if it is missing or has not finished.
 
     Raises:
-        JobFailed: it has ended without success.
+        JobFailed: the message was buried, or has finished without success.
     """
     if found is None:
         return None
@@ -123,7 +123,7 @@ def _end_of(found: Message[Any] | None) -> Finished[Any] | None:
 
 def _gone(id: Id) -> JobFailed:
     return JobFailed(
-        f"message {id} is in no queue, and its end was not kept; push it with result=, and wait "
+        f"message {id} is in no queue, and its result was not kept; push it with result=, and wait "
         "for it within that time",
         reason="gone",
     )

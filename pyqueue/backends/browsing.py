@@ -1,7 +1,7 @@
 """Browse: read the messages of a queue page by page, in any state. This claims and writes nothing.
 
 A page is read in rounds. A round first reads the places of the next documents from the index
-``hot``, which has them in the order of ``when``. Then it reads the documents among them that may
+``hot``, which has them in the order of ``when``. Then it reads those of the documents that may
 match. So a call examines a bounded number of messages, whatever the conditions are. The cursor of a
 page is the place of the last message that was examined.
 """
@@ -37,12 +37,12 @@ from pyqueue.messages import Id, Message, Page, State
 from pyqueue.payloads import OPTIONS, Codec
 from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, Sort
 
-#: The most documents of one round, and the most if each may have many messages.
+#: The most documents that one round reads, and the most if a document may hold many messages.
 _MAX_ROUND: Final = 1000
 _MAX_SHARED_ROUND: Final = 100
-#: The fields that give the place of a document. The index has them.
+#: The fields that give the place of a document in the queue. The index ``hot`` contains them.
 _PLACE: Final = {"_id": 1, "when": 1}
-#: The fields that tell messages of a state from other messages with the same range of ``when``.
+#: For a state, the filter that tells its messages from other messages in the same ``when`` range.
 _TELLING: Final[Mapping[str | None, Filter]] = {
     "scheduled": {"token": {"$exists": False}},
     "reserved": {"token": {"$exists": True}},
@@ -54,22 +54,22 @@ class Position(NamedTuple):
     """The place up to which a queue was examined."""
 
     when: datetime
-    #: None if this instant was reached, and no message that became eligible then was examined.
+    #: None if the walk came to this instant, but examined no message with this ``when``.
     id: Id | None
     #: The last message of a pack that was examined, or None if the whole document was examined.
     part: int | None
 
 
 class _Way(NamedTuple):
-    """One of the two orders of a page."""
+    """The order of a page: oldest first or newest first."""
 
     direction: int
-    #: The operators for the values that follow a value, without and with that value.
+    #: The query operators for the values after a given value, excluding and including that value.
     after: str
     since: str
     precedes: Callable[[Any, Any], bool]
-    #: Operators compare ids of one type. Every ObjectId follows every str: these are the type whose
-    #: ids come first in this order, and the name of the type whose ids come last.
+    #: Operators compare only ids of one type, and every ObjectId follows every str. So this order
+    #: has a type whose ids come first, and the name of the type whose ids come last.
     first: type
     last: str
 
@@ -117,7 +117,7 @@ def checked(**options: Unpack[BrowseOptions]) -> Wanted:
     """Check the arguments of ``Queue.browse``.
 
     Raises:
-        ConfigurationError: one of them is not allowed.
+        ConfigurationError: an argument is not allowed.
     """
     state, newest = options["state"], arguments.flag("newest", options["newest"])
     if state is not None:
@@ -133,7 +133,7 @@ def checked(**options: Unpack[BrowseOptions]) -> Wanted:
 
 
 def all_live(state: State | None, where: Where) -> Wanted:
-    """Return the arguments of a walk over all messages that are not finished, oldest first."""
+    """Return the arguments of a walk over the unfinished messages that match, oldest first."""
     limit, budget = _MAX_ROUND, 5 * _MAX_ROUND
     return Wanted(state or "live", where, None, limit, _OLDEST_FIRST, budget=budget)
 
@@ -168,13 +168,13 @@ def kind_of_queue(queue: str, argument: str, remedy: str) -> Plan[str | None]:
 
 
 def shown(codec: Codec[Any], document: Document, now: datetime) -> Message[Any]:
-    """Return the message of a document of a dead-letter queue, with the state "dead"."""
+    """Return the message of a document. A message in a dead-letter queue has the state "dead"."""
     return mark_dead(decode(codec, document, now))
 
 
 @dataclass(slots=True)
 class Walk:
-    """How far a call has come, and the messages that it has found."""
+    """How far a call has come in a queue, and the messages that it has found."""
 
     queue: str
     contents: Contents
@@ -268,7 +268,7 @@ def _next_places(walk: Walk, size: int) -> Plan[tuple[list[Document], bool]]:
     """Read the places of the next documents.
 
     Documents whose place cannot be in a cursor are left out: another program wrote them. If all
-    are such documents, the place is an instant, without an id.
+    documents are left out, the result has one place at most, which is an instant without an id.
 
     Returns:
         Up to ``size`` places, and whether they are the last places.
@@ -285,7 +285,7 @@ def _next_places(walk: Walk, size: int) -> Plan[tuple[list[Document], bool]]:
 
 
 def _read(walk: Walk, places: Sequence[Document]) -> Plan[list[tuple[Document, Document | None]]]:
-    """Return the places, each with its document, or None if no message of it can match."""
+    """Return the places, each with its document, or with None if no message in it can match."""
     ids = [each["_id"] for each in places if each["_id"] is not None]
     stored: list[Document] = []
     if ids:
@@ -312,7 +312,7 @@ def _filters(wanted: Wanted) -> list[Filter]:
 
 
 def _range(state: State | Literal["live"] | None, now: datetime) -> dict[str, datetime]:
-    """Return the range of ``when`` that has all messages in a state."""
+    """Return the range of ``when`` in which all messages of a state lie."""
     if state == "ready":
         return {"$lte": now}
     if state in ("scheduled", "reserved"):
@@ -339,7 +339,7 @@ def _ahead(walk: Walk) -> Filter:
 
 
 def _ids_ahead(start: Position, way: _Way) -> list[Filter]:
-    """Return conditions on ids. A document with this ``when`` is ahead if it meets one of them."""
+    """Return conditions for the ids of the documents that are ahead, but have the same ``when``."""
     if start.id is None:
         return [{"$type": "string"}, {"$type": "objectId"}]
     bound = way.after if start.part is None else way.since
@@ -366,7 +366,7 @@ def _position(cursor: object) -> Position:
     """Return the place that a cursor stands for.
 
     Raises:
-        ConfigurationError: it is not the cursor of a page.
+        ConfigurationError: the value is not the cursor of a page.
     """
     found: dict[str, Any] = {}
     if isinstance(cursor, str):

@@ -9,7 +9,7 @@ the limit:
 - It reads the claimed messages as one server batch, which holds up to ``BATCH_BYTES``. If messages
   are missing from the batch, the claim reads the sizes of all messages that it holds, and then the
   missing messages that fit.
-- If less than one such batch fits within the limit, it encodes the messages to measure them.
+- If less than one such batch fits within the limit, the claim encodes the messages to measure them.
 
 Messages that do not fit are given back. A named claim may have thousands of messages; it reads its
 candidates with their sizes, in growing steps.
@@ -63,8 +63,8 @@ class ByteLimit:
     """How many more bytes a receive may take.
 
     Args:
-        scan: this process's knowledge of the queue. It remembers the size of large messages.
-        callers: the limits of calls that receive together. Each may take one message of any size.
+        scan: this process's knowledge of the queue, which includes the largest size seen recently.
+        callers: the limits of concurrent calls. Each call may take one message of any size.
     """
 
     def __init__(self, scan: ScanState, callers: list[Limits]) -> None:
@@ -73,7 +73,7 @@ class ByteLimit:
         self._max_bytes = sum(each.bytes for each in callers)
         #: How many messages of any size the receive may take.
         self._exempt = len(callers)
-        #: The known bytes of taken messages. The other messages were read in server batches.
+        #: The bytes of taken messages with known sizes, and the batches with unknown sizes.
         self._bytes = 0
         self._unmeasured: list[Sequence[Document]] = []
         #: The size of the current claim's messages, if it is known.
@@ -86,7 +86,7 @@ class ByteLimit:
         self.excess: list[Document] = []
 
     def latecomers(self) -> Plan[int]:
-        """Include calls that arrived since the last time. Return how many messages they want."""
+        """Include the calls that have arrived since. Return how many messages they want."""
         if self.closed:
             return 0
         before = len(self._callers)
@@ -120,7 +120,7 @@ class ByteLimit:
         return self._exempt > 0 or self.left >= BATCH_BYTES
 
     def few(self, wanted: int) -> int:
-        """Return how many messages fit even at the largest size, but at least 1."""
+        """Return how many of ``wanted`` messages surely fit, but at least 1."""
         return max(1, min(wanted, self.left // BATCH_BYTES))
 
     def begin(self) -> None:
@@ -128,7 +128,7 @@ class ByteLimit:
         self.full, self._claim_bytes = False, None
 
     def fitting(self, sizes: Sequence[int]) -> int:
-        """Return how many of the first messages fit. Remember the largest of all these sizes."""
+        """Return how many messages of these sizes fit, in order. Remember the largest size."""
         if sizes:
             self._scan.largest_seen = max(sizes)
         left, taken = self.left, 0
@@ -143,7 +143,7 @@ class ByteLimit:
         return place
 
     def cut(self, documents: list[Document]) -> list[Document]:
-        """Return the first messages that fit. Add the rest to ``excess``."""
+        """Return the first messages that fit. Add all following messages to ``excess``."""
         before = self._scan.largest_seen
         fits = self.fitting([size_of(each) for each in documents])
         # These messages are too few to lower the largest size that earlier claims have seen.
@@ -174,13 +174,13 @@ def read_claimed(
     expected: int,
     max_time_s: float | None,
 ) -> Plan[list[Document]]:
-    """Read the first messages of a claim that fit.
+    """Read the messages of a claim, from the first on, as far as they fit.
 
     Args:
         limit: the limit. Its ``excess`` gets the messages that do not fit.
         mine: matches the messages that the claim holds.
-        ids: the candidates of the claim, in order.
-        expected: an upper bound on how many of them the claim holds.
+        ids: the ids of the candidates of the claim, in order.
+        expected: an upper bound on how many candidates the claim holds.
         max_time_s: seconds that a command may take, or None for the client's time limit.
     """
     place: dict[Hashable, int] = {hashable_id(id): index for index, id in enumerate(ids)}
@@ -212,7 +212,7 @@ def find_fitting(
     """Return the first documents that fit together, but at least one.
 
     The server must read a document to measure it. So this measures a few documents first, and then
-    the number that would fit if the rest had the same average size.
+    as many as would fit if all documents had the average size of these.
 
     Args:
         find: finds the documents in order. Its limit is a number of messages; the last document

@@ -27,18 +27,18 @@ def cancel(id: Id, force: bool, terms: QueueTerms | None = None) -> Plan[Cancell
     """Cancel a message.
 
     Args:
-        id: its id.
-        force: whether it ends at once even if it is held. Its holder then gets LeaseLost.
+        id: the id of the message.
+        force: whether a held message ends at once, too. Its holder then gets LeaseLost.
         terms: the queue to search, or None for any queue.
 
     Returns:
-        "cancelled" if it has ended; "requested" if it is held, and ends unless its holder commits
-        it; None if no queue has it, or it is finished.
+        "cancelled" if the message has ended; "requested" if a consumer holds it, so that it ends
+        unless that consumer commits it; None if no queue has it, or if it had finished before.
 
     Raises:
-        ConfigurationError: it is held and shares a document with other messages, or it is in a
-            stream.
-        Unavailable: other processes keep changing it.
+        ConfigurationError: the message is held and shares a document with other messages, or it is
+            in a stream.
+        Unavailable: other processes keep changing the message.
     """
     arguments.flag("force", force)
     scope: Filter = finding.IN_QUEUES
@@ -83,7 +83,7 @@ def _changing(id: Id) -> Unavailable:
 
 
 def _how(queue: str, terms: QueueTerms | None) -> Plan[tuple[Kind, Ending]]:
-    """Return the kind of a queue, and how its messages end: by ``terms``, or by its record."""
+    """Return the kind of a queue and how its messages end, from ``terms`` or from its record."""
     if terms is not None:
         return terms.kind, Ending("cancelled", terms.options.history)
     return (yield from recorded(queue, "cancelled"))
@@ -127,7 +127,7 @@ def _cancel_shared(
         found = yield from find_packed(scope, place)
         if not found:
             return None
-        # It may only look held at first: a process keeps a pack for a second without using it.
+        # The pack may only look held at first: a process keeps it for a second without using it.
         if tried and transitions.is_held(found[0], (yield from ServerTime())):
             raise ConfigurationError(
                 f"cancel: message {id} shares a document with other messages, which its holder "

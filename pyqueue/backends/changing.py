@@ -1,8 +1,8 @@
-"""The changes that a selection makes: each of them changes many messages that no consumer holds.
+"""The changes that a selection makes to its messages, except those that a consumer holds.
 
 Each message is changed by one update, which matches the message as it was read; see
-``managing.as_read``. A message that shares a document with other messages is changed by its holder:
-the call holds it for a moment, as a consumer does.
+``managing.as_read``. Only a holder can change a message that shares a document with other messages,
+so the call holds such a message for a moment, as a consumer does.
 """
 
 from __future__ import annotations
@@ -68,24 +68,24 @@ class Step(NamedTuple):
 
 
 class Change(Protocol):
-    """How a call changes messages."""
+    """A change that a call can make to the selected messages."""
 
     @property
     def name(self) -> str:
-        """The name of the method, for errors."""
+        """The name of the method that makes the change, for errors."""
 
     def check(self, terms: QueueTerms) -> Plan[None]:
         """Refuse a queue that does not support the change.
 
         Raises:
-            ConfigurationError: the queue, or the target, does not support it.
+            ConfigurationError: the queue, or the target, does not support the change.
         """
 
     def concerns(self, document: Document, now: datetime) -> bool:
         """Return whether a selected message needs the change."""
 
     def write(self, step: Step, found: Sequence[Found]) -> Plan[None]:
-        """Change messages that are documents, and that no consumer held when they were read."""
+        """Change messages that have their own documents, and were not held when they were read."""
 
     def settle(self, step: Step, held: Sequence[Reservation[Any]]) -> Plan[None]:
         """Change messages of one shared document, as their holder.
@@ -96,7 +96,7 @@ class Change(Protocol):
 
 
 class Remove:
-    """Remove messages; a queue with a history keeps them there."""
+    """The change that removes messages; a queue with a history keeps them there."""
 
     name = "remove"
 
@@ -109,7 +109,7 @@ class Remove:
         return True
 
     def write(self, step: Step, found: Sequence[Found]) -> Plan[None]:
-        """Remove messages that are documents."""
+        """Remove messages that have their own documents."""
         kind, ending = step.terms.kind, Ending("removed", step.terms.options.history)
         documents = [each.document for each in found]
         yield from step.write(
@@ -124,12 +124,12 @@ class Remove:
 
 
 class Redrive:
-    """Send dead messages back to the queues that they came from."""
+    """The change that sends dead messages back to the queues that they came from."""
 
     name = "redrive"
 
     def check(self, terms: QueueTerms) -> Plan[None]:
-        """Refuse a queue without dead letters."""
+        """Refuse a queue of a kind without dead letters."""
         require(terms.kind, terms.queue, "dead_letter")
         yield from ()
 
@@ -138,7 +138,7 @@ class Redrive:
         return "dead" in document
 
     def write(self, step: Step, found: Sequence[Found]) -> Plan[None]:
-        """Send messages back."""
+        """Send dead messages back to their queues."""
         return _send_home(step, [each.document for each in found], None)
 
     def settle(self, step: Step, held: Sequence[Reservation[Any]]) -> Plan[None]:
@@ -147,10 +147,10 @@ class Redrive:
 
 
 class MoveTo:
-    """Move messages to another queue.
+    """The change that moves messages to another queue.
 
     Args:
-        to: the queue.
+        to: the plans of the other queue, or its name.
     """
 
     name = "move"
@@ -159,7 +159,7 @@ class MoveTo:
         self._to = to
 
     def check(self, terms: QueueTerms) -> Plan[None]:
-        """Refuse a target that is a stream, or of another kind than the caller says."""
+        """Refuse a target that is the same queue, a stream, or of another kind than given."""
         require(terms.kind, terms.queue, "move")
         to = self._to
         name = to if isinstance(to, str) else to.queue
@@ -178,7 +178,7 @@ class MoveTo:
         return True
 
     def write(self, step: Step, found: Sequence[Found]) -> Plan[None]:
-        """Move messages that are documents."""
+        """Move messages that have their own documents."""
         valid = [each for each in found if not invalid_fields(each.document)]
         if not valid:
             return
@@ -205,10 +205,10 @@ class MoveTo:
 
 
 class Requeue:
-    """Make messages ready now, or at another instant. Dead messages go back to their queues.
+    """The change that makes messages ready now or later. Dead messages go back to their queues.
 
     Args:
-        at: the instant, or None for now.
+        at: when the messages become ready, or None for now.
     """
 
     name = "requeue"
@@ -221,7 +221,7 @@ class Requeue:
         yield from ()
 
     def concerns(self, document: Document, now: datetime) -> bool:
-        """Return whether the message is dead or has another time. Deferrals do not count."""
+        """Return whether the message is dead, or is due at another time, deferrals aside."""
         since = eligible_since(document)
         if "dead" in document or since is None:
             return True
@@ -229,7 +229,7 @@ class Requeue:
         return since > now if at is None else since != at
 
     def write(self, step: Step, found: Sequence[Found]) -> Plan[None]:
-        """Requeue messages that are documents."""
+        """Requeue messages that have their own documents."""
         at = self._in_future(step.now)
         documents = [each.document for each in found]
         yield from _send_home(step, [each for each in documents if "dead" in each], at)
@@ -240,15 +240,15 @@ class Requeue:
         return step.contents.requeue(step.terms, held, self._in_future(step.now))
 
     def _in_future(self, now: datetime) -> datetime | None:
-        """Return the instant if it has not passed."""
+        """Return the instant at which messages become ready, or None if it has passed."""
         return self._at if self._at is not None and self._at > now else None
 
 
 class Reprioritize:
-    """Give messages another priority.
+    """The change that gives messages another priority.
 
     Args:
-        priority: the priority.
+        priority: the new priority.
     """
 
     name = "reprioritize"
@@ -257,7 +257,7 @@ class Reprioritize:
         self._priority = priority
 
     def check(self, terms: QueueTerms) -> Plan[None]:
-        """Refuse a queue without priorities."""
+        """Refuse a queue of a kind without priorities."""
         require(terms.kind, terms.queue, "priority")
         yield from ()
 
@@ -292,7 +292,7 @@ def _reschedule(step: Step, documents: Sequence[Document], at: datetime | None) 
 def _at(step: Step, document: Document, at: datetime | None) -> UpdateFields:
     """Return the update that makes a message ready at ``at``, or now if it is None.
 
-    With an instant, it also ends a lapsed claim, and gives a message of a group a new place.
+    With an instant, the update also ends a lapsed claim, and gives a grouped message a new place.
     """
     if at is None:
         return brought_forward(document, step.now)
@@ -307,9 +307,9 @@ def _send_home(step: Step, documents: Sequence[Document], at: datetime | None) -
     """Send dead messages back. Messages that do not say where they came from stay.
 
     Args:
-        step: the step.
-        documents: the messages.
-        at: when they become ready there, or None for now.
+        step: the step of the call that sends them back.
+        documents: the dead messages.
+        at: when they become ready in their queues, or None for now.
 
     Raises:
         ConfigurationError: a message came from a stream. None of these messages was sent back.
@@ -343,7 +343,7 @@ def _ways_home(
 
 
 def _refusal(document: Document, done: int) -> str:
-    """Return why a dead message of a stream cannot go back. ``done``: how many went back so far."""
+    """Return the error text for a dead message of a stream. ``done``: how many went back before."""
     stream = document["dead"]["from"]
     before = f" ({done} messages were sent back before)" if done else ""
     return (

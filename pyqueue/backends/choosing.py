@@ -1,7 +1,7 @@
 """Reserve a chosen message: a person or a program picks it, not the order of the queue.
 
 The message is claimed by the kind of its queue, with a scan that finds this message only. So it
-takes a slot, a permit and the lock of its group like any other. A scheduled message can be chosen.
+takes a slot, a permit and the lock of its group like any other. Scheduled messages can be chosen.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def reserve_id(
     """Reserve a chosen message.
 
     Args:
-        terms: the queue.
-        waiting: its consumers in this client.
+        terms: the queue, with its options and its codec.
+        waiting: the consumers of the queue in this client.
         id: the id of the message.
         lease: the length of the lease, in seconds, or None for the lease of the queue.
 
     Returns:
-        A list with the reservation, or an empty list if the message is gone or cannot start now.
+        A list with the reservation, or an empty list if the message is gone, or may not start now.
 
     Raises:
         ConfigurationError: the message shares a document with other messages.

@@ -32,7 +32,7 @@ class ClaimingKind(Kind, Protocol):
             now: the current instant.
 
         Raises:
-            ConfigurationError: this release cannot obey the record.
+            ConfigurationError: this release cannot apply the settings in the record.
         """
 
     def claim(self, scan: Scan) -> Plan[tuple[list[Document], bool]]:
@@ -109,7 +109,7 @@ class Choice(NamedTuple):
     documents: Sequence[Document]
     puts: Mapping[str, Any] = {}
     removes: Sequence[str] = ()
-    #: How to claim several of them if one update cannot do it, or None if it can.
+    #: How to claim several of the messages if they need different updates, or else None.
     claim_each: ClaimEach | None = None
 
 
@@ -134,12 +134,12 @@ class Scan:
     match: Filter = field(default_factory=dict)
     #: When the permits to start messages expire, by the server's clock, or None without permits.
     until: datetime | None = None
-    #: The messages chosen from these, once they are known.
+    #: The messages that were chosen from the matching ones, once they are known.
     choice: Choice | None = None
 
     @property
     def one_update(self) -> bool:
-        """Whether one update can claim any of the messages."""
+        """Whether the same update can claim any of the messages."""
         return self.choice is None or self.choice.claim_each is None
 
     @property

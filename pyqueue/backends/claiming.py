@@ -5,11 +5,11 @@ find-and-modify. Several messages take three commands: find candidates, update t
 are still claimable, and read the messages that the token holds. The documents are always read after
 the update, because a candidate may have been replaced or moved in between.
 
-After a network error the outcome of a claim is unknown. The token then finds the messages that it
-holds, so no message stays claimed by accident.
+After a network error, the outcome of a claim is unknown. A read by token then finds the messages
+that the claim holds, so no message stays claimed by accident.
 
-The server ends a claim that takes too long, because it may wait for a message that a transaction
-holds. ``transaction_locks`` then claims the messages around it.
+The server ends a claim that takes too long, because the claim may wait for a message that a
+transaction holds. ``transaction_locks`` then claims the messages around that message.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Taken(NamedTuple):
 
         Args:
             documents: the messages that the scan claimed.
-            page: the messages that it read.
+            page: the messages that the scan read.
             done: the ids on the page that are no longer ready.
-            size: how many messages it asked for.
+            size: how many messages the scan asked for.
         """
         left = next((each for each in page if hashable_id(each["_id"]) not in done), None)
         # ``scan_position`` takes the place from ``due``. On a page, ``when`` is the place.
@@ -85,7 +85,7 @@ def claim(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document], bo
     """Claim the first messages of a queue, and update this process's knowledge of it.
 
     Args:
-        scan: the scan.
+        scan: which messages to claim, and how.
         take: how to choose and claim messages, or None to take the first messages.
 
     Returns:
@@ -119,7 +119,7 @@ def _learn(
 ) -> Plan[None]:
     """Learn from a claim where the next scan begins.
 
-    The scan ran from ``began`` to ``after``. It began at ``start``, or at the very start if None.
+    The scan ran from ``began`` to ``after``. It began at ``start``; None stands for the very start.
     """
     terms, state, line, last = scan.terms, scan.state, scan.line, taken.last
     place = None if last is None else scan_position(last, began)
@@ -137,7 +137,7 @@ def _learn(
 
 
 def _move_sentinels(scan: Scan, now: datetime) -> Plan[None]:
-    """Move the records of the queue, and of its kind, ahead of now, where scans end."""
+    """Move the records of the queue, and of its kind, ahead of now, so that scans end there."""
     queue, state = scan.terms.queue, scan.state
     state.sentinel.at = now + RECORD_AHEAD
     records: list[object] = [record_id(queue)]
@@ -158,7 +158,7 @@ def _pop_first(scan: Scan) -> Plan[Taken | None]:
     try:
         document = yield from FindAndModify(scan.match, None, sort=order, hint=index)
     except Unavailable:
-        # It may have met a message that a transaction holds.
+        # The deletion may have met a message that a transaction holds.
         scan.state.transaction_locks.on_time_limit(scan.now)
         raise
     except (InvalidMessage, BSONError) as error:
@@ -184,7 +184,7 @@ class _Claim:
         return str(self.update["$set"]["token"])
 
     def left_s(self) -> float:
-        """Return the time limit of the next command, which leaves time to learn what it did."""
+        """Return the time limit of the next command, which leaves time to find out its outcome."""
         terms = self.scan.terms
         return terms.left_s(self.scan.now, self.sent, terms.recovery_timeout_s)
 
@@ -195,7 +195,7 @@ class _Claim:
 
 
 def take_first(scan: Scan) -> Plan[Taken | None]:
-    """Claim messages. Return None if the server exceeded the time limit of a claim."""
+    """Claim the first messages of a scan. Return None if the server exceeded the time limit."""
     state, room, wanted = scan.state, scan.room, scan.wanted
     locked = state.transaction_locks
     claim = _Claim(scan, scan.update(), locked.limit_s(scan.now), scan.now)
@@ -254,7 +254,7 @@ def _claim_first(claim: _Claim) -> Plan[Document | None]:
 
 
 def _claim_unlocked(claim: _Claim, wanted: int) -> Plan[list[Document] | None]:
-    """Claim messages singly after a timeout. Return None if a slow server claimed none."""
+    """Claim messages one by one after a timeout. Return None if a slow server claimed none."""
     scan = claim.scan
     failure: Unavailable | None = None
     is_quick = True
@@ -265,7 +265,7 @@ def _claim_unlocked(claim: _Claim, wanted: int) -> Plan[list[Document] | None]:
         )
     except Unavailable as error:
         failure = error
-    documents = yield from claim.held()  # by the token: the claim that timed out took some, too
+    documents = yield from claim.held()  # by the token: the claim that timed out may hold some
     if failure and not documents:
         raise failure
     return documents if documents or is_quick else None
@@ -379,7 +379,7 @@ def _write_claims(claim: _Claim, ids: Sequence[Any]) -> Plan[tuple[int, Unavaila
 def _read_claims(
     claim: _Claim, ids: Sequence[Any], matched: int, failure: Unavailable | None
 ) -> Plan[list[Document]]:
-    """Return the messages with these ids that were claimed, as far as their bytes allow."""
+    """Return the messages with these ids that were claimed, as far as the byte limit allows."""
     scan = claim.scan
     mine = {"_id": {"$in": ids}, "token": claim.token}
     if failure is None:
@@ -390,7 +390,7 @@ def _read_claims(
 
 
 def _claim_each(claim: _Claim, wanted: int) -> Plan[list[Document]]:
-    """Claim messages singly after the server refused a claim or returned an unreadable document.
+    """Claim messages one by one after the server refused a claim, or a document was unreadable.
 
     The server cannot increment ``tries`` if it is not a number, and it refuses a document that
     would become too large. Such documents are buried on the way. If each message needs its own

@@ -1,7 +1,7 @@
 """Contents: the messages in stored documents, for plans that work on many documents at once.
 
-Named claims, and the reads and writes of Spark, handle documents. In most kinds each document is a
-message, and ``Contents`` describes these. A kind whose messages share documents registers a
+Named claims, and the reads and writes of Spark, handle documents. In most kinds, each document is a
+message, and ``Contents`` describes these kinds. A kind whose messages share documents registers a
 subclass.
 """
 
@@ -24,10 +24,10 @@ from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Count, Document, Filter, Find, Plan, ServerTime
 
-#: The field of a claimed document for notes of bad messages: the reason why a reader could not
-#: convert the message. The end of the claim removes it.
+#: The field of a claimed document in which a reader notes why it could not convert a message. The
+#: field is removed when the claim ends.
 NOTE: Final = "claim.bad"
-#: The field for notes that work on a message begins: a number.
+#: The field of a claimed document which notes, as a number, that work on a message has begun.
 TRIED: Final = "claim.tried"
 
 _ALL: Final[Filter] = {}
@@ -50,7 +50,7 @@ class SharedRows(NamedTuple):
     """The rows of a write that share documents."""
 
     documents: Sequence[RawBSONDocument]
-    #: How many rows they contain.
+    #: How many rows the documents contain.
     number: int
     #: All rows of the write, with None in place of each row that the documents contain.
     rest: Sequence[NewMessage | None]
@@ -63,11 +63,11 @@ class Contents:
     shared: bool = False
     #: Matches the documents that are one message each.
     separate: Filter = _ALL
-    #: The projection for ``size``.
+    #: The projection with the fields that ``size`` needs.
     sized: Mapping[str, object] = _ID
-    #: The projection for ``ids`` and ``by_id``.
+    #: The projection with the fields that ``ids`` and ``by_id`` need.
     named: Mapping[str, object] = _ID
-    #: The projection for ``reservations``.
+    #: The projection with the fields that ``reservations`` needs.
     bare: Mapping[str, object] = _BARE
 
     # ---- one document
@@ -81,7 +81,7 @@ class Contents:
         return [document["_id"]]
 
     def by_id(self, document: Document, notes: Any) -> Mapping[Id, Any]:
-        """Return the stored notes on the messages in a document, by message id."""
+        """Return the stored notes on the messages in a document, keyed by message id."""
         return {document["_id"]: notes}
 
     def messages(self, document: Document) -> Sequence[Document]:
@@ -129,14 +129,14 @@ class Contents:
         yield from ()
 
     def find_shared(self, claimed: Filter, ids: Sequence[Id]) -> Plan[Mapping[Id, Spot]]:
-        """Return the places of these messages in claimed documents, without ordinary messages."""
+        """Find which of the messages share claimed documents. Return their places, keyed by id."""
         yield from ()
         return {}
 
     def bury_noted(
         self, terms: QueueTerms, claimed: Filter, error_of: Callable[[str], dict[str, Any]]
     ) -> Plan[list[tuple[Id, str]]]:
-        """Bury the noted messages of shared documents.
+        """Bury the messages of shared documents that are noted as bad.
 
         Args:
             terms: the queue.
@@ -161,7 +161,7 @@ class Contents:
         return True
 
     def end_rests(self, terms: QueueTerms) -> Plan[None]:
-        """Give back shared documents that processes keep without holding a message of them."""
+        """Give back shared documents that processes keep without holding any of their messages."""
         yield from ()
 
     def hold(
@@ -175,9 +175,9 @@ class Contents:
             numbers: the numbers of the messages in it.
 
         Returns:
-            The reservations, without payloads, of the messages that are still in it; none if the
-            document changed since it was read, or if a consumer holds it. When all reservations
-            are settled, the other messages go back.
+            The reservations, without payloads, of the messages that are still in the document. The
+            list is empty if the document has changed since it was read, or if a consumer holds it.
+            When all reservations are settled, the other messages go back to the queue.
         """
         yield from ()
         return []
@@ -201,7 +201,7 @@ class Contents:
         now: datetime,
         more: Mapping[str, Any],
     ) -> Plan[SharedRows]:
-        """Return documents for rows that share them. ``more``: further fields of each document.
+        """Return documents that hold several rows each. ``more``: further fields of each document.
 
         Raises:
             InvalidMessage, ConfigurationError: a row cannot be stored.
@@ -210,11 +210,11 @@ class Contents:
         return SharedRows((), 0, rows)
 
     def without_derived_ids(self, rows: Sequence[NewMessage]) -> Sequence[NewMessage]:
-        """Return rows unchanged. If rows share documents, remove ids derived from the source."""
+        """Return the rows. If rows can share documents, remove the ids derived from the source."""
         return rows
 
     def surplus(self, match: Filter, cap: int | None = None, hint: str | None = None) -> Plan[int]:
-        """Count how many more messages than documents match.
+        """Count by how much the messages in the matching documents outnumber the documents.
 
         Args:
             match: matches the documents.

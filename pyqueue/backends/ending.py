@@ -4,7 +4,7 @@ A message that is not held ends at once. A held message that is cancelled stays 
 and gets the field ``cancel``. The holder may still commit it or move it. A move or a rollback keeps
 the field, and the next claim ends the message instead of delivering it. A message that has expired
 before its first try ends in the same way; see ``expiring``. So all claims pass through
-``end_at_claim``, and the end of a message needs no other process.
+``end_at_claim``, and no separate process is needed to end messages.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from pyqueue.requests import Delete, Document, Filter, Find, Plan, ServerTime, U
 
 #: The topic of a namespace on which workers hear that held messages were cancelled.
 CANCELLATIONS: Final = "~cancel"
-#: The verb by which hooks hear of messages that end with an outcome without a consumer.
+#: The verb that hooks get for a message that ended without a consumer, keyed by its outcome.
 _VERBS: Final = MappingProxyType({"cancelled": "cancel", "expired": "expire"})
 #: Matches held messages that were cancelled.
 CANCELLED: Final[Filter] = MappingProxyType({"cancel": {"$type": "date"}})
 
 
 class Ending(NamedTuple):
-    """How messages end."""
+    """How messages end: their outcome, and their time in the history."""
 
     #: The outcome that the history shows.
     outcome: str
-    #: How long the history keeps them, in seconds, or None if it does not.
+    #: How long the history keeps the messages, in seconds, or None if it does not.
     history_s: float | None
 
 
 def recorded(queue: str, outcome: str) -> Plan[tuple[Kind, Ending]]:
-    """Return the kind of a queue, and how its messages end, both as its record tells."""
+    """Return the kind of a queue and how its messages end, both according to its record."""
     kind = kinds.lookup((yield from namespace.kind_of(queue)) or GUESSED_KIND)
     stored = (yield from reading.options_of(queue)).get("history")
     history_s = float(stored) if isinstance(stored, (int, float)) and stored > 0 else None
@@ -59,7 +59,7 @@ def end_free(
 ) -> Plan[bool]:
     """End a message that is not held. Return False if it was claimed, or has left the queue.
 
-    ``document``: as read, its payload may be missing.
+    ``document``: the message as it was read, with or without its payload.
     """
     match = transitions.not_held_filter(queue, now) | {"_id": document["_id"]}
     update = ending_free(kind, document, ending, now)
@@ -74,7 +74,7 @@ def ending_free(kind: Kind, document: Document, ending: Ending, now: datetime) -
     """Return the update that ends a message that is not held, or None to delete the message."""
     update = _finishing(kind, document, ending, now)
     if update is not None and "group" in document:
-        # It is not held, so its group has not become its lock.
+        # The message is not held, so no claim has renamed its group to its lock.
         update["$rename"] = {**update.get("$rename", {}), "group": "last_group"}
         update["$rename"].pop("lock", None)
     return update
@@ -103,7 +103,7 @@ def _finishing(kind: Kind, document: Document, ending: Ending, now: datetime) ->
 def _end(
     queue: str, kind: Kind, document: Document, match: Filter, update: SettlementUpdate
 ) -> Plan[bool]:
-    """Finish or delete a message, and let the messages start that waited for it."""
+    """Finish or delete a message, and release the messages that waited for it."""
     if update is None:
         ended = bool((yield from Delete(match)))
     else:
@@ -117,7 +117,7 @@ def _end(
 
 
 def claim_and_end(scan: Scan) -> Plan[tuple[list[Document], bool]]:
-    """Claim the first messages, and end the undelivered messages; see ``claiming.claim``."""
+    """Claim the first messages, and end those that are not delivered; see ``claiming.claim``."""
     documents, ended = yield from claim(scan)
     if any(map(may_end, documents)):
         _, documents = yield from end_at_claim(scan, documents)
@@ -127,10 +127,10 @@ def claim_and_end(scan: Scan) -> Plan[tuple[list[Document], bool]]:
 def end_at_claim(
     scan: Scan, documents: Sequence[Document]
 ) -> Plan[tuple[list[Document], list[Document]]]:
-    """End the claimed messages that are not delivered.
+    """End the claimed messages that are not delivered, since they were cancelled or have expired.
 
     Returns:
-        The messages that ended, and the messages that are delivered.
+        The messages that ended, and the messages to deliver.
     """
     terms, now = scan.terms, (yield from ServerTime())
     over: list[Document] = []
@@ -158,7 +158,7 @@ def end_claimed(
 
 
 def tell_end(queue: str, document: Document, outcome: str, now: datetime) -> Tell:
-    """Return the report of the end of a message that no consumer has received."""
+    """Return the report to hooks that a message has ended without reaching a consumer."""
     return Tell("settled", queue, [decode(Codec(), document, now)], verb=_VERBS[outcome])
 
 

@@ -1,4 +1,4 @@
-"""Expiring messages: from an instant on, no consumer gets a message for its first try.
+"""Expiring messages: from a given instant on, no consumer receives them for a first try.
 
 A push with ``expires`` stores the instant in ``dies``. A claim renames this field to
 ``best_before``, and ends the message if it has expired; see ``ending``. A release of the first try
@@ -6,10 +6,10 @@ renames the field back. So ``dies`` shows that work on a message has not begun.
 
 Messages that no consumer claims end in a pass over ``dies``. Each client that receives, and each
 worker that ticks schedules, makes such a pass about once a minute, and so does ``pyqueue doctor``;
-see ``recovering``. If no process is left, the server deletes them a day later.
+see ``recovering``. If no process makes a pass, the server deletes them a day later.
 
-The record of a queue shows that some of its messages expire, so that its users make the index. A
-separate document shows it for the namespace: without it there is no pass.
+The record of a queue shows that some of its messages expire, so that its users create the index. A
+separate document shows the same for the namespace; without this document, no pass is made.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ log = logging.getLogger("pyqueue")
 EXPIRING: Final = "~expiring"
 #: The shared option that the record of a queue with expiring messages has.
 EXPIRES: Final = "expires"
-#: The index of messages whose first try has not begun, and how long the server keeps them, in
-#: seconds. Its filter has ``tries`` because releases without ``dies`` do not rename it.
+#: The index of messages whose first try has not begun, and how many seconds after their expiry the
+#: server deletes them. Its filter has ``tries``, since releases without ``dies`` do not rename it.
 _DIES: Final = "dies"
 _KEPT_S: Final = 86_400
 EXPIRY_INDEXES: Final[Mapping[str, IndexTerms]] = {
@@ -53,7 +53,7 @@ PAGE_SIZE: Final = 100
 
 
 def length(value: Any) -> float:
-    """Return after how many seconds a message expires."""
+    """Check the ``expires`` of a message, and return it in seconds."""
     return arguments.duration("expires", value, positive=True)
 
 
@@ -66,7 +66,7 @@ def instant(now: datetime, when: datetime, expires_s: float) -> datetime:
         expires_s: after how many seconds it expires.
 
     Raises:
-        ConfigurationError: it expires before it can be received.
+        ConfigurationError: the message would expire before it can be received.
     """
     dies = now + timedelta(milliseconds=math.ceil(expires_s * 1000))
     if dies <= when:
@@ -78,10 +78,10 @@ def instant(now: datetime, when: datetime, expires_s: float) -> datetime:
 
 
 def noted(queue: str, kind: Kind, options: Options) -> Plan[Options]:
-    """Note that messages of a queue expire, before the first one enters.
+    """Note that a queue has expiring messages, before the first of them enters.
 
     Returns:
-        The options with which to make sure of the record of the queue.
+        The options to pass when the record of the queue is created or checked.
 
     Raises:
         ConfigurationError: the queue is of another kind.
@@ -122,9 +122,9 @@ def end_expired() -> Plan[int]:
 def _end(
     document: Document, endings: dict[str, tuple[Kind, Ending] | None], now: datetime
 ) -> Plan[bool]:
-    """End an expired message. Return False if it is left alone.
+    """End an expired message. Return False if the message is left alone.
 
-    ``endings``: how the messages of each queue end, as far as it was read; None: it is unknown.
+    ``endings``: how the messages of each queue end, if read before; None: they cannot be ended.
     """
     queue = document.get("q")
     if not isinstance(queue, str) or queue.startswith("~"):  # another program wrote it
@@ -141,7 +141,7 @@ def _end(
 
 
 def _ending(queue: str) -> Plan[tuple[Kind, Ending] | None]:
-    """Return how the expired messages of a queue end; None: this release cannot end them."""
+    """Return how the expired messages of a queue end, or None if this release cannot end them."""
     try:
         return (yield from recorded(queue, "expired"))
     except ConfigurationError as error:

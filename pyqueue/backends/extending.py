@@ -33,7 +33,7 @@ LAST_TRY_S: Final = 2.0
 
 
 class _Limits(NamedTuple):
-    """The time limits of a command, in seconds, or None to keep them; see ``requests.Command``."""
+    """The time limits of a command in seconds, or None for the usual; see ``requests.Command``."""
 
     max_time_s: float | None
     server_limit_s: float | None
@@ -82,8 +82,8 @@ def renew(
 
     Args:
         held: the reservations.
-        told: called for each message that was cancelled. Without such messages, asking for them
-            takes no further command.
+        told: called for each message that was cancelled. This takes a further command only if there
+            are such messages.
 
     Returns:
         One entry per lease: None, or the error of its extension.
@@ -102,7 +102,7 @@ def _extend(held: Held, how: Extension) -> Plan[Failures]:
 
 
 def extend_documents(held: Held, how: Extension) -> Plan[Failures]:
-    """Extend leases of messages that are documents, in groups. Return the failures."""
+    """Extend the leases of messages that have their own documents. Return the failures."""
     failures: Failures = []
     groups = deque(_groups(held, how.lease_s))
     trouble: Unavailable | None = None
@@ -137,7 +137,7 @@ def extend_documents(held: Held, how: Extension) -> Plan[Failures]:
 def _limits(group: Held, budget_s: float, *, w1: bool) -> _Limits:
     """Return the time limits of one command, in seconds.
 
-    They are long enough for a slow link. Three commands, one after the other, fit into the budget.
+    They are long enough for a slow link, and three consecutive commands fit into the budget.
     The driver sends no command whose limit is shorter than the round trip that it last measured,
     perhaps on a busy machine. So the server enforces the limit of a renewal. It cannot enforce a
     limit if the command also waits for other members; then the last try of a message gets more
@@ -167,8 +167,8 @@ def _divided(group: Held, parts: int) -> Iterable[Held]:
 def _extend_group(group: Held, until: datetime, how: Extension, limits: _Limits) -> Plan[Held]:
     """Extend a group with one command. Return the reservations that are no longer held.
 
-    If the caller asks for cancelled messages, the command does not match these. A second command
-    extends them, so the caller pays for the question only if there are some.
+    If the caller asks for cancelled messages, the command does not match them. A second command
+    extends them, so the question costs a command only if there are cancelled messages.
     """
     match = transitions.holds_filter(group)
     if how.told is not None:

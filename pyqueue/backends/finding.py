@@ -35,7 +35,7 @@ def find(id: Id) -> Plan[Message[Any] | None]:
 
 
 def first_of(ids: Sequence[Id], found: Sequence[Document]) -> Document | None:
-    """Return the message with the first of these ids that exists. A pack is not a message."""
+    """Return the document with the first of these ids that was found. Packs do not count."""
     for id in ids:
         for document in found:
             if document["_id"] == id and not packs.is_pack(document):
@@ -50,7 +50,7 @@ def documents(
 
     Args:
         ids: the ids. A message of a pack is returned as a document, too.
-        match: a filter of the documents.
+        match: a further filter for the stored documents, or None.
         majority: whether a document is read as a majority of the members has it. A message of a
             pack is not.
     """
@@ -65,7 +65,7 @@ def documents(
 
 
 def in_stream(id: Id) -> Plan[StreamMessage[Any] | None]:
-    """Return the message of a stream with this id, if there is one."""
+    """Return the message of a stream with this id, or None if there is no such message."""
     named = _OF_STREAM.fullmatch(id) if isinstance(id, str) else None
     if named is None:
         return None

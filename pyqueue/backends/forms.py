@@ -2,7 +2,7 @@
 
 A message is a document, and its reservation settles that document. A kind may store messages in
 another way, and give them reservations of another class. A *form* says how the reservations of
-one class are settled. An operation takes any mixture of them.
+one class are settled. An operation takes any mixture of reservations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ R = TypeVar("R", bound=Reservation[Any], contravariant=True)
 Held = Sequence[Reservation[Any]]
 #: The reservations whose leases were not extended, each with the reason.
 Failures = list[tuple[Reservation[Any], QueueError]]
-#: Reservations, each with how its settlement went.
+#: Reservations, each with the result of its settlement.
 Outcomes = list[tuple[Reservation[Any], SettlementResult]]
 
 
@@ -37,11 +37,11 @@ class RollbackOptions(TypedDict, total=False):
 
 
 class Failure(NamedTuple):
-    """Why messages go back to their queue, or to the dead-letter queue."""
+    """Why messages go back to their queue or into the dead-letter queue, and how."""
 
     #: The error that the messages store, or None if they keep their current error.
     error: Mapping[str, Any] | None
-    #: How long they wait for another try, in seconds, or None if the backoff decides.
+    #: How long the messages wait for another try, in seconds, or None if the backoff decides.
     delay_s: float | None = None
     session: object = None
     #: Whether the try counts. If not, it is never the last one.
@@ -75,7 +75,7 @@ class Extension(NamedTuple):
 
     #: The new length in seconds, or None if each lease keeps its length.
     lease_s: float | None
-    #: Once this time has passed, in seconds, a failure is not tried again.
+    #: After this time, in seconds, leases that could not be extended are not tried again.
     budget_s: float
     #: Whether a command may take as long as the client allows.
     patient: bool = False
@@ -169,14 +169,14 @@ def settle(held: Held, plan_for: Callable[[Form[Any], Held], Plan[None]]) -> Pla
 
     Raises:
         LeaseLost: some messages were no longer held; the rest are settled.
-        Unavailable: the outcome is unknown for ``ids``; the rest are settled or lost.
+        Unavailable: the outcome is unknown for the ids in ``ids``; the rest are settled or lost.
     """
     parts = [(plan_for(form, some), some) for form, some in by_form(held)]
     return parts[0][0] if len(parts) == 1 else each_part(*parts)
 
 
 def each_part(*parts: tuple[Plan[None], Held]) -> Plan[None]:
-    """Run plans that settle parts of a call, one after the other.
+    """Run plans that each settle a part of a call, one after the other.
 
     A lost lease or an unknown outcome does not stop the plans that follow. At the end, one error
     reports all of them. Any other error is raised at once, and the plans that follow do not run.

@@ -1,4 +1,4 @@
-"""Take a held message of any queue from its holder: it becomes ready again."""
+"""Take a held message of any queue from its holder, so that it becomes ready again."""
 
 from __future__ import annotations
 

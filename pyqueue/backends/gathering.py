@@ -10,13 +10,13 @@ The *record* of a gather is that message. Until then it is hidden, as one docume
 
 The messages of the gather have ``gather: {id, dead}``. A message that leaves it has ``last_gather``
 instead, or is gone. A move, a retry, a redrive and a wait in a dead-letter queue keep ``gather``,
-and so does a source until its copies are published. So a gather without such a message, once it is
-sealed, never has one again: only the holder of one could add another. One update at majority then
+and so does a source until its copies are published. So once a sealed gather has no message left, it
+never has one again, because only the holder of one could add another. One update at majority then
 lets the record enter its queue, so it enters once, even if several processes look.
 
-A look reads at majority, so no fail-over can bring a message back that it did not find. It first
-reads that the record is sealed: messages that are pushed between a read of them and the seal would
-be missed otherwise.
+A *look* checks whether a message is left. It reads at majority, so no fail-over can bring back a
+message that it did not find. It first checks that the record is sealed; otherwise it would miss
+messages that are pushed after its read and before the seal.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Route(NamedTuple):
     at: datetime | None = None
 
     def stored(self, content: Content) -> Document:
-        """Return the stored form, with the values that the message gets only there."""
+        """Return the stored form, with the values that the message gets only in that queue."""
         given = {
             "to": self.queue,
             "delay": None if self.delay is None else arguments.duration("delay", self.delay),
@@ -92,7 +92,7 @@ def _record(content: Content, route: Route, now: datetime) -> Document:
 
 
 def _sealing(now: datetime) -> Document:
-    """Return the fields of a record that is sealed."""
+    """Return the fields that mark a record as sealed."""
     first = now + timedelta(seconds=_FIRST_PAUSE_S)
     return {"sealed": now, "when": first, "pause": 2 * _FIRST_PAUSE_S}
 
@@ -122,7 +122,7 @@ def begin(content: Content, route: Route) -> Plan[None]:
 
 
 def prepare(id: Id | None) -> Plan[None]:
-    """Make sure of the index before there are messages of a gather. The driver creates it.
+    """Make sure that the index for gathers exists, before its first message. The driver creates it.
 
     Raises:
         ConfigurationError: the index is missing, and the database user may not create it.
@@ -169,7 +169,7 @@ class Known:
 
     #: The record, once it is sealed. It never changes after that.
     record: Document | None = None
-    #: A message of the gather that was there.
+    #: The id of a message of the gather that the last look found.
     message: object = None
 
 
@@ -178,7 +178,7 @@ def look(id: Id, known: Known) -> Plan[bool]:
 
     Args:
         id: the id of the record.
-        known: what this process knows of it; this call adds to it.
+        known: what this process knows of the gather; this call adds to it.
 
     Returns:
         Whether the record is no longer there, so that no process need look again.
@@ -234,10 +234,10 @@ def _enter(record: Document) -> Plan[None]:
 
 
 def look_when_due(record: Document) -> Plan[bool]:
-    """Look at a gather if its time has come. Return whether its record is there no longer.
+    """Look at a gather if its time has come. Return whether its record is gone.
 
-    One process looks, and sets the time of the next look before. A record that was never sealed is
-    deleted.
+    Only one process looks, because it first sets the time of the next look. A record that was not
+    sealed in time is deleted.
     """
     id, now = record["_id"], (yield from ServerTime())
     if not record["when"] <= now:
@@ -266,7 +266,7 @@ def look_at_due(most: int) -> Plan[tuple[int, int]]:
     """Look at the gathers whose time has come. Return how many are open, and how many ended.
 
     Args:
-        most: how many gathers to look at, and to count.
+        most: the most gathers to look at, and the most to count.
     """
     now = yield from ServerTime()
     match = {"q": GATHERS, "when": {"$lte": now}}

@@ -122,7 +122,7 @@ class Handover(NamedTuple):
 
 
 def hand_over(handover: Handover, match: Filter, update: UpdateDocument) -> Plan[Result]:
-    """Let documents leave a source that stays.
+    """Hand over documents from a source that stays in its queue.
 
     Args:
         handover: the handover. Its queues must have records, and each copy must be storable.
@@ -237,7 +237,7 @@ class _Call(NamedTuple):
 
 
 def _hand_over_for_callers(calls: Sequence[_Call]) -> Plan[Sequence[Result | None]]:
-    """Share the commands of several calls. If that fails, return None for each: it runs alone."""
+    """Share the commands of several calls. If that fails, return None for each, to be run alone."""
     if len(calls) == 1:
         return (yield from _hand_over(calls))
     try:
@@ -284,7 +284,7 @@ def _decide(pairs: Sequence[tuple[Filter, UpdateDocument]], half_time: bool) -> 
 
 
 def _report_missing(queue: str, copies: Sequence[Document]) -> Plan[None]:
-    """Log copies that cannot be published. It is too early for another process to have done so."""
+    """Log copies that are missing, although it is too early for another process to publish them."""
     ids = [each["_id"] for each in copies]
     tokens, calls = set(map(token_of, copies)), set(map(call_of, copies))
     found = yield from Find({"_id": {"$in": ids}}, {MARK: 1, "q": 1, "when": 1})
@@ -389,10 +389,10 @@ def _insert(documents: Sequence[Document]) -> Plan[list[int]]:
 def overwrite(documents: Sequence[Document], fence: Filter | None) -> Plan[bool]:
     """Store documents whose ids are taken, in place of hidden copies that have these ids.
 
-    A taken id does not tell whether this was done before; the fence does. If the fence matches
-    after the stored documents were read, the new documents are undecided, and no former holder can
-    decide its copies any more, even after a fail-over. So hidden copies may be replaced, whatever
-    queue their holder died in. Any other document belongs to another message, and stays.
+    A taken id does not show whether an earlier call completed the handover; the fence does. If the
+    fence matches after the stored documents were read, the new documents are undecided, and no
+    former holder can decide its copies any more, even after a fail-over. So hidden copies of any
+    queue may be replaced. Any other document belongs to another message, and stays.
 
     Args:
         documents: the documents to store.
@@ -423,7 +423,7 @@ def _overwrite_copies(
 ) -> Plan[list[Document]]:
     """Write documents over the copies that were read. Return the documents to write again.
 
-    ``stored`` has the copies by id. A missing copy was deleted.
+    ``stored`` has the copies, keyed by id. A copy that is missing there was deleted.
     """
     present = [each for each in documents if each["_id"] in stored]
     missing = [each for each in documents if each["_id"] not in stored]
@@ -462,10 +462,10 @@ def finish(document: Document) -> Plan[None]:
 
 
 def finish_decided(source: Document) -> Plan[None]:
-    """Publish the copies that a source lists. ``source`` is as a majority stored it.
+    """Publish the copies that a source lists. ``source``: the source as a majority stored it.
 
-    The copies are found by id and token: a copy of another holder may have led here from the hidden
-    documents of another queue.
+    The copies are found by id and token, in any queue, because a copy of another holder may have
+    led here from the hidden documents of another queue.
     """
     if not is_source(source):
         return
@@ -479,7 +479,7 @@ def finish_decided(source: Document) -> Plan[None]:
 def _end_sources(sources: Sequence[Document]) -> Plan[None]:
     """Remove published copies from the lists of sources, or end the sources.
 
-    If a fail-over undoes this, it is done again.
+    If a fail-over undoes this, a later recovery does it again.
     """
     pairs: list[tuple[Filter, UpdateDocument]] = []
     deleted: list[Filter] = []

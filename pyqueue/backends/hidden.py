@@ -54,7 +54,7 @@ def is_new(copy: Document) -> bool:
 
 
 def gather_of(copy: Document) -> Document | None:
-    """Return the stored gather that a copy joins once it is published; None: it joins none."""
+    """Return the stored gather that a copy joins once it is published, or None if it joins none."""
     gather: Document | None = copy[MARK].get("gather")
     return gather
 

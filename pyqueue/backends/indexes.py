@@ -1,6 +1,6 @@
 """The indexes of a namespace: the common indexes, and indexes that only some queues need.
 
-Each is created when the first queue that needs it is used.
+Each index is created when the first queue that needs it is used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ GATHER_INDEXES: Final[Mapping[str, IndexTerms]] = {
         {"partialFilterExpression": {"gather.id": {"$exists": True}}},
     ),
 }
-#: The indexes that processes of 0.1 use, and this release does not.
+#: The indexes that release 0.1 uses, and this release does not.
 FORMER_INDEXES: Final = frozenset({"group"})
 
 
@@ -61,7 +61,7 @@ def make_indexes(namespace: str, indexes: Mapping[str, IndexTerms] = INDEXES) ->
 
     Args:
         namespace: the name of the collection.
-        indexes: the keys and options of each index, by name.
+        indexes: the keys and options of each index, keyed by index name.
 
     Raises:
         ConfigurationError: an index is missing and the database user may not create it. The error

@@ -125,7 +125,7 @@ def _insert(entries: Entries) -> Plan[Written]:
 
 
 def _insert_or_repeat(entries: Entries) -> Plan[Written]:
-    """Insert documents. If an id has become free since, insert its document again."""
+    """Insert documents. Insert a document again if the id that kept it out has become free."""
     written = yield from _insert_once(entries)
     try:
         for place in written.free:
@@ -187,8 +187,8 @@ def _with_callers(
 def _judge(entries: Entries, failures: Sequence[WriteFailure], written: Written) -> Plan[None]:
     """Add to ``written`` why documents were kept out.
 
-    The server names only one of two violated indexes. A repeated push with an id and a key is still
-    the same message.
+    The server names only one of two violated indexes. So a document whose id is known in the queue
+    counts as pushed again, even if the server names the index of keys.
     """
     refused: list[Id] = [entries.documents[failure.place]["_id"] for failure in failures]
     clashing = [id for id in refused if id in entries.given]
@@ -256,7 +256,7 @@ def was_in(queue: str, document: Document) -> bool:
 
 
 def find_usable(match: Filter, fields: Document, session: object) -> Plan[list[Document]]:
-    """Find documents, and delete abandoned hidden copies among them."""
+    """Find documents. Delete abandoned hidden copies instead of returning them."""
     fields = {**fields, "q": 1, "when": 1, MARK: 1}
     found = yield from Find(match, fields, session=session)
     copies = [each for each in found if is_copy(each)]
@@ -268,9 +268,9 @@ def find_usable(match: Filter, fields: Document, session: object) -> Plan[list[D
 def _delete_abandoned(copy: Document, session: object) -> Plan[None]:
     """Delete a hidden copy if no holder has decided on it, and no holder can any more.
 
-    An open source has no holder, so it is deleted; the push that inserted it tries again. Then one
-    update at majority finds the source under another token, or keeps the source out. After that, no
-    fail-over can bring the token back.
+    An open source has no holder, so it is deleted; the push that inserted it tries again. In other
+    cases, one update at majority ensures this: it finds the source under another token, or it
+    stores a placeholder for a missing source. After that, no fail-over can bring the token back.
     """
     token, source, listed = copy[MARK]["token"], copy[MARK].get("source"), f"{HANDED}.h"
     held = {"_id": source, "$or": [{"token": token}, {listed: token}]}
@@ -299,7 +299,7 @@ def store_placeholder(match: Filter, session: object) -> Plan[None]:
         session: the session of the caller's transaction, or None.
 
     Raises:
-        DuplicateKey: the document is stored and does not match.
+        DuplicateKey: a document with this _id is stored, and does not match.
     """
     now = yield from ServerTime()
     placeholder = {"q": _KEPT_OUT, "processed": now, "expires": now + _KEPT_OUT_FOR}
@@ -335,7 +335,7 @@ def raise_foreign_ids(
 
 
 def _upsert_each(entries: Entries) -> Plan[Written]:
-    """Do the same as ``_insert`` in a transaction, which a duplicate-key error would abort."""
+    """Write documents in a transaction, without errors for duplicate keys, which would abort it."""
     queue, given, session = entries.queue, entries.given, entries.session
     written = Written([])
     for place, document in enumerate(entries.documents):

@@ -37,7 +37,7 @@ LABEL_FIELDS: Final = ("headers", "key", "last_key", "pushed", "trail", "type")
 #: messages are wrong. After CHECKED_FIRST messages it no longer stops.
 MIN_MISFITS: Final = 10
 CHECKED_FIRST: Final = 100
-#: While misfits arrive, there is a warning at least this often.
+#: While invalid messages arrive, a warning is logged at least this often.
 WARNING_INTERVAL: Final = timedelta(seconds=60)
 
 
@@ -195,7 +195,7 @@ def bury_claimed(
 def bury_unclaimable(
     graveyard: Graveyard, match: Filter, fault: Exception, now: datetime
 ) -> Plan[None]:
-    """Bury a document that cannot be claimed, or hide it from scans if the server refuses."""
+    """Bury a document that cannot be claimed; if the server refuses that, hide it from scans."""
     queue, kind, dead_letter = graveyard
     target = yield from namespace.dead_letter_target(queue, kind, dead_letter, [None])
     death = {"reason": "invalid", "tries": 0, "error": error_record(fault, now)}

@@ -1,4 +1,4 @@
-"""How the end of a finished message is kept: for a history, for a result, or for its key."""
+"""How long a finished message is kept: for the history, for its result, or for its key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pyqueue.backends.kind import Kind
 from pyqueue.facts import Keep, kept_s
 from pyqueue.messages import KEPT_BARE
 
-#: The outcomes of a message on which the work succeeded. Only these keep its key.
+#: The outcomes which mean that the work succeeded. Only with these may a message keep its key.
 SUCCESS: Final = ("committed", "popped")
 
 
@@ -19,13 +19,13 @@ class Finish(NamedTuple):
 
     #: The outcome that the history shows.
     outcome: str
-    #: For how many seconds its end is kept; None: it is deleted.
+    #: For how many seconds the finished message is kept, or None to delete it.
     kept_s: float | None
     #: Whether it has a message key.
     keyed: bool
-    #: For how many seconds its end keeps the key; None: not at all.
+    #: For how many seconds the finished message keeps its key, or None if it does not.
     unique_s: float | None = None
-    #: Whether its end is kept for the key only, without the payload.
+    #: Whether the finished message is kept for its key only, without the payload.
     bare: bool = False
 
 
@@ -33,10 +33,10 @@ def finish_of(outcome: str, history_s: float | None, keep: Keep | None, *, keyed
     """Return how a message finishes.
 
     Args:
-        outcome: the outcome.
-        history_s: the history of its queue, in seconds, or None.
-        keep: what its producer asked for, or None.
-        keyed: whether it has a message key.
+        outcome: the outcome that the history shows.
+        history_s: how long its queue keeps finished messages, in seconds, or None if it does not.
+        keep: what its producer asked to keep, or None.
+        keyed: whether the message has a message key.
     """
     stay_s = kept_s(history_s, keep)
     if keep is None or keep.unique is None or not keyed or outcome not in SUCCESS:
@@ -46,9 +46,9 @@ def finish_of(outcome: str, history_s: float | None, keep: Keep | None, *, keyed
 
 
 def finishing(kind: Kind, finish: Finish, now: datetime) -> SettlementUpdate:
-    """Return the update that finishes a message; None: it is deleted.
+    """Return the update that finishes a message, or None if the message is deleted.
 
-    An end that is kept for its key only lies above the history, and has no payload.
+    A message that is kept for its key only has no payload, and its ``when`` is above the history.
     """
     update = kind.finishing(now, finish.outcome, finish.kept_s, keyed=finish.keyed)
     if update is None or finish.unique_s is None:

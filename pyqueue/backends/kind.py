@@ -44,7 +44,7 @@ class Kind(Protocol):
     def capabilities(self) -> frozenset[str]:
         """Which of these the kind offers: "history", "dead_letter", "keys", "move", "pop", "claim",
         "priority", "group", "packs", and the limits "concurrency", "rate" and "per". Plans refuse
-        the rest.
+        every feature that is not in the set.
         """
 
     @property
@@ -88,7 +88,7 @@ class Kind(Protocol):
         keep them."""
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
-        """Return the indexes that queues of this kind need, by name, besides the common indexes.
+        """Return the indexes that queues of this kind need besides the common ones, keyed by name.
 
         Args:
             shape: the stored options of the queue, or None to return the indexes for all options.
@@ -136,7 +136,7 @@ class Kind(Protocol):
     ) -> Plan[None]:
         """Release the messages that waited for messages whose claims have ended.
 
-        The plan may run late, twice, or not at all. If it never does, they wait until a lease ends.
+        The plan may run late, twice, or never; if never, the messages wait until a lease ends.
 
         Args:
             queue: the name of the queue.
@@ -154,7 +154,7 @@ class Kind(Protocol):
     def packed_ids(
         self, queue: str, ids: Sequence[Id], session: object = None
     ) -> Plan[tuple[frozenset[Id], list[Id]]]:
-        """Find chosen ids that messages in shared documents have. No unique index rejects them.
+        """Find which chosen ids belong to messages in packs: no unique index rejects these ids.
 
         Args:
             queue: the name of the queue that the messages enter.
@@ -172,7 +172,7 @@ class Kind(Protocol):
 
         Args:
             now: the current instant.
-            outcome: "popped", "committed" or "removed".
+            outcome: the outcome that the history shows, such as "popped" or "committed".
             history_s: how long the history keeps the message, in seconds, or None if it does not.
             keyed: whether the message has a message key.
 
@@ -185,7 +185,7 @@ K = TypeVar("K", bound=Callable[[], Kind])
 
 _kinds: dict[str, Kind] = {}
 
-#: The remedy in the error text, by the capability that a kind does not support.
+#: The remedy in the error text, keyed by the capability that a kind does not support.
 _REMEDIES: Final = {
     "pop": "; reserve messages and commit them",
     "claim": "; reserve messages with reserve_many()",
@@ -198,14 +198,14 @@ _REMEDIES: Final = {
 
 
 def register(kind: K) -> K:
-    """Add a kind to the table. A class decorator; the class is called without arguments."""
+    """Add a kind to the table. This class decorator calls the class without arguments."""
     one = kind()
     _kinds[one.name] = one
     return kind
 
 
 def known() -> Mapping[str, Kind]:
-    """Return the kinds registered in this process, by name."""
+    """Return the kinds registered in this process, keyed by name."""
     return _kinds
 
 
@@ -231,10 +231,10 @@ def require(kind: Kind, queue: str, capability: str, argument: str | None = None
         kind: the kind of the queue.
         queue: the name of the queue.
         capability: the capability that the caller needs.
-        argument: the name that the caller knows it by, if that differs.
+        argument: the name by which the caller knows the capability, if that differs.
 
     Raises:
-        ConfigurationError: the kind does not support it.
+        ConfigurationError: the kind does not support the capability.
     """
     if capability not in kind.capabilities:
         name = argument or capability
@@ -248,7 +248,7 @@ def require_target(kind: Kind, queue: str, priority: int | None, group: str | No
     """Refuse an entering message's priority or group if the queue does not support it.
 
     Raises:
-        TargetRefused: the kind does not support it.
+        TargetRefused: the kind does not support the priority or the group.
     """
     try:
         if priority is not None:
@@ -263,7 +263,7 @@ def require_limit(kind: Kind, queue: str, limit: Limit) -> None:
     """Refuse a limit that a kind does not support.
 
     Raises:
-        ConfigurationError: the kind does not support it.
+        ConfigurationError: the kind does not support a part of the limit.
     """
     for name in ("concurrency", "rate", "per"):
         if getattr(limit, name) is not None:

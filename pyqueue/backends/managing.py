@@ -93,14 +93,14 @@ def way_home(
     """Return how a dead message goes back, or None if it does not say where it came from.
 
     Args:
-        queue: the queue that it is in.
+        queue: the queue that the message is in now.
         kind: the kind of that queue.
-        document: the message.
+        document: the dead message.
         now: the current instant.
-        at: when it becomes ready again, or None for now.
+        at: when the message becomes ready again, or None for now.
 
     Raises:
-        TargetRefused: it came from a stream.
+        TargetRefused: the message came from a stream.
     """
     if invalid_fields(document):
         return None  # a foreign document does not say where it came from
@@ -183,10 +183,10 @@ def reprioritize(queue: str, kind: Kind, id: Id, priority: int) -> Plan[bool]:
 def purge(queue: str, kind: Kind, *, singles: bool = False) -> Plan[int]:
     """Delete the messages that are ready or scheduled. Return how many.
 
-    ``singles``: leave out packs; see ``bucket.managing``.
+    ``singles``: whether to leave out packs; see ``bucket.managing``.
 
     It works in pages. It passes over messages that an open transaction holds, and tries them again
-    at the end: first one by one, then with one command, until its time is up.
+    at the end: first one by one, then with one command, up to the time limit of the client.
 
     Raises:
         Unavailable: the server did not answer, or messages are still held by a transaction. The
@@ -240,11 +240,11 @@ def _delete_each(
     """Delete the messages with these ids, unless they are held under a lease.
 
     The server deletes in order and waits at a message that a transaction holds. A read does not
-    wait, and shows how far the delete got. If it made no progress, skip the first message, and
-    double the number of skipped messages each time, up to ``most``.
+    wait, and shows how far the delete got. If the delete made no progress, this skips the first
+    message, and doubles the number of skipped messages each time, up to ``most``.
 
     Returns:
-        How many were deleted, and the ids that were skipped.
+        How many messages were deleted, and the ids of the messages that were skipped.
     """
     rest = sorted(ids, key=lambda id: (isinstance(id, ObjectId), str(id)))
     passed: list[object] = []

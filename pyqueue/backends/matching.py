@@ -1,9 +1,9 @@
 """Which messages ``where=`` selects: a matcher, and a filter for the server.
 
 ``Where.matches`` decides. ``Where.filter`` only keeps the server from sending messages that surely
-do not match. It may let more of them through, but never fewer: the server and mongomock compare
-arrays, nulls, decimals and paths with numbers in ways that differ from each other and from here. So
-the filter leaves a condition out, or weakens it, wherever they could differ.
+do not match. It may let further messages through, but it never drops a match: the server and
+mongomock compare arrays, nulls, decimals and paths with numbers in ways that differ from each other
+and from here. So the filter leaves a condition out, or weakens it, where the results could differ.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pyqueue.where import Condition
 
 #: The fields below which any name may follow.
 _OPEN: Final = ("payload", "headers", "checkpoint")
-#: The other paths.
+#: All other paths that a condition may name.
 _KNOWN: Final = (
     *("key", "when", "pushed", "tries", "priority", "group", "owner", "outcome", "processed"),
     *("error", "error.type", "error.message", "error.at", "error.where", "error.fp"),
@@ -115,7 +115,7 @@ class Clause:
         return found
 
     def filter(self) -> Filter:
-        """Return a filter that matches every message that this selects, or {} for all messages."""
+        """Return a filter that matches all messages for which this clause holds; {} matches all."""
         names = self.path.split(".")
         # The server may take a number for the name of a field, too, in each document of a list.
         if any(_INDEX.fullmatch(name) or name.startswith("$") for name in names):
@@ -246,7 +246,7 @@ def conditions(where: object, also: Collection[str] = ()) -> Where:
         also: Further paths. The documents that are matched must have these fields.
 
     Raises:
-        ConfigurationError: It is not a mapping, a path is unknown, or a value cannot be compared.
+        ConfigurationError: ``where`` is not a mapping, a path is unknown, or a value is invalid.
     """
     if where is None:
         return Where(())
@@ -284,7 +284,7 @@ def _clause(name: str, value: object) -> Clause:
 
 
 def _checked(path: object, also: Collection[str]) -> str:
-    """Return a known path.
+    """Check a path, and return it.
 
     Raises:
         ConfigurationError: The path is not a str, or is unknown.
@@ -321,7 +321,7 @@ def _in_stored_form(path: str, value: object) -> object:
     """Return a value as BSON stores it.
 
     Raises:
-        ConfigurationError: BSON cannot store it, or it contains an instant without a time zone.
+        ConfigurationError: BSON cannot store the value, or an instant in it has no time zone.
     """
     data: bytes | None = None
     naive = False

@@ -93,7 +93,7 @@ def move(
 def move_documents(
     terms: QueueTerms, pairs: Sequence[tuple[Reservation[Any], Any]], move: Move, session: object
 ) -> Plan[None]:
-    """Move messages that are documents. Moves that change only the queue share commands."""
+    """Move messages that have their own documents. Moves without other changes share commands."""
     same: Hashable = ("move", id(move))
     alike = _stayed_alike([held for held, _ in pairs])
     settlements = []
@@ -108,7 +108,7 @@ def move_documents(
 
 
 def stay_of(message: Message[Any]) -> dict[str, Any]:
-    """Return the facts of a stay for the trail: its tries, and the wait for the last try."""
+    """Return what the trail notes about a stay in a queue: its tries, and its last wait."""
     if not isinstance(message, Reservation):
         return {"tries": message.tries}  # it is not known when it was last claimed
     waited_s = max(0.0, (message.reserved - message.when).total_seconds())
@@ -125,7 +125,7 @@ def _stayed_alike(held: Sequence[Reservation[Any]]) -> bool:
 
 
 def stored_payload(codec: Codec[Any], payload: Any) -> Any:
-    """Return the stored value of a payload. UNCHANGED stays."""
+    """Return the stored value of a payload, or UNCHANGED if that is the payload."""
     return payload if payload is UNCHANGED else dump(codec, payload)
 
 
@@ -147,7 +147,7 @@ def check_key(key: str | None, held: Sequence[object]) -> None:
 
 
 def refuse_taken(target: Target, key: str | None, session: object) -> Plan[None]:
-    """Refuse a taken key before anything is written."""
+    """Refuse a key that another message of the target has, before anything is written."""
     match = {"q": target.queue, "key": key}
     if key is not None and (yield from Find(match, {"_id": 1}, limit=1, session=session)):
         raise key_taken(target, key)
@@ -169,7 +169,7 @@ def ready_target(
     priority: int | None,
     group: str | None,
 ) -> Plan[Target]:
-    """Return the target of a move, after making its record and listing the new priorities there."""
+    """Return the target of a move, whose record then exists and lists the new priorities."""
     if isinstance(to, str) and (priority is not None or group is not None):
         name = (yield from namespace.kind_of(to)) or "standard"
         require_target(namespace.target_kind(to, name), to, priority, group)
@@ -185,7 +185,7 @@ def move_settlement(
 ) -> Settlement:
     """Return the settlement that moves one message; see ``move_update``.
 
-    It has a ``group`` if the message is in an ordered group: such messages need separate updates.
+    The settlement has a ``group`` only for messages of ordered groups, which need separate updates.
     """
     group = held.group if move.group is None else move.group
     batch = None if group is None else ("group", group)
@@ -198,10 +198,10 @@ def move_update(
     """Return the update that moves one message.
 
     Args:
-        terms: the queue that it leaves.
+        terms: the queue that the message leaves.
         message: the message.
         value: the stored value of its new payload, or UNCHANGED.
-        move: how it moves.
+        move: the target, and what changes on the way there.
         now: the current instant.
     """
     kind = terms.kind
@@ -259,7 +259,7 @@ def move_each(
     commands.
 
     Returns:
-        Each reservation, and how its move went.
+        Each reservation, with the result of its move.
     """
     levels = {held.priority if new.priority is None else new.priority for held, new in pairs}
     yield from namespace.ensure(target.queue, target.kind, target.options, levels)

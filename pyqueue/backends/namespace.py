@@ -74,9 +74,9 @@ class QueueRecord(NamedTuple):
     levels: frozenset[int] = frozenset()
     #: Whether no program has named the kind.
     open: bool = False
-    #: Whether a client may remember it: there is a record, and the queue was not deleted.
+    #: Whether a client may remember the record: it exists, and the queue was not deleted.
     live: bool = True
-    #: Whether the options that it shows were compared with the caller's.
+    #: Whether the options in the record were compared with the options of the caller.
     compared: bool = True
 
 
@@ -96,14 +96,14 @@ def read_or_create_record(
     If the request names a kind or shape options that no program has named, the record gets them.
 
     Args:
-        request: the request. The record lists its levels before any message has them.
+        request: the request. Its levels are listed in the record before any message has them.
         shown: the options that the record shows to people, or None to keep the stored options.
         compare: whether to warn if the record shows other options, and to replace them.
-        agreed: whether the record agreed with the shape before. If so, the caller follows it.
+        agreed: whether the record agreed with the shape before. If so, later changes are accepted.
         by: the label of this process.
 
     Raises:
-        ConfigurationError: this release does not know the kind, or an option has another value.
+        ConfigurationError: this release does not know the kind, or a shared option differs.
         Unavailable: other programs keep changing the record.
     """
     queue, match = request.queue, {"_id": record_id(request.queue)}
@@ -246,7 +246,7 @@ def revive_record(queue: str, record: Mapping[str, Any], by: str | None = None) 
     Args:
         queue: the name of the queue.
         record: its record, including its levels.
-        by: the label of the process that uses the queue, or None if it was not deleted after all.
+        by: the label of the process that uses the queue, or None if the deletion was called off.
     """
     match = {"_id": record_id(queue), "deleted": {"$exists": True}}
     put: dict[str, object] = {"q": queue}  # the deletion changed it
@@ -271,7 +271,7 @@ def ensure(
 
 
 def ensured(request: EnsureQueue, kind: Kind) -> Plan[None]:
-    """Carry out a request of ``ensuring``.
+    """Carry out a request that ``ensuring`` has returned.
 
     Raises:
         ConfigurationError: the queue is not of this kind.
@@ -297,7 +297,7 @@ def ensuring(
         options: the options of the Queue object, or None if there is no object.
         priorities: the priorities of the messages that enter, for a kind with priorities; None is
             the default.
-        receives: whether the caller receives. This names the kind, even if the object does not.
+        receives: whether the caller receives, which names the kind even if the object does not.
     """
     name = kind.name
     levels = kind.levels(priorities)
@@ -356,9 +356,9 @@ def kind_of(queue: str) -> Plan[str | None]:
 
 
 def target(queue: str, priorities: Collection[int | None] = ()) -> Plan[Target]:
-    """Return a queue that is known only by its name; if it is new, it is a standard queue.
+    """Return a queue that is known only by its name, as a target for messages.
 
-    The first program that names a kind makes it a queue of that kind. ``priorities``: the
+    A new queue counts as a standard queue until a program names its kind. ``priorities``: the
     priorities of the messages that enter it.
 
     Raises:

@@ -58,7 +58,7 @@ def name_kind(queue: str, record: Mapping[str, Any], kind: Kind) -> Plan[None]:
 
 
 def put_level_records(queue: str, levels: Sequence[int]) -> Plan[None]:
-    """Put a record at the end of each level; see ``levels``."""
+    """Create the records of these levels, if they are missing; see ``levels``."""
     now = yield from ServerTime()
     for each in levels:
         record = {"q": queue, "priority": each, "when": now, "record": True}

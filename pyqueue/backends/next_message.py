@@ -1,10 +1,10 @@
 """The next message of a loop: it is claimed while the last one is committed.
 
-The commit and the claim do not depend on each other, so they run at once, and the caller waits for
-both. The commit goes first if the claim may find more messages after it, for example messages that
-wait for the last one. The plan waits for a message only after the commit, so a caller that lost a
-lease learns of it at once. Nothing is claimed before the caller asks for it, and a message that is
-claimed but not returned is given back.
+The commit and the claim do not depend on each other, so they run concurrently, and the caller waits
+for both. The commit goes first if the claim may find more messages after it, for example messages
+that wait for the last one. The plan waits for a message only after the commit, so a caller that has
+lost a lease learns of it at once. Nothing is claimed before the caller asks for it, and a message
+that is claimed but not returned is given back.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def next_message(
     Args:
         receive: receives up to one message.
         commit: commits the last message, or None if there is none or it was settled.
-        release: makes the plan that gives messages back unprocessed.
+        release: returns the plan that gives messages back unprocessed.
         commit_first: whether the claim may find more messages once the last one is committed.
         until: the end of the lease of the last message. After it, the claim could take that
             message, so the commit goes first, too.
@@ -53,7 +53,7 @@ def next_message(
     if commit is None:
         return (yield from receive)
     if commit_first or until <= (yield from ServerTime()):
-        # To the end: its last step lets the messages start that wait for this one.
+        # It must run to the end: its last step releases the messages that wait for this one.
         yield from to_the_end(commit)
         return (yield from receive)
     return (yield from _commit_and_receive(commit, receive, release))
@@ -86,7 +86,7 @@ def _commit_and_receive(
 
 
 def _failure(plan: Plan[None]) -> Plan[Exception | None]:
-    """Run a plan to its end, and return its error. The other plan then also runs to its end."""
+    """Run a plan, and return its error, if any, so that the other plan also runs to its end."""
     try:
         yield from plan
     except Exception as error:
@@ -95,7 +95,7 @@ def _failure(plan: Plan[None]) -> Plan[Exception | None]:
 
 
 def _give_back(claimed: list[H], release: Callable[[list[H]], Plan[None]]) -> Plan[None]:
-    """Give a message back that the caller does not get, because the caller gets an error."""
+    """Give back a claimed message that the caller does not get after an error or a cancellation."""
     try:
         yield from release(claimed)
     except LeaseLost:
@@ -111,7 +111,7 @@ def _give_back(claimed: list[H], release: Callable[[list[H]], Plan[None]]) -> Pl
 
 
 def to_the_end(plan: Plan[None]) -> Plan[None]:
-    """Run a plan that settles to its end, even if the caller is cancelled.
+    """Run a plan that settles messages to its end, even if the caller is cancelled.
 
     Hooks are told in the caller's task. If the caller is gone, they are told where the plan runs,
     and its error is logged.
@@ -131,7 +131,7 @@ def to_the_end(plan: Plan[None]) -> Plan[None]:
 
 
 class _Settlement:
-    """A plan that settles, runs in a separate task, and may outlive its caller."""
+    """A plan that settles messages in a separate task, and that may outlive its caller."""
 
     def __init__(self, plan: Plan[None]) -> None:
         self._plan = plan

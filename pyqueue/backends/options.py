@@ -29,7 +29,7 @@ class Options:
     names_kind: bool = True
 
     def listed(self) -> dict[str, object]:
-        """Return the options that people see."""
+        """Return the options that are shown to people."""
         names = ("lease", "max_tries", "dead_letter", "history")
         return {name: getattr(self, name) for name in names}
 
@@ -41,7 +41,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class QueueTerms:
-    """How one Queue object uses its queue. It can be pickled."""
+    """The queue of a Queue object, with its options and codec, in a form that can be pickled."""
 
     queue: str
     #: The name of the kind.
@@ -79,11 +79,11 @@ class NewMessage(NamedTuple):
     #: When it becomes ready, as in ``Queue.push``: either of the two, or neither.
     delay: float | timedelta | None = None
     at: datetime | None = None
-    #: The queue that it is for, if a write covers several queues.
+    #: The queue that the message is for, if a write covers several queues.
     queue: str | None = None
     priority: int | None = None
     group: str | None = None
-    #: Why ``queue`` cannot store it: it then goes to the dead-letter queue of that queue.
+    #: Why ``queue`` cannot store the message. The dead-letter queue of ``queue`` then gets it.
     fault: str | None = None
 
 

@@ -32,7 +32,7 @@ class Output(NamedTuple):
     at: datetime | None = None
 
     def content(self, held: Reservation[Any], value: Any, gather: Gather | None) -> Content:
-        """Return its content.
+        """Return the content of the new message.
 
         Args:
             held: the finished message.
@@ -53,10 +53,10 @@ class Output(NamedTuple):
 
 
 class Then(NamedTuple):
-    """The message of the gather of some outputs; see ``gathering``."""
+    """The message that enters its queue once all outputs have ended; see ``gathering``."""
 
     output: Output
-    #: Whether dead letters among the outputs end.
+    #: Whether an output that is buried counts as ended ("end"), or still holds the message back.
     dead: WhenDead = "hold"
 
 
@@ -72,7 +72,7 @@ def documents(
     Args:
         held: the finished message. Without ``then``, its outputs belong to its gather.
         outputs: its outputs.
-        then: the message of the gather of the outputs, or None.
+        then: the message that waits until all outputs have ended, or None.
         values: the stored payloads of the outputs, and of ``then``.
         now: the current instant.
     """

@@ -123,7 +123,7 @@ def finish_popped(
 
 
 def _is_kept(document: Document) -> bool:
-    """Return whether the producer of a message asked for its end to be kept."""
+    """Return whether a producer asked to keep the finished message, for its result or its key."""
     return "keep" in document or "unique" in document
 
 
@@ -143,7 +143,7 @@ def _delete_alike(ids: Sequence[Id], token: str, until: datetime) -> Plan[set[Ha
     ended, another process may delete some of them, and the number of deletions does not tell which.
 
     Args:
-        ids: the ids.
+        ids: the ids of the messages.
         token: the token of the claim.
         until: when half of the lease is over. The server compares it with its clock.
     """
@@ -166,8 +166,8 @@ def _replaced(ids: Sequence[Id], done: int) -> Plan[set[Hashable]]:
     """Return the ids of the messages that another writer replaced before the rest were deleted.
 
     Args:
-        ids: the ids.
-        done: how many were deleted. The rest were no longer held.
+        ids: the ids of the messages that were to be deleted.
+        done: how many of them were deleted. The rest were no longer held.
 
     Raises:
         Unavailable: another process deleted some of them, and it is unknown which.
@@ -183,7 +183,7 @@ def _replaced(ids: Sequence[Id], done: int) -> Plan[set[Hashable]]:
 
 
 def _keep_alike(ids: Sequence[Id], token: str, update: Mapping[str, Any]) -> Plan[set[Hashable]]:
-    """Move the messages of one claim to history. Return the ids that the claim has lost."""
+    """Move the messages of one claim to the history. Return the ids that the claim has lost."""
     change = yield from Update({"_id": {"$in": ids}, "token": token}, update, many=True)
     if change.matched == len(ids):
         return set()

@@ -1,4 +1,4 @@
-"""Publish the copies of a decided handover: they enter their queues, and the record of a gather.
+"""Publish the copies of a decided handover, so that they become messages, or records of gathers.
 
 Any process may do this, any number of times; see ``handover``.
 """
@@ -40,7 +40,7 @@ Name = TypeVar("Name", bound=Hashable)
 def publish(copies: Sequence[Document]) -> Plan[int]:
     """Publish decided copies. Return how many were still hidden.
 
-    The record of a gather comes after the messages that it waits for.
+    The record of a gather is published after the messages that it waits for.
     """
     now = yield from ServerTime()
     records = [each for each in copies if target_of(each) == GATHERS]
@@ -93,7 +93,7 @@ def _entering(copy: Document, now: datetime) -> Mapping[str, Mapping[str, Any]]:
 def update_each(
     pairs: Sequence[tuple[Filter, UpdateDocument]], *, many: bool = False, half_time: bool = False
 ) -> Plan[int]:
-    """Apply pairs of a filter and an update, at majority. Return how many matched.
+    """Apply pairs of a filter and an update, at majority. Return how many documents matched.
 
     Raises:
         QueueError: the server refused one of the updates.
@@ -107,7 +107,7 @@ def update_each(
 
 
 def _any_of(copies: Sequence[Document]) -> Filter:
-    """Return the filter that matches hidden copies."""
+    """Return the filter that matches any of these hidden copies."""
     some = [
         {"q": q, TOKEN: token, CALL: call, "_id": {"$in": [each["_id"] for each in same]}}
         for (q, token, call), same in grouped(origin_of, copies)
@@ -118,7 +118,7 @@ def _any_of(copies: Sequence[Document]) -> Filter:
 def grouped(
     name: Callable[[Document], Name], copies: Iterable[Document]
 ) -> Iterable[tuple[Name, list[Document]]]:
-    """Return the copies grouped by a name."""
+    """Group copies by the value that ``name`` returns for them."""
     groups: dict[Name, list[Document]] = {}
     for each in copies:
         groups.setdefault(name(each), []).append(each)

@@ -42,7 +42,7 @@ class PushOptions(TypedDict, total=False):
 
     delay: float | timedelta | None
     at: datetime | None
-    #: The ``delay`` and the ``at`` of each message, in place of one for all.
+    #: The ``delay`` and the ``at`` of each message, in place of one pair for all messages.
     starts: Sequence[tuple[Any, Any]]
     headers: Mapping[str, Any] | None
     #: The headers of each message, in place of ``headers``.
@@ -52,7 +52,7 @@ class PushOptions(TypedDict, total=False):
     ids: Sequence[Id | None] | None
     priorities: Sequence[int | None] | None
     groups: Sequence[str | None] | None
-    #: The ``result`` and the ``unique_for`` of each message, and how its end is therefore kept.
+    #: The ``result`` and the ``unique_for`` of each message, and how it is kept after its end.
     results: Sequence[Any]
     uniques: Sequence[Any]
     keeps: Sequence[Keep | None]
@@ -100,7 +100,7 @@ def push_one(
 
 
 class Checked(NamedTuple):
-    """The checked content of a push: the values as they are stored, and the fields of each."""
+    """The checked content of a push: the payloads as they are stored, and the options of each."""
 
     values: list[Any]
     headers: list[Mapping[str, Any] | None]
@@ -116,10 +116,10 @@ class Checked(NamedTuple):
     gathers: list[Gather | None]
 
     def noted(self, queue: str, kind: Kind, options: Options) -> Plan[Options]:
-        """Note options of the messages that all users of the queue must know.
+        """Add the options that all users of the queue must know because of these messages.
 
         Returns:
-            The options with which to make sure of the record of the queue.
+            The options to pass when the record of the queue is created or checked.
         """
         if self.expires.count(None) < len(self.expires):
             options = yield from expiring.noted(queue, kind, options)
@@ -135,7 +135,7 @@ class Checked(NamedTuple):
     def documents(
         self, queue: str, kind: Kind, type_name: str | None, now: datetime
     ) -> list[Document]:
-        """Return the documents."""
+        """Return the documents of the messages."""
         documents: list[Document] = []
         # This loop is cheap for one message.
         for value, labels, key, id, level, turn, start, keep, expires_s, of in zip(
@@ -248,7 +248,7 @@ def enter_by_id(kind: Kind, entries: Entries, *, replacing: bool) -> Plan[list[I
             with its id; see ``replace_by_id``. If false, a taken key or id is an error.
 
     Returns:
-        Their ids. None does not occur, since a document that is not written is an error.
+        Their ids, with None for each document whose key a finished message keeps.
 
     Raises:
         DuplicateKey: an id belongs to a message that was never in this queue, or an id or a key is
@@ -362,7 +362,7 @@ def replace(kind: Kind, entry: Entries, foreign: list[Id]) -> Plan[Id | None]:
         foreign: the list to add its id to, if a message that was never in this queue has the id.
 
     Returns:
-        The id of the message, or None if it was not written: the id is foreign, or the end of a
+        The id of the message, or None if it was not written: the id is foreign, or a finished
         message keeps the key.
     """
     (document,) = entry.documents
@@ -428,7 +428,7 @@ def replace_by_id(queue: str, kind: Kind, document: Document, foreign: list[Id])
         foreign: the list to add the id to, if a document of another queue has it.
 
     Returns:
-        The id of the message that the queue has now; None if its id is foreign, or if the end of a
+        The id of the message that the queue has now; None if its id is foreign, or if a finished
         message keeps its key.
     """
     id: Id = document["_id"]
@@ -469,7 +469,7 @@ def _overwrite_live(
 
 
 def _overwriting(kind: Kind, document: Document, match: Filter) -> UpdateDocument:
-    """Return the update that overwrites the message ``match`` finds, or inserts the document."""
+    """Return the update that overwrites the message that ``match`` finds, or inserts a new one."""
     # An overwritten message keeps these fields.
     once = {name: document[name] for name in ("_id", "pushed") if name not in match}
     fresh = {name: document[name] for name in document if name not in once and name not in match}

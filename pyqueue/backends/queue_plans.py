@@ -66,7 +66,7 @@ def _takes_kind(
     def run(plans: QueuePlans, /, *args: P.args, **options: P.kwargs) -> Plan[T]:
         if plans.kind_name is not None:
             return operation(plans, *args, **options)
-        # It may run again, so it must not use up its arguments.
+        # The operation may run again, so it must not use up its arguments.
         given: Any = [_kept(each) for each in args]
         named: Any = {name: _kept(each) for name, each in options.items()}
         # The table of the kind may have another row.
@@ -85,7 +85,7 @@ class QueuePlans:
     """The plans of one queue. Create them with ``plans_of``.
 
     Args:
-        terms: how the Queue object uses its queue.
+        terms: the queue of a Queue object, with its options and its codec.
         names_kind: whether the terms name the kind; if false, the kind is taken from the record.
 
     Raises:
@@ -110,7 +110,7 @@ class QueuePlans:
 
     @property
     def options(self) -> Options:
-        """How the Queue object handles its messages."""
+        """The options of the Queue object."""
         return self.terms.options
 
     @property
@@ -161,7 +161,7 @@ class QueuePlans:
         return plan if how.get("pop") else carrying(self, plan)
 
     def claims(self, waiting: Waiting, *, pop: bool) -> Claims:
-        """Return how consumers claim. ``waiting``: the consumers of this client."""
+        """Return the functions that claim messages. ``waiting``: the consumers of this client."""
         return popping.POPS if pop else receiving.CLAIMS
 
     # ---- settled by the holder
@@ -361,7 +361,7 @@ def found(plans: QueuePlans, *, names: bool = False) -> Plan[QueuePlans]:
 
     Args:
         plans: the plans of a queue.
-        names: whether the result counts as plans whose kind was named.
+        names: whether the returned plans count as plans for which the caller named the kind.
 
     Raises:
         ConfigurationError: the queue is a stream, or the kind does not support an option.
@@ -398,7 +398,7 @@ def in_kind(plans: QueuePlans, kind: str, names: bool = False) -> QueuePlans:
 
 
 def in_recorded_kind(plans: QueuePlans, operation: Callable[[QueuePlans], Plan[T]]) -> Plan[T]:
-    """Run an operation in the kind that the queue has."""
+    """Run an operation with plans for the kind that the queue has."""
     return operation(plans) if plans.kind_name is not None else _in_known_kind(plans, operation)
 
 
@@ -410,9 +410,10 @@ def _in_known_kind(
     """Run an operation of plans without a kind. It takes fewer steps if the kind has not changed.
 
     Args:
-        plans: the plans.
-        operation: the operation.
-        otherwise: how to run it in another kind, or None to find the kind and run it.
+        plans: the plans without a kind.
+        operation: returns its plan, given the plans for a kind.
+        otherwise: returns the plan to run if the kind is unknown or has changed; None first finds
+            the kind, and then runs ``operation``.
     """
     same = None
     if plans.in_kinds:  # else the kind would be asked for twice
@@ -429,14 +430,14 @@ def _in_known_kind(
 
 
 def _in_found_kind(plans: QueuePlans, operation: Callable[[QueuePlans], Plan[T]]) -> Plan[T]:
-    """Find the kind of the queue, and run an operation in it."""
+    """Find the kind of the queue, and run an operation with plans for that kind."""
     return (yield from operation((yield from found(plans))))
 
 
 def _await_and_receive(
     plans: QueuePlans, waiting: Waiting, limit: int, how: ReceiveOptions
 ) -> Plan[list[Any]]:
-    """Receive in the kind of the record. Without a record, wait for one first."""
+    """Receive with plans for the kind in the record. If there is no record, first wait for it."""
     most = how.get("max_bytes", MAX_RECEIVED_BYTES)
     timeout_s, _ = receiving.checked(limit, most, how["timeout"], how.get("lease"))
     kind, left_s = yield from await_kind(plans.queue, plans.options, waiting, timeout_s)

@@ -68,7 +68,7 @@ def counts(queue: str, cap: int | None) -> Plan[Counts]:
 
 
 def states(queue: str, now: datetime) -> dict[str, Filter]:
-    """Return the filters of the states in ``Counts``."""
+    """Return the filters of the states in ``Counts``, keyed by state."""
     messages = {"q": queue, **messages_only(queue)}
     later = {**messages, "when": {"$gt": now, "$lt": BAND}}
     return {
@@ -95,9 +95,9 @@ def next_when(queue: str, start: ScanStart | None = None) -> Plan[datetime | Non
 
 
 def due_in(queue: str) -> Plan[float]:
-    """Return the seconds until a message becomes ready. Idle consumers call it: it takes one read.
+    """Return the seconds until a message becomes ready. Idle consumers call this: it is one read.
 
-    0 means that a message is ready, and infinity that there is none.
+    0 means that a message is ready, and infinity that there is no live message.
     """
     now = yield from ServerTime()
     found = yield from _head(queue, None)
@@ -110,7 +110,7 @@ def due_in(queue: str) -> Plan[float]:
 
 
 def _head(queue: str, start: ScanStart | None) -> Plan[list[Document]]:
-    """Return the first live message in scan order, or no message."""
+    """Return a list with the first live message in scan order, or an empty list."""
     live = {"$lt": BAND} if start is None else {"$gte": start[0], "$lt": BAND}
     match = {"q": queue, "when": live, **messages_only(queue)}
     return (yield from Find(match, {"_id": 1, "when": 1}, sort=SCAN_ORDER, limit=1, hint=HOT))

@@ -39,7 +39,7 @@ from pyqueue.requests import (
     Wait,
 )
 
-#: How long a pause may go unnoticed without a bus.
+#: How long a pause may go unnoticed if no bus announces it.
 PAUSE_READ_INTERVAL: Final = timedelta(seconds=5)
 #: The longest time that a receive with claimed messages keeps claiming, if the queue has a limit.
 #: New permits and slots could keep it claiming until the leases of its first messages end.
@@ -87,7 +87,7 @@ class Reception(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """How the claims of a queue are made. A kind may differ from the standard kind."""
+    """The functions that make and undo the claims of a queue. A kind may have different ones."""
 
     #: Claim once for several callers; see ``claim_for_callers``.
     claim: Callable[[Reception, ScanState, list[Limits]], Plan[list[list[Claimed]]]]
@@ -107,7 +107,7 @@ class Prepared(NamedTuple):
 
     call: Call
     terms: ClaimTerms
-    #: The requests that ensure the record, and that claim.
+    #: The request that ensures the record, and the request that claims.
     ensuring: EnsureQueue
     claiming: Coalesce[Limits, list[Claimed]]
 
@@ -349,7 +349,7 @@ def is_stopped(how: Reception, claimed: Sequence[Claimed]) -> bool:
 def accept_each(
     how: Reception, documents: Sequence[Document], now: datetime
 ) -> Plan[list[Claimed]]:
-    """Return the messages of the claimed documents that can be delivered. Bury the rest."""
+    """Return the messages of the claimed documents that can be delivered, and bury the rest."""
     accepted: list[Claimed] = []
     for document in documents:
         message = yield from accept(how, document, now)
@@ -359,7 +359,7 @@ def accept_each(
 
 
 def wanted_by(limits: Sequence[Limits]) -> int:
-    """Return how many messages calls want."""
+    """Return how many messages the calls with these limits want together."""
     return sum(each.messages for each in limits)
 
 

@@ -1,10 +1,10 @@
 """Receive from several queues and consumer groups, in a strict order.
 
 In a *round*, the caller receives from each source in turn, without waiting, until it has enough. A
-round is one batch, which continues if its caller is cancelled, and its messages are given back
-then. Between two rounds, the caller waits in all sources at once. There it may use up a wake that
-is meant for one consumer of a source: the next round passes it on, or the caller does so when it
-leaves.
+round is one batch. If its caller is cancelled, the batch goes on, and its messages are given back.
+Between two rounds, the caller waits in all sources at once. In doing so, it may use up a wake that
+is meant for one consumer of a source. The next round then passes the wake on, or else the caller
+does so when it returns.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def receive(
 def _round(sources: Sequence[Source], limit: int, owing: list[Source]) -> Plan[list[list[Found]]]:
     """Receive from each source in turn, until there are enough messages.
 
-    An error counts only if nothing was found. Otherwise, the next call meets it.
+    An error is raised only if nothing was found before it. Otherwise, it ends the round.
     """
     found: list[Found] = []
     for source in sources:
@@ -109,7 +109,7 @@ def _give_back(found: Sequence[Found]) -> Plan[None]:
 
 
 def _listen(sources: Sequence[Source]) -> Plan[bool]:
-    """Subscribe to the events of all sources. Return whether a round comes before the wait."""
+    """Subscribe to the events of all sources. Return whether a round must come before the wait."""
     new = False
     for source in sources:
         new |= yield from Listen(source.waiting)

@@ -56,7 +56,7 @@ SCHEDULES: Final = "~cron"
 
 @dataclass(slots=True)
 class Sweep:
-    """When a client finishes the handovers of all queues next. All its queues share it."""
+    """When a client next finishes the handovers of all queues. Its Queue objects share this."""
 
     at: datetime | None = None
 
@@ -74,7 +74,7 @@ class Recovery:
     """When and where this process next recovers handovers of processes that died."""
 
     sweep: Sweep = field(default_factory=Sweep)
-    #: When to scan for them next, and where the last scan ended.
+    #: When to scan for such handovers next, and where the last scan ended.
     at: datetime | None = None
     ended: ScanStart | None = None
 
@@ -86,7 +86,7 @@ def pending(queue: str) -> Plan[bool]:
 
 
 def recover_next(queue: str, recovery: Recovery, now: datetime) -> Plan[None]:
-    """From time to time, finish handovers of processes that died, in this queue and in all."""
+    """From time to time, finish handovers of dead processes, in this queue and in all queues."""
     if recovery.sweep.is_due(now):
         try:
             yield from recover_all()

@@ -15,12 +15,12 @@ from pyqueue.documents import invalid_fields
 from pyqueue.messages import Id
 from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, Signal, Update
 
-#: The plans for kinds whose messages may share documents, by the name of the kind.
+#: The plans for kinds whose messages may share documents, keyed by the name of the kind.
 _packed: dict[str, Callable[[QueueTerms, Id], Plan[bool]]] = {}
 
 
 def register(kind: str, plan: Callable[[QueueTerms, Id], Plan[bool]]) -> None:
-    """Register how to requeue a message of a kind that has no document with its id."""
+    """Register how a kind requeues a message that has no document with its id."""
     _packed[kind] = plan
 
 
@@ -85,7 +85,7 @@ def brought_forward(document: Document, now: datetime) -> UpdateFields:
 
 
 def _lift(queue: str, document: Document, now: datetime) -> Plan[bool]:
-    """Let a ready message be delivered although it was cancelled. Return False if it is held."""
+    """Undo the cancellation of a ready message, so that it is delivered; return False if held."""
     match = {"_id": document["_id"], "q": queue, "when": {"$lte": now}}
     change = yield from Update(match, {"$unset": transitions.unset(*transitions.ENDS)})
     return bool(change.matched)

@@ -81,7 +81,7 @@ def _update(
 ) -> Plan[UpdateDocument]:
     """Return the update of the record.
 
-    If it lowers a limit, the record also keeps which claims of the former limit still count.
+    If the update lowers a limit, it also notes which claims under the former limit still count.
     """
     now = yield from ServerTime()
     # A release that does not know shapes refuses the record from now on.

@@ -1,8 +1,8 @@
-"""The results of finished messages, and who hears of an end: waiting clients, and gathers.
+"""The results of finished messages, and how clients and gathers learn that a message has ended.
 
 A producer asks for a result when it pushes; see ``Keep``. The process that finishes the message
-then keeps it, with its result, and signals the topic of the producer's client. A burial signals it,
-too.
+then keeps the message with its result, and signals the topic of the producer's client. A burial
+signals the topic, too.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_RESULT_BYTES: Final = 256 * 1024
 
 
 def length(value: Any) -> float:
-    """Return for how many seconds the end of a message is kept."""
+    """Check the ``result`` of a push. Return for how many seconds the finished message is kept."""
     seconds = arguments.duration("result", value, positive=True)
     if seconds > MAX_KEEP_S:
         raise ConfigurationError(
@@ -34,12 +34,12 @@ def length(value: Any) -> float:
 
 
 def keeps(wanted: Sequence[Any], uniques: Sequence[Any], topic: str) -> list[Keep | None]:
-    """Return how the ends of messages are kept.
+    """Return how messages are kept after they have finished.
 
     Args:
         wanted: the ``result`` of each message.
         uniques: the ``unique_for`` of each message.
-        topic: the topic on which the client that pushes them hears of their ends.
+        topic: the topic on which the client that pushes the messages hears that they have ended.
     """
     found: list[Keep | None] = []
     for result, unique in zip(wanted, uniques, strict=True):
@@ -54,10 +54,10 @@ def keeps(wanted: Sequence[Any], uniques: Sequence[Any], topic: str) -> list[Kee
 
 
 def checked(result: Any) -> Any:
-    """Return a result that can be stored.
+    """Check that a result can be stored, and return it.
 
     Raises:
-        InvalidMessage: It is not a BSON value, or it is too large.
+        InvalidMessage: the result is not a BSON value, or is too large.
     """
     size = len(encode({"result": result}).raw)
     if size > MAX_RESULT_BYTES:
@@ -68,17 +68,17 @@ def checked(result: Any) -> Any:
     return result
 
 
-#: A fact of a message that says who hears of its end.
+#: A fact of a message that says who must learn that the message has ended.
 EndFact = Keep | Gather | None
 
 
 def end_facts(document: Document) -> list[EndFact]:
-    """Return the facts of a stored message that say who hears of its end."""
+    """Return the facts of a stored message that say who must learn that it has ended."""
     return [Keep.of(document), Gather.of(document.get("gather"))]
 
 
 def announce(given: Iterable[EndFact], session: object = None) -> Plan[None]:
-    """Tell the clients that wait for some messages that these have ended, and look at gathers."""
+    """Tell waiting clients that messages have ended, and look at the gathers of these messages."""
     every = list(given)
     if topics := _topics(every):
         now = yield from ServerTime()
@@ -89,7 +89,7 @@ def announce(given: Iterable[EndFact], session: object = None) -> Plan[None]:
 
 
 def _topics(given: Iterable[EndFact]) -> set[str]:
-    """Return the topics of the clients that wait for these ends."""
+    """Return the topics of the clients that wait for these messages to end."""
     return {each.topic for each in given if isinstance(each, Keep) and each.topic is not None}
 
 

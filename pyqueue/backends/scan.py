@@ -42,7 +42,7 @@ BUSY_RESCAN_S: Final = 5.0
 IDLE_RESCAN_S: Final = 1.0
 #: A rescan is not repeated before this many times its own duration has passed.
 RESCAN_REST_FACTOR: Final = 50
-#: That duration is the shortest of this many rescans.
+#: The duration that counts for this is the shortest one of this many rescans.
 JUDGED_RESCANS: Final = 4
 #: The longest rest between rescans. A message whose signal was lost may wait that long.
 MAX_RESCAN_REST_S: Final = 60.0
@@ -146,7 +146,7 @@ class GroupLooks:
     #: Whether the last scan met messages of locked groups. Otherwise the next scan expects none; if
     #: it is wrong, the unique index rejects the claim.
     meets_locks: bool = True
-    #: Whether almost all messages of the last scan wait for other messages.
+    #: Whether almost all messages that the last scan met wait for other messages.
     crowded: bool = False
     #: The group after which the next walk over the groups continues.
     walked_to: str = ""
@@ -176,7 +176,7 @@ class _RescanPace:
 class Sentinel:
     """The record of a queue, which marks the place ahead of now where scans end."""
 
-    #: Until when it is useful, and the ``when`` that it has.
+    #: Until when the place ahead of now is useful, and the ``when`` of the record.
     until: datetime | None = None
     at: datetime | None = None
 
@@ -211,7 +211,7 @@ class ScanState:
     transaction_locks: LockedMessages = field(default_factory=LockedMessages)
     #: The position below which no message is known.
     lower_bound: ScanStart | None = None
-    #: The memories that the queue's kind needs, by class.
+    #: The memories that the queue's kind needs, keyed by class.
     memories: dict[type[Memory], Memory] = field(default_factory=dict)
     groups: GroupLooks = field(default_factory=GroupLooks)
     #: When to rescan next, or None for now.
@@ -257,9 +257,9 @@ class ScanState:
         """Learn from a scan.
 
         Args:
-            seen: its result.
+            seen: the result of the scan.
             poll_s: the longest time between rescans of an idle queue, in seconds.
-            line: its order, or None for the order by age.
+            line: the order of the scan, or None for the order by age.
         """
         order: Line = line or ByAge(self)
         began, found = seen.began, seen.last is not None

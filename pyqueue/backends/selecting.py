@@ -1,4 +1,4 @@
-"""Select: count or change the messages of a queue that match, in portions.
+"""Select: count or change the messages of a queue that meet conditions, in portions.
 
 A call walks over the queue as ``browsing`` does, and changes the messages that it finds, up to a
 thousand at a time; see ``changing``. Messages that came into the queue after the call began are not
@@ -46,7 +46,7 @@ class Selected(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How far and how fast a call works."""
+    """The most messages that a call changes, how fast, and the function that it reports to."""
 
     limit: int | None
     #: Messages per second.
@@ -63,7 +63,7 @@ def selected(
     """Check the arguments of ``Queue.select``.
 
     Raises:
-        ConfigurationError: one of them is not allowed.
+        ConfigurationError: an argument is not allowed.
     """
     if state is not None:
         arguments.one_of("state", state, _STATES)
@@ -87,7 +87,7 @@ def _type_name(error: object) -> str:
 
 
 def paced(limit: int | None, rate: float | None, progress: OnProgress | None) -> Pace:
-    """Check how far and how fast a call is to work.
+    """Check the limit, the rate and the progress function of a call.
 
     Raises:
         ConfigurationError: one of the arguments is not allowed.

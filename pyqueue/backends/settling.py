@@ -83,8 +83,8 @@ def fan_out(
         terms: the queue of the message.
         held: the reservation of the message.
         outputs: the messages that replace it.
-        then: the message of the gather of these outputs. None: the outputs belong to the gather of
-            the message, if it has one.
+        then: the message that enters its queue once all outputs have ended. None: the outputs
+            belong to the gather of the finished message, if it is in one.
 
     Raises:
         LeaseLost: the message is no longer held, and no output was written.
@@ -115,7 +115,8 @@ def fan_out(
 def _refuse_taken_keys(held: Reservation[Any], outputs: Sequence[Output]) -> Plan[None]:
     """Refuse keys that other messages have, or that several outputs share.
 
-    The key of the finished message is free. Outputs that an earlier call wrote do not count.
+    The key of the finished message counts as free, and so do the keys of outputs that an earlier
+    call wrote.
     """
     ids: dict[tuple[str, str | None], Id] = {}
     for each in outputs:
@@ -220,7 +221,7 @@ class Documents(Form[Reservation[Any]]):
             new_place = None if each.group is None else place
             if new_place is not None:
                 build = partial(_placed_again, build, new_place)
-            # An attempt differs by these facts of its reservation.
+            # Attempts with the same error differ by these facts of their reservations.
             told = None if error is None else (id(error), each.tries, each.owner, each.reserved)
             first = _knows_no_attempts(each)
             untried = not failure.counted and each.tries == 1
@@ -275,7 +276,7 @@ class Documents(Form[Reservation[Any]]):
         """Finish a message and publish documents instead. Return the handover and its result."""
         kind = terms.kind
         handover = Handover(terms.queue, held.id, held.token, copies, new=True)
-        # A hidden source cannot keep its key taken, so its end does not, either.
+        # A hidden source cannot keep its key taken, so the finished message does not, either.
         stay_s, now = kept_s(terms.options.history, held.keep), (yield from ServerTime())
         finish = Finish("committed", stay_s, held.key is not None)
         match = transitions.holds_filter([held])
@@ -303,7 +304,7 @@ def finish_cancelled(terms: QueueTerms, held: Held) -> Plan[None]:
 def _finish(
     terms: QueueTerms, held: Held, outcome: str, put: Mapping[str, Any], session: object
 ) -> Plan[None]:
-    """Finish messages that have a document each. Write ``put`` to those that are kept."""
+    """Finish messages that have their own documents. Write ``put`` to those that are kept."""
     kind = terms.kind
     # A payload belongs to one call, so other calls do not share its command.
     own = object() if put else None
@@ -319,7 +320,7 @@ def _finish(
 def _finishing(
     kind: Kind, finish: Finish, put: Mapping[str, Any], now: datetime
 ) -> SettlementUpdate:
-    """Return the update that finishes a message, and writes ``put``; None: it is deleted."""
+    """Return the update that finishes a message and writes ``put``, or None to delete it."""
     update = finishing(kind, finish, now)
     if update is not None:
         # A new token tells this settlement from an earlier one by the same holder.
@@ -368,8 +369,8 @@ def _releasing(
 def _knows_no_attempts(held: Reservation[Any]) -> bool:
     """Return whether a dead message shows no attempts.
 
-    Perhaps another program stored a value that is not a list. Any other message would have been
-    buried because of it, but a dead message is delivered without attempts.
+    Another program may have stored a value that is not a list. Any other message would have been
+    buried because of that value, but a dead message is delivered without attempts.
     """
     return held.dead is not None and not held.attempts
 

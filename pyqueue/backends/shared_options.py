@@ -53,7 +53,7 @@ class SharedOptions:
         """Return the options that a program gives and that were never named.
 
         Raises:
-            ConfigurationError: a program named another value.
+            ConfigurationError: a program has named another value for an option.
         """
         found: dict[str, object] = {}
         for name, value in given.items():
@@ -110,8 +110,8 @@ class SharedOptions:
     def _is_named(self, name: str) -> bool:
         """Return whether a program named an option.
 
-        Releases that do not know ``named`` store only the value. A program must have set
-        a stored value that is not the default.
+        Releases that do not know ``named`` store only the value. If that value is not the default,
+        a program must have set it.
         """
         value = self.shape.get(name, _MISSING)
         return name in self._named or value not in (_MISSING, self._default.get(name, _MISSING))
@@ -150,7 +150,7 @@ def _comparable(name: str, value: object) -> object:
 
 
 def _readable(name: str, value: object) -> object:
-    """Return a value of ``code``, or one that equals no other if a newer release wrote it."""
+    """Return a value of ``code`` for comparison, or ``_MISSING`` if this release cannot read it."""
     with suppress(ConfigurationError):
         return _comparable(name, value)
     return _MISSING

@@ -1,9 +1,9 @@
 """The kind of a queue for an object that names none: the object takes it from the record.
 
 The kind is read before each operation, or remembered. Another program may name another kind before
-the operation compares its kind with the record. Nothing is written before that, so the operation
-can run again. An operation that only receives or reads makes no record, so a mistyped name leaves
-none behind.
+the operation compares its kind with the record. The operation writes nothing before it compares, so
+it can run again. An operation that only receives or reads makes no record, so a mistyped name
+leaves no record behind.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def await_kind(
         timeout_s: how long to wait, in seconds, or None for no limit.
 
     Returns:
-        The kind, or "" if the time ran out, and the seconds that are left.
+        The kind, or "" if the time ran out, and the seconds that are left, or None for no limit.
     """
     if kind := (yield from _usable_kind(queue, options)):
         return kind, timeout_s

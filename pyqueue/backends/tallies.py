@@ -1,11 +1,11 @@
 """The counts of many queues at once, and their oldest messages, in few commands.
 
 A command adds up the documents of many queues. Records count as documents, too: their number is
-subtracted from the live documents, and a scan of later documents leaves them out. Which of the live
-documents are ready follows from these two numbers, so a record that a consumer moves ahead of now
-in between changes nothing. With a cap, each queue is counted apart, up to the cap.
+subtracted from the live documents, and a scan of later documents leaves them out. The number of
+ready messages is the difference of the two, so a record that a consumer moves ahead of now in
+between changes nothing. With a cap, each queue is counted separately, up to the cap.
 
-Further commands add the messages in packs, and find out since when the first messages have waited.
+Further commands add the messages in packs, and find out when the oldest messages began to wait.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Pipeline = list[dict[str, Any]]
 _FIELDS: Final = dict.fromkeys(("q", "when", "paused", "kind", "shape", "options", "first"), 1)
 
 
-#: The numbers of documents, and of held documents, by queue.
+#: The sum that counts documents, the condition for a held document, and the sum of held documents.
 _NUMBER: Final[Mapping[str, object]] = {"n": {"$sum": 1}}
 _TOKEN: Final = {"$ne": [{"$ifNull": ["$token", ""]}, ""]}
 _HELD: Final[Mapping[str, object]] = {"held": {"$sum": {"$cond": [_TOKEN, 1, 0]}}}
@@ -48,7 +48,7 @@ def dead_letter_of(queue: str, options: Mapping[str, object]) -> str:
 
 @dataclass(slots=True)
 class SumByQueue(Command[Mapping[str, Mapping[str, int]]]):
-    """Add up numbers over the matching documents of each queue. Return the sums by queue."""
+    """Add up numbers over the matching documents of each queue. Return sums keyed by queue name."""
 
     filter: Filter
     sums: Mapping[str, object]
@@ -61,7 +61,7 @@ class SumByQueue(Command[Mapping[str, Mapping[str, int]]]):
         return collection.aggregate(pipeline, hint=self.hint, session=self.session)
 
     def read(self, raw: Any) -> Mapping[str, Mapping[str, int]]:
-        """Return the sums by queue."""
+        """Return the sums, keyed by queue name."""
         return {each["_id"]: each for each in raw if isinstance(each["_id"], str)}
 
 
@@ -115,9 +115,9 @@ class Listed(NamedTuple):
         """Return the pipeline that finds messages, up to ``most`` of them.
 
         Args:
-            match: a condition on them, besides their queue.
+            match: a condition on the messages, besides their queue.
             most: the most messages.
-            sort: whether to find the first messages.
+            sort: whether to find the first messages in scan order.
         """
         # A condition on _id before the limit would have the server try the index of _id, too.
         order = [{"$sort": {"q": 1, **dict(SCAN_ORDER)}}] if sort else []
@@ -154,10 +154,10 @@ class Listed(NamedTuple):
 
 
 class Tally(NamedTuple):
-    """The numbers of a queue."""
+    """The message counts of a queue, and its oldest waiting message."""
 
     counts: Counts
-    #: Since when its oldest waiting message has waited.
+    #: When the oldest waiting message began to wait, or None if none waits, or for a stream.
     oldest: datetime | None = None
 
 
@@ -266,9 +266,9 @@ def _capped_numbers(
 
 
 def _packed(queues: Sequence[Listed], now: datetime) -> Plan[Mapping[str, Mapping[str, int]]]:
-    """Count how many more messages than documents queues have, by queue.
+    """Count by how much the messages of queues outnumber their documents, keyed by queue name.
 
-    The numbers are ``ready``, ``later`` and, as a part of these, ``held``.
+    The numbers are ``ready``, ``later`` and ``held``, which is a part of ``later``.
     """
     buckets = [each.name for each in queues if each.offers("packs")]
     if not buckets:
@@ -288,7 +288,7 @@ def _packed(queues: Sequence[Listed], now: datetime) -> Plan[Mapping[str, Mappin
 def _oldest(
     pairs: Sequence[tuple[Listed, Mapping[str, int]]], now: datetime
 ) -> Plan[dict[str, datetime | None]]:
-    """Return when the oldest waiting message of each queue began to wait; None: none waits."""
+    """Return when the oldest waiting message of each queue began to wait, or None if none waits."""
     asked = [
         (each.name, pipeline) for each, number in pairs for pipeline in _waiting(each, number, now)
     ]
@@ -314,8 +314,8 @@ def _waiting(each: Listed, number: Mapping[str, int], now: datetime) -> Iterable
 def _firsts(queue: str, order: Order) -> Pipeline:
     """Return the pipeline for the least ``due`` of the first messages of groups, or of keys.
 
-    It reads one index entry and one document of each. Behind a message that waits for its group or
-    its limit, all other messages wait, and their ``when`` says nothing.
+    It reads one index entry and one document of each group or key. All messages behind the first
+    wait for it, and their ``when`` does not show since when, because deferrals change it.
     """
     return [
         {"$match": {"q": queue, order.field: {"$gt": ""}}},
@@ -327,7 +327,7 @@ def _firsts(queue: str, order: Order) -> Pipeline:
 
 
 def _since(document: Mapping[str, Any]) -> datetime | None:
-    """Return the instant since which a message is eligible. Any program may have written it."""
+    """Return since when a message has been eligible, or None if the stored values are not dates."""
     for value in (document.get("due"), document.get("when")):
         if isinstance(value, datetime):
             return value

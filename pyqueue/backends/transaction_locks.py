@@ -52,7 +52,7 @@ SLOW_SERVER_LIMITS_S: Final = (4 * CLAIM_LIMIT_S, 16 * CLAIM_LIMIT_S, None)
 SLOW_SERVER_INTERVAL: Final = timedelta(seconds=10)
 #: How long a process expects locked messages after a claim timed out.
 EXPECTED_FOR: Final = timedelta(seconds=60)
-#: For how many times its length claims with an update for each message avoid a blocked claim.
+#: After a bulk claim was blocked, messages are claimed one by one for this many times as long.
 BLOCKED_PAUSE: Final = 4
 #: The fields that are read of each message.
 PLACE: Final = {"_id": 1, "when": 1}
@@ -75,7 +75,7 @@ class Exclusion(NamedTuple):
 class LockedMessages:
     """One process's knowledge of the locked messages of a queue."""
 
-    #: The excluded messages, by id. Threads share this mapping: it is replaced and never changed.
+    #: The excluded messages, keyed by id. Threads share this mapping, which is only ever replaced.
     excluded: Mapping[Hashable, Exclusion] = field(default_factory=dict)
     #: The messages that were excluded when messages were last readmitted.
     _readmitted: Mapping[Hashable, Exclusion] = field(default_factory=dict)

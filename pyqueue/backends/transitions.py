@@ -49,7 +49,7 @@ _KEPT_DEAD: Final = ("error", "attempts", "checkpoint", "type")
 ENDS: Final = ("cancel",)
 #: The field that a claim renames in every queue: ``dies`` shows that no first try has begun.
 _BEGINS: Final = MappingProxyType({"dies": "best_before"})
-#: The fields that a claim counts in, unless it is a pop.
+#: The counters that a claim increments, unless it is a pop.
 COUNTS: Final = ("tries", "deliveries")
 #: The beginning of the ``q`` of documents that are in no queue yet, or no longer; see ``handover``.
 HIDDEN: Final = "~handover:"
@@ -128,7 +128,7 @@ def scan_range(
 
 
 def in_time(until: datetime | None) -> Filter:
-    """Return a filter that matches nothing from ``until`` on, by the server's clock, if not None.
+    """Return a filter that matches only before ``until``, by the server's clock; None: always.
 
     Only a filter that names documents may include it: a scan would read everything to find nothing.
     """
@@ -225,7 +225,7 @@ def rolling_back(
 def releasing(
     kind: Kind, due: datetime, now: datetime, *, uncounted: Sequence[str] = ("tries",)
 ) -> UpdateFields:
-    """Return the update that puts a message back at ``due``, and lowers ``uncounted`` fields."""
+    """Return the update that puts a message back at ``due`` and decrements ``uncounted`` fields."""
     # In an ordered queue, ``seq`` is the place, and scans expect nothing far below now.
     when = max(due, now) if kind.lock_fields else due
     update: UpdateFields = {"$set": {"when": when}, "$unset": unset(*kind.held_fields)}

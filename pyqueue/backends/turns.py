@@ -32,7 +32,7 @@ DEFERRED_FOR: Final = timedelta(hours=1)
 #: How many groups, or messages, one step reads.
 MAX_PAGE: Final = 1000
 
-#: When the lease of the held message ends, by group.
+#: When the lease of the held message ends, keyed by group.
 Locks = Mapping[Hashable, datetime]
 
 
@@ -125,10 +125,10 @@ def _is_sound(document: Mapping[str, Any], field: str) -> bool:
 def set_aside(
     queue: str, documents: Sequence[Document], field: str, session: object = None
 ) -> Plan[list[Document]]:
-    """Let no message wait for documents with an invalid ``when`` or ``field``. Return the rest.
+    """Let no message wait for documents with invalid ``when`` or ``field``. Return the valid ones.
 
-    No scan finds these, so the wait would never end. They lose the field that makes messages wait,
-    and stay in the queue, so that somebody can repair them. A group is kept as ``last_group``.
+    No scan finds invalid documents, so the wait would never end. They lose the field that makes
+    messages wait, and stay in the queue for repair. A group is kept as ``last_group``.
     """
     odd = [each for each in documents if not _is_sound(each, field)]
     if not odd:

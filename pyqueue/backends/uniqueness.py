@@ -1,9 +1,9 @@
 """Keys that stay taken after their messages have finished, for the time that a push asked for.
 
-The end of such a message keeps its ``key``, until ``free``. The unique index on keys keeps other
-messages out, as it does for live messages. A push that meets an end after ``free`` renames its key
-to ``last_key``, and tries again. Only pushes to queues whose record shows such messages look for
-ends.
+Such a message keeps its ``key`` until the instant ``free``. The unique index on keys keeps other
+messages out, as it does for live messages. A push that meets a finished message after ``free``
+renames the key of that message to ``last_key``, and tries again. Only pushes to queues whose record
+shows such messages look for them.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from pyqueue.errors import ConfigurationError
 from pyqueue.facts import Keep
 from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 
-#: The shared option that the record of a queue has once an end may keep its key there.
+#: The shared option that the record of a queue has once finished messages may keep their keys.
 UNIQUE: Final = "unique"
 _FREEING: Final = {"$rename": {"key": "last_key"}, "$unset": {"free": ""}}
 
 
 def check(keeps: Sequence[Keep | None], keys: Sequence[str | None]) -> None:
-    """Refuse a time without a key.
+    """Refuse ``unique_for`` without a key.
 
     Raises:
-        ConfigurationError: a message has a time, and no key.
+        ConfigurationError: a message has ``unique_for``, but no key.
     """
     for keep, key in zip(keeps, keys, strict=True):
         if keep is not None and keep.unique is not None and key is None:
@@ -40,17 +40,17 @@ def check(keeps: Sequence[Keep | None], keys: Sequence[str | None]) -> None:
 
 
 def noted(options: Options) -> Options:
-    """Return the options by which the record shows that ends may keep their keys."""
+    """Return options by which the record shows that finished messages may keep their keys."""
     return replace(options, shape={**options.shape, UNIQUE: True})
 
 
 def is_used(queue: str) -> Plan[bool]:
-    """Return whether ends may keep their keys in a queue, as far as this client knows."""
+    """Return whether finished messages of a queue may keep keys, as far as this client knows."""
     return bool((yield from QueueShape(queue)).get(UNIQUE))
 
 
 def write(entries: Entries) -> Plan[Written]:
-    """Write the documents that the unique indexes accept, once ends have freed their keys."""
+    """Write the documents that the unique indexes accept, after releasing keys that are overdue."""
     written = yield from inserting.write(entries)
     if not written.key_taken or not (yield from is_used(entries.queue)):
         return written
@@ -77,7 +77,7 @@ def _merge(written: Written, places: Sequence[int], again: Written) -> None:
 
 
 def keeps_out(queue: str, document: Document, session: object = None) -> Plan[bool]:
-    """Return whether an end keeps the key of a document. If its time is over, free the key."""
+    """Return whether a finished message keeps a document's key. If its time is over, release it."""
     if "key" not in document:
         return False
     now = yield from ServerTime()
@@ -91,7 +91,7 @@ def keeps_out(queue: str, document: Document, session: object = None) -> Plan[bo
 
 
 def _free(queue: str, keys: Sequence[str | None], session: object) -> Plan[list[str]]:
-    """Free the keys of ends whose time is over. Return these keys."""
+    """Release the keys of finished messages that have kept them long enough. Return these keys."""
     now = yield from ServerTime()
     over = {"q": queue, "key": {"$in": keys, "$exists": True}, "free": {"$lte": now}}
     found = yield from Find(over, {"key": 1}, session=session)
@@ -102,8 +102,8 @@ def _free(queue: str, keys: Sequence[str | None], session: object) -> Plan[list[
 
 
 def would_abort(queue: str, document: Document, session: object) -> Plan[bool]:
-    """Return whether a replace in a transaction meets an end: a duplicate key would abort it.
+    """Return whether a finished message keeps the key, so that a replace would abort a transaction.
 
-    If the time of the end is over, its key is freed, and the replace can go on.
+    If the retention period of the key has passed, the key is released, and the replace can go on.
     """
     return (yield from is_used(queue)) and (yield from keeps_out(queue, document, session))

@@ -11,7 +11,7 @@ from pyqueue.backends.pushing import PushOptions
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Push
 
-#: The options of a push that each ``Push`` has for itself, and its attributes.
+#: For each option of a push that a ``Push`` sets for itself, the attribute that holds it.
 _OWN: Final = {
     "payloads": "payload",
     "delay": "delay",
@@ -29,10 +29,11 @@ _OWN: Final = {
 
 
 def unpacked(payloads: Iterable[Any], how: PushOptions) -> tuple[list[Any], PushOptions]:
-    """Return the payloads and the options of a push. Its messages may be ``Push`` objects.
+    """Return the payloads and the options of a push whose messages may be ``Push`` objects.
 
     Raises:
-        ConfigurationError: Only some of them are, or an option is set for all messages, too.
+        ConfigurationError: only some messages are ``Push`` objects, or an option is also set for
+            all messages.
     """
     given = arguments.payloads(payloads, "push()")
     wrapped = sum(type(each) is Push for each in given)
