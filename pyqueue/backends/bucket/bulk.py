@@ -1,8 +1,8 @@
 """Packs in bulk work: named claims, and the reads and writes of Spark, handle whole packs.
 
-A named claim takes a pack with all its messages, even if earlier claims of it have lapsed. A note
-about a message is stored under its place. If a message fails alone, it leaves the pack; the claim
-keeps the rest.
+A named claim takes a pack with all its messages, even if earlier claims of the pack have lapsed. A
+note about a message is stored under its place. If only one message fails, it leaves the pack, and
+the claim keeps the other messages.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ORDINARY: Final[Filter] = {"b": {"$exists": False}}
 _SIZED: Final[Mapping[str, object]] = {"n": 1}
 _NAMED: Final[Mapping[str, object]] = {**packs.INDEX_FIELDS, "done": 1}
 _BARE: Final[Mapping[str, object]] = {"payload": 0, "b.p": 0}
-#: The fields of a pack that its messages and their ids need, beside their common fields.
+#: The fields of a pack that determine its messages and their ids, besides their common fields.
 _PLACES: Final[Mapping[str, object]] = {"at": 1, "w": 1, "done": 1}
 
 
@@ -63,7 +63,7 @@ class PackContents(Contents):
     # ---- one document
 
     def size(self, document: Document) -> int:
-        """Return how many messages a document has."""
+        """Return how many messages a document contains."""
         number = document.get("n")
         return number if isinstance(number, int) else 1
 
@@ -88,14 +88,14 @@ class PackContents(Contents):
         return [{**common, **own} for own in _own_fields(document)]
 
     def numbered(self, document: Document) -> Sequence[tuple[int, Document]]:
-        """Return the messages in a document as documents, each with its place in its pack."""
+        """Return the messages in a document as documents, each with its place in the pack."""
         if not is_valid_pack(document):
             return super().numbered(document)
         places = packs.places(packs.alive_of(document))
         return list(zip(places, self.messages(document), strict=True))
 
     def encoded(self, found: Sequence[bytes]) -> Sequence[bytes]:
-        """Return each message of these BSON documents as a BSON document."""
+        """Return the messages in these BSON documents, each as a BSON document."""
         return list(chain.from_iterable(map(_encoded, found)))
 
     def reservations(
@@ -117,7 +117,7 @@ class PackContents(Contents):
         return (yield from find_fitting(sized, most, lambda each: max(1, self.size(each))))
 
     def admit(self, how: Reception, claimed: Filter) -> Plan[None]:
-        """Publish copies of former holders, remove empty packs, and bury invalid packs."""
+        """Publish the copies of former holders, delete empty packs, and bury invalid packs."""
         match = {**claimed, **_SHARED}
         yield from publish_handed(match, CLAIMS)
         now = yield from ServerTime()
@@ -128,7 +128,7 @@ class PackContents(Contents):
                 yield from Delete(emptied(document["_id"], document["token"]))
 
     def find_shared(self, claimed: Filter, ids: Sequence[Id]) -> Plan[Mapping[Id, Spot]]:
-        """Return the places of these messages in claimed packs."""
+        """Return the places of the messages with these ids in claimed packs, by message id."""
         spots: dict[Id, Spot] = {}
         for pack, members in packs.by_first_pack(ids).items():
             match = {**packs.packs_of(pack), **claimed}
@@ -143,7 +143,7 @@ class PackContents(Contents):
     def bury_noted(
         self, terms: QueueTerms, claimed: Filter, error_of: Callable[[str], dict[str, Any]]
     ) -> Plan[list[tuple[Id, str]]]:
-        """Bury the noted messages of packs."""
+        """Bury the messages of packs that are noted as bad."""
         found = yield from Find({**claimed, **_SHARED}, self.bare, hint=CLAIMS)
         now = yield from ServerTime()
         buried: list[tuple[Id, str]] = []
@@ -160,7 +160,7 @@ class PackContents(Contents):
         return buried
 
     def finish(self, claimed: Filter) -> Plan[int]:
-        """Finish the messages of packs. Return how many."""
+        """Finish the messages of claimed packs. Return how many."""
         match = {**claimed, **_SHARED}
         yield from publish_handed(match, CLAIMS)
         found = yield from Find(match, self.sized, hint=CLAIMS)
@@ -176,11 +176,11 @@ class PackContents(Contents):
     # ---- messages of any program
 
     def is_message(self, document: Document) -> bool:
-        """Return whether a document is a message, not a pack of this or another release."""
+        """Return whether a document is a message, and not a pack."""
         return not packs.is_pack(document)
 
     def end_rests(self, terms: QueueTerms) -> Plan[None]:
-        """Give back packs that processes keep without holding a message of them."""
+        """Free the packs that processes keep without holding any of their messages."""
         yield from end_rests(terms.queue, (yield from ServerTime()))
 
     def hold(
@@ -192,7 +192,7 @@ class PackContents(Contents):
     def requeue(
         self, terms: QueueTerms, held: Sequence[Reservation[Any]], at: datetime | None
     ) -> Plan[None]:
-        """Take messages out of one pack. They become ready at ``at``, or now if it is None."""
+        """Take messages out of one pack. They become ready at ``at``, or now if ``at`` is None."""
         packed = [each for each in held if isinstance(each, PackedReservation)]
         return holding.requeue(terms, packed, at)
 
@@ -205,7 +205,7 @@ class PackContents(Contents):
         now: datetime,
         more: Mapping[str, Any],
     ) -> Plan[SharedRows]:
-        """Return packs of the rows that have neither an id nor a key and are ready now."""
+        """Return packs of the rows that are ready now and have neither an id nor a key."""
         entries: list[RawBSONDocument] = []
         rest: list[NewMessage | None] = []
         for place, row in enumerate(rows):
@@ -222,26 +222,26 @@ class PackContents(Contents):
         return SharedRows(packed.documents, len(entries), rest)
 
     def without_derived_ids(self, rows: Sequence[NewMessage]) -> Sequence[NewMessage]:
-        """Return rows without derived ids. Rows with keys and buried rows keep theirs."""
+        """Return rows without their derived ids. Rows with a key and buried rows keep their ids."""
         return [
             each._replace(id=None) if each.fault is None and each.key is None else each
             for each in rows
         ]
 
     def surplus(self, match: Filter, cap: int | None = None, hint: str | None = None) -> Plan[int]:
-        """Count how many more messages than documents match."""
-        # Records are no packs. The index has no ``_id``, so the server would read the packs.
+        """Count how many more messages than documents the documents that match contain."""
+        # A condition on ``_id`` excludes only records, which are not packs. It is not in the index.
         packed = {name: match[name] for name in match if name != "_id"}
         return (yield from CountPacked(packed, cap, hint or PACKS))
 
     # ---- reads
 
     def conditions(self, only: Sequence[Filter]) -> Sequence[Filter]:
-        """Return no conditions: the database cannot apply them to the messages of a pack."""
+        """Return no conditions, because the server cannot apply them to the messages of a pack."""
         return ()
 
     def fields(self, wanted: Mapping[str, object] | None) -> Mapping[str, object] | None:
-        """Return the projection that gives these fields of messages."""
+        """Return the projection of a pack that includes these fields of its messages."""
         if wanted is None:
             return None
         return {**wanted, **_PLACES, "b" if "payload" in wanted else "b.h": 1}
@@ -251,13 +251,13 @@ register(Bucket.name, PackContents())
 
 
 def _notes(pack: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the notes of bad messages, by their places."""
+    """Return the notes on the bad messages of a pack, by place."""
     notes: Mapping[str, str] = (pack.get("claim") or {}).get("bad") or {}
     return notes
 
 
 def _own_fields(pack: Mapping[str, Any]) -> Iterator[Document]:
-    """Yield the fields and the note, if any, of each message left in a pack."""
+    """Yield the separate fields of each message left in a pack, with its note if there is one."""
     notes, alive = _notes(pack), packs.alive_of(pack)
     if not notes:
         yield from packs.own_fields(pack, alive)
@@ -268,7 +268,7 @@ def _own_fields(pack: Mapping[str, Any]) -> Iterator[Document]:
 
 
 def _encoded(found: bytes) -> Iterator[bytes]:
-    """Yield the messages of a document in BSON. The common fields are encoded once."""
+    """Yield the messages of a document in BSON. This encodes the common fields only once."""
     document = RawBSONDocument(found, RAW)
     if not packs.is_pack(document):
         yield found
@@ -276,17 +276,17 @@ def _encoded(found: bytes) -> Iterator[bytes]:
     common = _inside(packs.common_fields(document))
     for own in _own_fields(document):
         fields = _inside(own)
-        size = len(fields) + len(common) + 5  # itself has 4 bytes, and a zero ends the document
+        size = len(fields) + len(common) + 5  # the size takes 4 bytes, and the end 1 byte
         yield b"".join((size.to_bytes(4, "little"), fields, common, b"\0"))
 
 
 def _inside(document: Document) -> bytes:
-    """Return the fields of a document in BSON, without the size before and the zero after them."""
+    """Return the fields of a document in BSON, without its leading size and its final zero."""
     return bson.encode(document, codec_options=OPTIONS)[4:-1]
 
 
 def _reservations(pack: Document, now: datetime) -> list[PackedReservation[Any]]:
-    """Return the messages left in a claimed pack as reservations."""
+    """Return the messages left in a claimed pack as reservations without payloads."""
     hold = HeldPack(pack, counted=True, only=packs.full(len(pack["b"])))
     drawn = hold.draw(hold.size)  # all of them
     if drawn is None:
@@ -299,7 +299,7 @@ def _reservations(pack: Document, now: datetime) -> list[PackedReservation[Any]]
 
 
 def _entry(target: Target, place: int, row: NewMessage, now: datetime) -> RawBSONDocument | None:
-    """Return a row as an entry of a pack, or None if it needs its own document.
+    """Return a row as an entry of a pack, or None if the row needs a separate document.
 
     Raises:
         InvalidMessage, ConfigurationError: the row cannot be stored.

@@ -1,4 +1,4 @@
-"""The form of packed messages: how to settle them, and which arguments they refuse."""
+"""Settle messages that share a document, and refuse arguments that need separate documents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyqueue.errors import ConfigurationError
 from pyqueue.messages import PackedReservation
 from pyqueue.requests import Document, Plan
 
-#: Why a packed message refuses an argument, and the remedy, by argument.
+#: Why a packed message does not support an argument, and the remedy, keyed by argument.
 _REFUSED = {
     "payload": ", and its queue keeps no history; leave payload out",
     "result": ", so it keeps no result; leave result out, or push the message with result=",
@@ -28,10 +28,10 @@ _REFUSED = {
 
 
 class Packed(Form[PackedReservation[Any]]):
-    """The form of a message that shares its document with other messages."""
+    """How messages that share their document with other messages are settled."""
 
     def refuse(self, held: Held, argument: str) -> NoReturn:
-        """Refuse an argument that needs a document for each message."""
+        """Raise ConfigurationError for an argument that needs a document for each message."""
         reason = _REFUSED[argument]
         raise ConfigurationError(
             f"{argument}: message {held[0].id} shares a document with other messages{reason}"
@@ -48,7 +48,7 @@ class Packed(Form[PackedReservation[Any]]):
         return leaving.rollback(terms, held, failure)
 
     def release(self, terms: QueueTerms, held: Held, *, seen: bool) -> Plan[None]:
-        """Give messages back unprocessed. A pack counts its deliveries in any case."""
+        """Give messages back unprocessed. Their delivery counts even if ``seen`` is false."""
         return leaving.release(terms, held)
 
     def bury(self, terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
@@ -71,20 +71,20 @@ class Packed(Form[PackedReservation[Any]]):
         target: Target,
         pairs: Sequence[tuple[PackedReservation[Any], NewMessage]],
     ) -> list[Plan[Outcomes]]:
-        """Return plans that together move messages, each with its new content."""
+        """Return plans that move messages, each with its new content: one plan for each pack."""
         return moving.moves(terms, target, pairs)
 
     def hand_over(
         self, terms: QueueTerms, held: PackedReservation[Any], copies: Sequence[Document]
     ) -> Plan[tuple[Handover, Result]]:
-        """Finish a message and publish documents instead. Return the handover and its result."""
+        """Finish a message, and publish documents in its place. Return the handover and result."""
         [(group, _)] = by_pack(terms.queue, terms.kind, [held])  # one message is in one pack
         handover = Handover(terms.queue, held.pack, held.token, copies, new=True)
         result = yield from leaving.hand_over_shared(group, handover)
         return handover, result
 
     def extend(self, held: Held, how: Extension) -> Plan[Failures]:
-        """Extend leases. Return the failures."""
+        """Extend leases. Return the reservations that were not extended, each with the reason."""
         return settling.extend(held, how)
 
 

@@ -1,7 +1,7 @@
 """Packs: hold some messages of a pack for a moment, as a consumer does, to change them.
 
 The pack is claimed as a consumer claims it, but the try is not counted. When the messages are
-settled, the rest of the pack goes back.
+settled, the other messages of the pack go back to the queue.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pyqueue.facts import as_stored
 from pyqueue.messages import PackedReservation
 from pyqueue.requests import Document, FindAndModify, Plan, ServerTime
 
-#: How long the pack is held, in seconds. If the process dies, the pack waits that long.
+#: How long the pack is held, in seconds. If the process dies, its messages wait that long.
 _LEASE_S: Final = 30.0
 
 
@@ -32,11 +32,11 @@ def hold(terms: QueueTerms, pack: Document, places: Sequence[int]) -> Plan[Held]
     """Hold messages of a pack. Return an empty list if the pack changed, or a consumer holds it.
 
     Args:
-        terms: the queue.
-        pack: the pack, as it was read. Afterwards, it shows that its claim has ended.
+        terms: the queue, its options, and the label that its claims carry.
+        pack: the pack, as it was read. If its claim has ended, ``token`` is removed from it.
         places: the places of the messages. Messages that have left the pack are skipped.
     """
-    if (yield from end_rest(terms.queue, pack)):  # a process keeps it, but holds no message
+    if (yield from end_rest(terms.queue, pack)):  # a process kept it, but held no message
         del pack["token"]
     now = yield from ServerTime()
     if transitions.is_held(pack, now):
@@ -50,7 +50,7 @@ def hold(terms: QueueTerms, pack: Document, places: Sequence[int]) -> Plan[Held]
     if claimed.get(HANDED):
         yield from finish(claimed)  # publishes copies that a former holder handed over
     held = HeldPack(claimed, False, only=packs.bits_set(places))
-    if (drawn := held.draw(held.size)) is None:  # all of them have left
+    if (drawn := held.draw(held.size)) is None:  # all these messages have left the pack
         yield from end_claim(Group(terms.queue, terms.kind, held.id, held.token, 0, hold=held))
         return []
     lease = (now, now + timedelta(seconds=_LEASE_S), _LEASE_S)
@@ -60,10 +60,10 @@ def hold(terms: QueueTerms, pack: Document, places: Sequence[int]) -> Plan[Held]
 
 
 def requeue(terms: QueueTerms, held: Held, at: datetime | None) -> Plan[None]:
-    """Take messages out of one pack. They become ready at ``at``, or now if it is None.
+    """Take messages out of one pack. They become ready at ``at``, or now if ``at`` is None.
 
     Raises:
-        LeaseLost: some messages were no longer held; the rest are requeued.
+        LeaseLost: some messages were no longer held; the other messages are requeued.
     """
     [(group, _)] = by_pack(terms.queue, terms.kind, held)
 

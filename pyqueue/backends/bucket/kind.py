@@ -1,7 +1,7 @@
 """The kind "bucket": messages that are pushed together share a document, a pack; see ``packs``.
 
-A message that cannot be packed is an ordinary message of the same queue. Claims take both in one
-order.
+A message that cannot be packed is a document of the same queue. Claims take packs and such
+documents in one common order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyqueue.requests import Plan
 
 #: The most messages in a pack, unless the queue sets another number.
 DEFAULT_PACK: Final = 500
-#: The index that counts the messages of packs.
+#: The name of the index that is used to count the messages of packs.
 PACKS: Final = "packs"
 _INDEXES: Final[Mapping[str, IndexTerms]] = {
     PACKS: (
@@ -30,7 +30,7 @@ _INDEXES: Final[Mapping[str, IndexTerms]] = {
 
 @register
 class Bucket(Standard):
-    """Many messages in one document, each claimed and settled separately. There is no history."""
+    """A queue that stores many messages in one document. It keeps no finished messages."""
 
     name = "bucket"
     capabilities = frozenset({"claim", "dead_letter", "keys", "move", "packs", "pop", "rate"})
@@ -39,16 +39,16 @@ class Bucket(Standard):
     bare_pop = False
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
-        """Return the index that counts packs."""
+        """Return the indexes, including the index that is used to count the messages of packs."""
         return {**super().needs(shape), **_INDEXES}
 
     def claiming(self, update: UpdateFields) -> UpdateFields:
-        """Return the update of a claim, which also counts the claims of a pack."""
+        """Return the update of a claim. It also increments ``c``, which counts claims of a pack."""
         counted = {**update.get("$inc", {}), "c": 1}
         return super().claiming({**update, "$inc": counted})
 
     def packed_ids(
         self, queue: str, ids: Sequence[Id], session: object = None
     ) -> Plan[tuple[frozenset[Id], list[Id]]]:
-        """Find the ids of messages in stored packs. Block late inserts of the other packs."""
+        """Find the ids that belong to stored packs. Block late inserts of all other packs."""
         return in_stored_packs(queue, ids, session)

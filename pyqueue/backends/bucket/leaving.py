@@ -1,8 +1,8 @@
 """Packs: how a message leaves its pack and becomes an ordinary message.
 
-It leaves if it is buried or moved, or returns to the queue apart from the rest of its pack. Two
-documents change: the pack drops the message, and a new document is created with the same id. The
-plans of ``handover`` do this without a transaction.
+A message leaves its pack if it is buried, moved, or given back without the other messages of the
+pack. Two documents change: the pack drops the message, and a new document is created with the same
+id. The plans of ``handover`` do this without a transaction.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from pyqueue.requests import (
 )
 
 ErrorRecord = Mapping[str, Any] | None
-#: Makes the document of a message that leaves, from its stored fields and the current instant.
+#: Makes the document of a leaving message, given its stored fields and the current instant.
 Make = Callable[[Document, datetime], Document]
-#: A place in a pack, and the function that makes the document of the message there.
+#: The place of a leaving message in its pack, and the function that makes its new document.
 Leaver = tuple[int, Make]
-#: Settles all messages left in a pack with one update. The result is False if that is impossible.
+#: Settles a whole pack with one update. Returns False if the pack cannot be settled as a whole.
 Whole = Callable[[Group, Held], Plan[bool]]
 
 
@@ -62,13 +62,14 @@ def leave(
     """Take messages out of a pack, and store new documents for them.
 
     Args:
-        group: the claim that holds them.
-        leavers: their places, each with the function that makes the new document.
-        together: whether they share documents at their destination; see ``packs.parts``.
+        group: the claim that holds the messages.
+        leavers: the places of the messages, each with the function that makes its new document.
+        together: whether the messages share documents at their destination; see ``packs.parts``.
         session: the session of the caller's transaction, or None.
 
     Returns:
-        The bits of messages no longer held, and the bits of messages whose outcome is unknown.
+        A bit mask of the messages that were no longer held, and a bit mask of the messages for
+        which it is unknown whether they have left the pack.
     """
     fields = dict.fromkeys(("b", "at", "w", "type", "pushed", "trail", "token"), 1)
     match = {"_id": group.pack, "token": group.token}
@@ -78,8 +79,8 @@ def leave(
     hold = group.hold if session is None else None  # the transaction may be aborted
     copies = [(place, make(_stored(found[0], place), now)) for place, make in leavers if found]
     for _, copy in copies:
-        encode(copy)  # nothing is written if one of them is too large
-    taken: set[Id] = set()  # the ids that other documents have
+        encode(copy)  # raises before anything is written if a document is too large
+    taken: set[Id] = set()  # the ids that belong to other documents
     call = transitions.new_token()
     while bits:
         still = yield from still_held(group._replace(bits=bits, hold=hold), session)
@@ -96,7 +97,7 @@ def leave(
             handover = Handover(group.queue, group.pack, group.token, documents, call)
             result = yield from _hand_over_bits(group._replace(bits=bits), handover)
         except DuplicateKey as clash:
-            # A message key clashed, or an id of ``_with_free_ids`` is taken, too.
+            # A message key is taken, or so is an id that ``_with_free_ids`` chose.
             if not clash.ids or not taken.isdisjoint(clash.ids):
                 raise
             taken.update(clash.ids)
@@ -105,7 +106,7 @@ def leave(
             return lost, 0
         if result == "unknown":
             return lost, bits
-        # "lost": read again which of them are still held.
+        # "lost": read again which of the messages are still held.
     if hold and lost:  # note that these messages are no longer in the pack
         hold.begin(None)
         hold.settled(lost, None, matched=True)
@@ -118,9 +119,9 @@ def _with_free_ids(
 ) -> list[Document]:
     """Return the documents to store for messages that leave a pack.
 
-    Other documents have the ids in ``taken``. A message that stays in its queue becomes a part with
-    one message and keeps its id, so that a consumer recognizes it. In another queue, or with a key,
-    it gets a new id, and its trail keeps the old id.
+    The ids in ``taken`` belong to other documents. A message with such an id becomes a pack with
+    one message if it stays in its queue. It keeps its id, so that a consumer recognizes it. In
+    another queue, or with a key, it gets a new id, and its trail keeps the old id.
     """
     if together:
         return packs.parts(group.pack, group.token, messages, taken)
@@ -150,9 +151,9 @@ def _leave_in_transaction(
     stored = yield from Find({"_id": {"$in": [each["_id"] for each in documents]}}, session=session)
     if others := [each["_id"] for each in stored if not is_copy(each)]:
         raise DuplicateKey(f"other documents have the ids {first_ten(others)}", ids=others)
-    # It matches: ``still_held`` has read so in this transaction.
+    # This matches, because ``still_held`` read the same state in this transaction.
     yield from Update(group.fence, packs.setting(group.bits), session=session)
-    for each in stored:  # a former holder died and can no longer decide
+    for each in stored:  # its former holder can no longer commit it
         yield from Delete(copy_filter(each), session=session)
     for failure in (yield from Insert([encode(each) for each in documents], session=session)):
         raise failure.error
@@ -183,7 +184,7 @@ def _hand_over_bits(group: Group, handover: Handover) -> Plan[Result]:
 
 
 def hand_over_shared(group: Group, handover: Handover) -> Plan[Result]:
-    """Take messages out of a pack. Concurrent calls for one pack share commands."""
+    """Take messages out of a pack. Concurrent calls for one pack share their commands."""
     key = ("hand over packed", group.queue, group.pack, group.token)
     call = group, handover
     result = yield from Coalesce(key, call, _hand_over_for_callers, max_in_flight=1)
@@ -195,7 +196,7 @@ def hand_over_shared(group: Group, handover: Handover) -> Plan[Result]:
 def _hand_over_for_callers(
     calls: Sequence[tuple[Group, Handover]],
 ) -> Plan[Sequence[Result | None]]:
-    """Hand over for several callers. Return None for each caller that has to try alone."""
+    """Hand messages over for several callers. Return None for each caller that must try alone."""
     group, handover = calls[0]
     if len(calls) == 1:
         return [(yield from _hand_over_bits(group, handover))]
@@ -204,7 +205,7 @@ def _hand_over_for_callers(
         bits |= one.bits
     copies = [copy for _, each in calls for copy in each.copies]
     result: Result = "lost"
-    # Otherwise two calls hand over the same message, and only one of them may succeed.
+    # If two calls hand over the same message, each must try alone: only one may succeed.
     if bits.bit_count() == sum(one.bits.bit_count() for one, _ in calls):
         with suppress(QueueError):
             result = yield from _hand_over_bits(
@@ -223,9 +224,9 @@ def _stored(pack: Document, place: int) -> Document:
 def trail_after(
     document: Document, queue: str, now: datetime, stay: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the field ``trail`` of a message after it has left this queue.
+    """Return the field ``trail`` that a message has after it left this queue.
 
-    ``stay``: facts of its stay in the queue.
+    ``stay``: facts about its stay in the queue, such as its tries.
     """
     trail = [*document.get("trail", ()), {"q": queue, "at": now, **stay}]
     return {"trail": trail[-TRAIL_LENGTH:]}
@@ -241,15 +242,15 @@ def leave_each(
     together: bool = False,
     session: object = None,
 ) -> Plan[None]:
-    """Take messages out of their packs, unless ``whole`` settles all messages left in one.
+    """Take messages out of their packs, except from packs that ``whole`` settles as a whole.
 
     Args:
         queue: their queue.
         held: the messages.
-        groups: the same messages, by pack.
+        groups: the same messages, divided by pack.
         make: returns the function that makes the new document of a message.
-        whole: settles a pack from which no message stays. If None, each message leaves its pack.
-        together: whether they share documents at their destination.
+        whole: settles a pack as a whole if it can. If None, each message leaves its pack.
+        together: whether the messages share documents at their destination.
         session: the session of the caller's transaction, or None.
     """
     if session is not None:
@@ -279,14 +280,14 @@ def leave_each(
 def rollback(terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
     """Give messages back for another try, and bury messages that have no try left.
 
-    If all messages left in a pack are given back together, they wait in their pack.
+    If all messages left in a pack are given back together, they stay in it.
     """
     queue, kind, options = terms.queue, terms.kind, terms.options
     given_s, record, session = failure.delay_s, failure.error, failure.session
     out_of_tries: list[PackedReservation[Any]] = []
     rest: list[tuple[Group, Held]] = []
     for group, members in by_pack(queue, kind, held):
-        if failure.is_last(members[0], options.max_tries):  # all of a claim have equal tries
+        if failure.is_last(members[0], options.max_tries):  # messages of one claim have equal tries
             out_of_tries += members
             continue
         rest.append((group, members))
@@ -330,7 +331,7 @@ def release(terms: QueueTerms, held: Held) -> Plan[None]:
 
 
 def _counted(held: PackedReservation[Any], tries: int) -> dict[str, int]:
-    """Return the counters, such as ``tries``, of a message that returns to its queue."""
+    """Return the counters of a message that returns to its queue: its tries and deliveries."""
     return {"tries": tries, "deliveries": held.deliveries}
 
 
@@ -358,7 +359,7 @@ def burial(
 ) -> Make:
     """Return the function that makes the document of a buried message.
 
-    ``stay``: the tries, and other facts of its stay in the queue.
+    ``stay``: facts about its stay in the queue. They include its tries.
     """
 
     def buried(stored: Document, now: datetime) -> Document:

@@ -36,23 +36,23 @@ from pyqueue.requests import (
 
 @dataclass(slots=True)
 class CountPacked(Command[int]):
-    """Count the messages of packs, less one for each pack, which is counted as a document."""
+    """Count how many more messages than documents the matching packs have."""
 
     filter: Filter
     cap: int | None = None
-    #: The index. The default covers the query.
+    #: The index to use. The default index covers the query.
     hint: str = PACKS
     cursor: ClassVar[bool] = True
 
     def send(self, collection: Any) -> Any:
-        """Send an aggregate that adds the numbers up."""
+        """Send an aggregate that counts the packs and adds up their messages."""
         limit = [] if self.cap is None else [{"$limit": self.cap}]
         match = {"$match": {**self.filter, "n": {"$exists": True}}}
         added = {"$group": {"_id": None, "n": {"$sum": "$n"}, "packs": {"$sum": 1}}}
         return collection.aggregate([match, *limit, added], hint=self.hint, session=self.session)
 
     def read(self, raw: Any) -> int:
-        """Return the number."""
+        """Return the number of messages less the number of packs."""
         return sum(each["n"] - each["packs"] for each in raw)
 
 
@@ -65,7 +65,7 @@ def counts(queue: str, cap: int | None) -> Plan[Counts]:
 
 
 def _count(queue: str, cap: int | None, now: datetime, session: object) -> Plan[Counts]:
-    """Count the documents, and then add the messages in packs."""
+    """Count the documents of each state, and then add the messages in packs."""
     documents = yield from reading.count(queue, cap, now, session)
     return (yield from in_packs(queue, documents, cap, now, session))
 
@@ -77,12 +77,12 @@ def in_packs(
 
     Args:
         queue: the queue.
-        documents: the counts of documents, which have counted each pack once.
-        cap: the most documents to count in each state, or None for all.
+        documents: the counts of documents, in which each pack counts as one.
+        cap: the most documents to count in each state, or None to count all.
         now: the current instant.
-        session: the session of the counts, or None.
+        session: the session in which ``documents`` were counted, or None.
     """
-    # Finished messages have a ``when`` of BAND or later.
+    # BAND is the smallest ``when`` of finished messages.
     later: Filter = {"q": queue, "when": {"$gt": now, "$lt": BAND}}
     ready: Filter = {"q": queue, "when": {"$lte": now}}
     waiting = yield from CountPacked(later, cap, session=session)
@@ -107,9 +107,9 @@ def in_packs(
 
 
 def find_packed(match: Filter, place: packs.Place) -> Plan[list[Document]]:
-    """Return a list with the packed message that an id names, or an empty list if it has left.
+    """Return a list with the packed message at ``place``, or [] if no matching pack contains it.
 
-    ``match``: a condition on its pack.
+    ``match``: a filter that its pack must also match.
     """
     for pack in (yield from Find({**packs.packs_of(place.pack), **match})):
         index = packs.index_in(pack, place) if is_valid_pack(pack) else None
@@ -119,7 +119,7 @@ def find_packed(match: Filter, place: packs.Place) -> Plan[list[Document]]:
 
 
 def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:
-    """Return the message with this id, in any state, or None if the queue has none."""
+    """Return the message with this id, in any state, or None if the queue does not have it."""
     message = yield from reading.get(queue, codec, id)
     named = packs.place_of(id)
     if message is not None or named is None:
@@ -131,12 +131,12 @@ def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:
 
 
 def peek(queue: str, kind: Kind, codec: Codec[Any], limit: int) -> Plan[list[Message[Any]]]:
-    """Return the messages that would be received next."""
+    """Return up to ``limit`` messages that would be received next, in this order."""
     arguments.count("limit", limit)
     now = yield from ServerTime()
     match = kind.claimable(queue, now, None)
     messages: list[Message[Any]] = []
-    skip, size = 0, 1  # of the page; the first pack alone may have enough messages
+    skip, size = 0, 1  # of the page; a single pack may have enough messages
     while len(messages) < limit:
         found = yield from Find(match, sort=kind.order, limit=size, skip=skip, hint=kind.index)
         for document in found:
@@ -170,7 +170,7 @@ def remove(queue: str, kind: Kind, id: Id) -> Plan[bool]:
     for document in (yield from Find(match, {**packs.INDEX_FIELDS, **REST_FIELDS})):
         index = packs.index_in(document, named)
         if index is not None:
-            yield from end_rest(queue, document)  # a process keeps it, but holds no message
+            yield from end_rest(queue, document)  # if a process keeps it without holding a message
             bits = 1 << index
             match = {**free, "_id": document["_id"], **packs.having(bits)}
             if (yield from Update(match, packs.setting(bits))).matched:
@@ -179,7 +179,7 @@ def remove(queue: str, kind: Kind, id: Id) -> Plan[bool]:
 
 
 def purge(queue: str, kind: Kind) -> Plan[int]:
-    """Delete the messages that are ready or scheduled. Return how many.
+    """Delete the messages that are ready or scheduled. Return how many were deleted.
 
     Raises:
         Unavailable: the server did not answer. The error text says how many messages were deleted.
@@ -193,7 +193,7 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
         yield from publish_all_handed(queue)
         yield from end_rests(queue, now)
         while True:
-            # Without an update, this deletes the pack. The answer says how many messages it had.
+            # Without an update, this deletes the pack and returns it, with its number of messages.
             gone = yield from FindAndModify(free_packs, None, sort=(("when", 1),), hint=PACKS)
             if gone is None:
                 break
@@ -206,7 +206,7 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
 
 
 def end_rests(queue: str, now: datetime) -> Plan[None]:
-    """Give back resting packs: processes keep them for a second and hold none of their messages."""
+    """Free the resting packs of a queue, which processes keep without holding their messages."""
     soon = {"$gt": now, "$lte": now + 2 * REST}  # a process may estimate the time differently
     match = {"q": queue, "when": soon, "n": {"$exists": True}}
     for document in (yield from Find(match, dict(REST_FIELDS), hint=PACKS)):
@@ -214,12 +214,12 @@ def end_rests(queue: str, now: datetime) -> Plan[None]:
 
 
 def publish_all_handed(queue: str) -> Plan[None]:
-    """Publish copies that packs have handed over, before the packs are deleted."""
+    """Publish the copies that the packs of a queue have handed over. Then packs can be deleted."""
     yield from publish_handed({"q": queue, "n": {"$exists": True}}, PACKS)
 
 
 def publish_handed(match: Filter, hint: str) -> Plan[None]:
-    """Publish copies that the matching packs have handed over. ``hint``: the index."""
+    """Publish the copies that matching packs have handed over. ``hint``: the index to use."""
     handed = {**match, f"{HANDED}.0": {"$exists": True}}
     for document in (yield from Find(handed, {HANDED: 1}, hint=hint)):
         yield from finish(document)

@@ -1,7 +1,7 @@
 """Packs: how their messages move to another queue.
 
-Outside a transaction, one update moves all messages left in a pack to another bucket. If only some
-move, they share a new document there. In a queue of another kind, each becomes an ordinary message.
+Outside a transaction, one update moves a whole pack to another bucket. If only some messages of a
+pack move, they share a new document there. In a queue of another kind, each gets its own document.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pyqueue.requests import Document, Plan, ServerTime, Signal, Update
 
 
 class _Content(NamedTuple):
-    """The changes to a message that moves."""
+    """The changes to make to a message that moves."""
 
     #: The new payload in stored form, or UNCHANGED.
     value: Any
@@ -36,7 +36,7 @@ class _Content(NamedTuple):
     labels: Mapping[str, Any]
 
 
-#: The changes, by the Python ids of the reservations.
+#: The changes, keyed by the ``id()`` of the reservation.
 _Contents = Mapping[int, _Content]
 
 
@@ -46,9 +46,9 @@ def move(
     move: Move,
     session: object,
 ) -> Plan[None]:
-    """Move messages to another queue. ``pairs``: reservations, each with a payload.
+    """Move messages to another queue. ``pairs``: reservations, each with its new payload.
 
-    The payload is new and in stored form, or UNCHANGED.
+    A payload is in stored form, or it is UNCHANGED.
     """
     contents = {id(each): _Content(value, move.labels) for each, value in pairs}
     yield from _move(terms, [each for each, _ in pairs], contents, move, session)
@@ -59,7 +59,7 @@ def moves(
     target: Target,
     pairs: Sequence[tuple[PackedReservation[Any], NewMessage]],
 ) -> list[Plan[Outcomes]]:
-    """Return plans that together move messages, each with its new content: one for each pack."""
+    """Return plans that move messages, each with its new content: one plan for each pack."""
     claims: dict[Hashable, list[tuple[PackedReservation[Any], NewMessage]]] = {}
     for held, new in pairs:
         claims.setdefault((held.pack, held.token), []).append((held, new))
@@ -71,7 +71,7 @@ def _move_pack(
     target: Target,
     pairs: Sequence[tuple[PackedReservation[Any], NewMessage]],
 ) -> Plan[Outcomes]:
-    """Move messages of one pack. Messages that move alike go together."""
+    """Move messages of one pack. Messages with equal times and options are moved together."""
     levels = {new.priority for _, new in pairs}
     yield from namespace.ensure(target.queue, target.kind, target.options, levels)
     now = yield from ServerTime()
@@ -108,7 +108,7 @@ def _outcomes(held: Held, moving: Plan[None]) -> Plan[Outcomes]:
 def _move(
     terms: QueueTerms, held: Held, contents: _Contents, move: Move, session: object
 ) -> Plan[None]:
-    """Move messages. If the target is a bucket, messages of one pack stay together."""
+    """Move messages. In another bucket, messages of one pack share a pack unless they get a key."""
     queue, target, key = terms.queue, move.target, move.key
     yield from refuse_taken(target, key, session)
 
@@ -162,11 +162,11 @@ def _move_whole(
     Args:
         group: the messages of the pack.
         move: how it moves.
-        changed: the fields to write into the messages: payloads and headers.
-        stay: facts of their stay in the queue, for the trail.
+        changed: the fields to set in the pack: the new payloads and headers of its messages.
+        stay: facts about their stay in this queue, such as their tries, for the trail.
     """
     target = move.target
-    # Each payload was checked. If together they are too large for a document, they move in parts.
+    # Each payload was checked alone. If all are too large for one document, they move in parts.
     size = len(bson.encode(changed, codec_options=OPTIONS))
     if size > packs.MAX_PACK_BYTES:
         return False
@@ -175,14 +175,14 @@ def _move_whole(
     hold = group.hold
     if hold is not None and not hold.begin_whole(group.bits, alone=True):
         return False
-    put = {**target.kind.entering(target.queue, when), **changed, "c": 0}  # no claim there yet
+    put = {**target.kind.entering(target.queue, when), **changed, "c": 0}  # not claimed there yet
     if target.codec.name is not None:
         put["type"] = target.codec.name
     update = transitions.leaving(group.kind, group.queue, put, now)
     update = transitions.noting(update, None, stay)
     del update["$rename"]  # a pack has no key
     update["$unset"]["level"] = ""
-    # The pack has no other messages, and no message that left it is still hidden.
+    # Match only if the pack has no other messages, and no message that left it is still hidden.
     complete: Document = {"n": group.bits.bit_count(), HANDED: []}
     if changed:
         update["$inc"] = {"z": size}  # an upper bound of the size in bytes

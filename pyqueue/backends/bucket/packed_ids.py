@@ -1,6 +1,6 @@
-"""Packs: find the chosen ids that name messages of stored packs.
+"""Packs: find out which ids chosen by callers already belong to messages of stored packs.
 
-The unique index rejects the id of a stored document. It does not cover the ids inside packs.
+The unique index rejects the _id of a stored document, but not the id of a message in a pack.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pyqueue.requests import Document, Plan, Update
 def in_stored_packs(
     queue: str, ids: Sequence[Id], session: object
 ) -> Plan[tuple[frozenset[Id], list[Id]]]:
-    """Find the ids that name messages of stored packs. Block late inserts of the other packs.
+    """Find the ids that belong to stored packs. Block late inserts of packs that are not stored.
 
-    A caller repeats an unacknowledged push with its ids, and the first insert may still arrive. So
-    if a pack is not stored, a placeholder with its _id is stored, which refuses the late insert.
-    Ids whose places have no leading zeros need no placeholder: only earlier releases made such
-    packs. Callers may also build such ids themselves, from the ids of their messages.
+    A caller may repeat an unacknowledged push with the same ids while the first insert is still on
+    its way. So if a pack is not stored, this stores a placeholder with its _id, which makes the
+    late insert fail. Ids whose places have no leading zeros need no placeholder: they come from
+    packs of earlier releases, or from callers who build them from the ids of their messages.
 
     Returns:
-        The ids in packs that are or were in this queue, and the ids in packs of other queues.
+        The ids whose packs are or were in this queue, and the ids whose packs never were in it.
     """
     here: set[Id] = set()
     elsewhere: set[Id] = set()
@@ -44,7 +44,7 @@ def in_stored_packs(
 
 
 def _is_durable(document: Document, session: object) -> Plan[bool]:
-    """Wait until no fail-over can undo the read. Return False if a fail-over just did."""
+    """Wait until no fail-over can undo a document. Return False if it is no longer stored."""
     if session is not None:
         return True  # the commit of the transaction waits for its reads, too
     return bool((yield from Update({"_id": document["_id"]}, NOTHING, majority=True)).matched)

@@ -1,34 +1,34 @@
 """Packs: many messages in one document, each settled separately. This module is pure.
 
-A pack is a document of its queue, and a claim takes it like any other message. Besides the fields
-of a message, without a payload, it has::
+A pack is a document of its queue, and a claim takes it as it takes a message. A pack has the fields
+of a message except for the payload, and these fields::
 
     b        the messages: [{p: payload, h: headers}]. They change only if all of them move
-    done     bits: which of them have left the pack, 62 in each number
-    n        how many are left: the number of clear bits
+    done     a bit for each message, 62 in each number: whether the message has left the pack
+    n        how many messages are left: the number of clear bits
     z        an upper bound on the size of the messages, in bytes
-    c        how many times it was claimed
-    orderly  the last of its claims that ended in order; level: see below
+    c        how many times the pack was claimed
+    orderly  the number of its last claim that ended in order; level: see below
     handed   copies of messages that left it and are still hidden; see ``handover``
-    at       where its messages were in their first pack; only in a pack that left another one
+    at       the places of its messages in their first pack; only in a part (see below)
     w        4, the number of digits that a place has in an id; absent in packs of earlier releases
 
-The id of a message is "<_id of its first pack>:<place>", for life. The place has four digits, so
-that messages that leave a pack and share a ``when`` keep their order. In packs without ``w`` it has
-no leading zeros.
+The id of a message is "<_id of its first pack>:<place>", and never changes. The place has four
+digits, so that messages that leave a pack with the same ``when`` keep their order. In packs without
+``w``, the place has no leading zeros.
 
-The holder of a message is known by the pack, the token and the place. A settlement matches the
-token and the clear bit and sets the bit, in one update. So each message is settled once, and a
+The pack, the token and the place identify the claim of a message. One update settles the message:
+it matches the token and the clear bit, and sets the bit. So each message is settled once, and a
 former holder cannot change any message.
 
 Messages that leave a pack together may share a new one: a *part*. The _id of a part begins with the
 _id of the first pack, so that it can be found by the ids of its messages.
 
-A claim that does not end in order has lapsed: perhaps one message crashes its consumers. The next
-claims of the pack hand out only a *window* of 100 messages, then 10, then one. If the claim of a
-single message lapses, that message leaves the pack as an ordinary message. After a window that ends
-in order, the next window has the same size. Windows grow again past the part of the pack where a
-claim lapsed. The level of a pack says which size is next: 0 is the whole pack.
+A claim that does not end in order has lapsed, perhaps because a message crashes its consumers. The
+next claims of the pack hand out only a *window* of 100 messages, then 10, then one. If the claim of
+a single message lapses, it leaves the pack and becomes an ordinary message. After a window ends in
+order, the next window has the same size. Past the part of the pack where a claim lapsed, windows
+grow again. The level of a pack determines its next window, and level 0 is the whole pack.
 """
 
 from __future__ import annotations
@@ -50,32 +50,32 @@ from pyqueue.requests import Document
 
 T = TypeVar("T")
 
-#: The most bytes of the messages of a pack.
+#: The maximum total size of the messages in a pack, in bytes.
 MAX_PACK_BYTES: Final = 4 * 2**20
 #: How many digits a place has in an id. Because of ``MAX_PACK``, the first digit is always 0.
 DIGITS: Final = 4
-#: The id of a pack, and the number of a message in it, with or without leading zeros.
+#: The id of a packed message: the _id of a pack, and a place with or without leading zeros.
 _PLACE: Final = re.compile(
     rf"([0-9A-Fa-f]{{24}}):(0|[1-9][0-9]{{,{DIGITS - 1}}}|[0-9]{{{DIGITS}}})"
 )
-#: The places with leading zeros. A push of a pack needs all of them.
+#: The places of a full pack, with leading zeros.
 _PADDED: Final = tuple(f"{place:0{DIGITS}}" for place in range(MAX_PACK))
-#: How many bits a number holds: numbers on the server have 64, and the highest is the sign.
+#: How many bits of ``done`` one number contains. A number in BSON has 64 bits, one for the sign.
 _WORD: Final = 62
 _SIZES: Final = (100, 10, 1)
-#: The fields that a message has in common with the other messages of its pack.
+#: The fields that are stored once for all messages of a pack.
 _COMMON: Final = (
     *("q", "when", "due", "pushed", "tries", "deliveries", "type", "error", "trail"),
     *("token", "owner", "reserved"),
 )
-#: The fields of a pack that ``index_in`` needs. Of the messages it needs only their number.
+#: The projection for ``index_in``. It includes headers, because the number of messages is needed.
 INDEX_FIELDS: Final = MappingProxyType({"at": 1, "w": 1, "b.h": 1})
 
 
 class Place(NamedTuple):
-    """The place that the id of a packed message names."""
+    """The place of a message in its first pack, as the id of the message names it."""
 
-    #: The first pack of the message.
+    #: The _id of the first pack of the message.
     pack: ObjectId
     number: int
     #: How the number is written: with ``DIGITS`` digits, or without leading zeros.
@@ -88,32 +88,32 @@ def naming(pack: Mapping[str, Any]) -> Callable[[int], str]:
     written: Sequence[str | int] = _PADDED if _is_padded(pack) else range(MAX_PACK)
     if at is None:
         return lambda place: f"{first}:{written[place]}"
-    # The id names the place in the first pack. Only a part has ``at``, which lists these places.
+    # An id names the place in the first pack. In a part, ``at`` lists these places.
     return lambda place: f"{first}:{written[at[place]]}"
 
 
 def message_id(pack: Mapping[str, Any], place: int) -> str:
-    """Return the id of a message."""
+    """Return the id of the message at a place in a pack."""
     return naming(pack)(place)
 
 
 def part_id(pack: Id, token: str, at: Sequence[int]) -> str:
-    """Return the _id of a part. A claim makes the same _id when it tries again.
+    """Return the _id of a part. A repeated call for the same messages gets the same _id.
 
-    Two calls may settle some of the same messages at once. The checksum keeps a part of one call
-    from overwriting a part of the other call, which may have more messages.
+    Two concurrent calls may settle some of the same messages. The checksum of the places prevents
+    a part of one call from overwriting a part of the other call, which may have more messages.
 
     Args:
-        pack: the pack that the messages leave.
-        token: the token of the claim.
-        at: the places of its messages in their first pack.
+        pack: the _id of the pack that the messages leave.
+        token: the token of the claim that holds them.
+        at: their places in their first pack.
     """
     every = crc32(repr(list(at)).encode())
     return f"{_first_pack(pack)}/{token}.{at[0]:0{DIGITS}}-{every:08x}"
 
 
 def _first_pack(pack: Id) -> str:
-    """Return the _id of the first pack of messages, given the _id of that pack or of a part."""
+    """Return the _id of the first pack of the messages of a pack, which may be a part."""
     return pack.partition("/")[0] if isinstance(pack, str) else str(pack)
 
 
@@ -123,7 +123,7 @@ def _is_padded(pack: Mapping[str, Any]) -> bool:
 
 
 def place_of(id: object) -> Place | None:
-    """Return the place that an id names, or None if no message of a pack has such an id."""
+    """Return the place that an id names, or None if it cannot be the id of a packed message."""
     match = _PLACE.fullmatch(id) if isinstance(id, str) else None
     if match is None:
         return None
@@ -139,7 +139,7 @@ def new_pack(
     type_name: str | None,
     entries: Sequence[RawBSONDocument],
 ) -> RawBSONDocument:
-    """Return the document of a pack. ``entering``: the fields of a message entering its queue."""
+    """Return the document of a pack. ``entering``: the fields of a message entering the queue."""
     document: Document = {"_id": id, **entering, "pushed": pushed}
     if type_name is not None:
         document["type"] = type_name
@@ -162,13 +162,13 @@ def parts(
 ) -> list[Document]:
     """Return the documents of the parts for messages that leave a pack.
 
-    A single message becomes an ordinary message, unless its id is taken: then a part keeps its id.
+    A message that is alone gets its own document, or a part if its id is taken.
 
     Args:
-        pack: the pack.
+        pack: the _id of the pack.
         token: the token of the claim.
-        documents: the messages. Only their ids, headers and payloads differ.
-        taken: the ids that other documents have.
+        documents: the messages. They differ only in their ids, headers and payloads.
+        taken: the ids that belong to other documents.
     """
     found: list[Document] = []
     entries: list[RawBSONDocument] = []
@@ -191,7 +191,7 @@ def parts(
 
 
 def chunks(items: Sequence[T], sizes: Sequence[int], most: int) -> Iterator[Sequence[T]]:
-    """Divide items into packs of up to ``most`` messages. ``sizes`` are in bytes."""
+    """Divide items so that each chunk fits in a pack. ``sizes`` are the bytes of each item."""
     first, total = 0, 0
     for index, size in enumerate(sizes):
         total += size
@@ -208,7 +208,7 @@ def packs_of(pack: ObjectId) -> Document:
 
 
 def index_in(document: Mapping[str, Any], place: Place) -> int | None:
-    """Return the index of the message with this id in a pack, or None if it was never there."""
+    """Return the index in a pack of the message at this place, or None if it was never in it."""
     if not is_pack(document) or _is_padded(document) != place.padded:
         return None
     at = document.get("at")
@@ -223,7 +223,7 @@ def is_pack(document: Mapping[str, Any]) -> bool:
 
 
 def by_first_pack(ids: Iterable[Id]) -> dict[ObjectId, list[tuple[Id, Place]]]:
-    """Return the ids that name places in packs, by the first packs of the messages."""
+    """Return the ids that name places in packs, with their places, by first pack."""
     named: dict[ObjectId, list[tuple[Id, Place]]] = {}
     for id in ids:
         if place := place_of(id):
@@ -232,12 +232,12 @@ def by_first_pack(ids: Iterable[Id]) -> dict[ObjectId, list[tuple[Id, Place]]]:
 
 
 def common_fields(pack: Mapping[str, Any]) -> Document:
-    """Return the fields that each message of a pack has, as a document of its queue."""
+    """Return the fields that are the same for all messages of a pack."""
     return {name: pack[name] for name in _COMMON if name in pack}
 
 
 def own_fields(pack: Mapping[str, Any], bits: int) -> Iterator[Document]:
-    """Yield the other fields of messages: the id, the headers and the payload."""
+    """Yield the separate fields of each message in ``bits``: its id, headers and payload."""
     name, entries = naming(pack), pack["b"]
     for place in places(bits):
         entry = entries[place]
@@ -249,7 +249,7 @@ def own_fields(pack: Mapping[str, Any], bits: int) -> Iterator[Document]:
 
 
 def document_in(pack: Mapping[str, Any], place: int) -> Document:
-    """Return a message of a pack as a document of its queue."""
+    """Return a message of a pack as a document, as if it were an ordinary message."""
     (own,) = own_fields(pack, 1 << place)
     return own | common_fields(pack)
 
@@ -258,12 +258,12 @@ def document_in(pack: Mapping[str, Any], place: int) -> Document:
 
 
 def full(size: int) -> int:
-    """Return the bits of all messages of a pack."""
+    """Return the bit mask of all messages of a pack with ``size`` messages."""
     return (1 << size) - 1
 
 
 def done_of(document: Mapping[str, Any]) -> int:
-    """Return the bits of the messages that have left a pack."""
+    """Return a bit mask of the messages that have left a pack."""
     done = 0
     for index, word in enumerate(document["done"]):
         done |= int(word) << (index * _WORD)
@@ -271,12 +271,12 @@ def done_of(document: Mapping[str, Any]) -> int:
 
 
 def alive_of(document: Mapping[str, Any]) -> int:
-    """Return the bits of the messages that a pack still has."""
+    """Return a bit mask of the messages that are still in a pack."""
     return full(len(document["b"])) & ~done_of(document)
 
 
 def bits_set(numbers: Iterable[int]) -> int:
-    """Return the bits of these places."""
+    """Return the bit mask in which the bits of these places are set."""
     bits = 0
     for each in numbers:
         bits |= 1 << each
@@ -302,7 +302,7 @@ def first_place(bits: int) -> int:
 
 
 def _words(bits: int) -> Iterator[tuple[str, Int64]]:
-    """Yield the numbers of ``done`` that have some of these bits: the field and its bits."""
+    """Yield the fields of ``done`` that contain these bits, each with its part of the mask."""
     index = 0
     while bits:
         word = bits & ((1 << _WORD) - 1)
@@ -313,7 +313,7 @@ def _words(bits: int) -> Iterator[tuple[str, Int64]]:
 
 
 def having(bits: int) -> dict[str, Any]:
-    """Return the filter that matches a pack that still has these messages."""
+    """Return the filter that matches a pack if all these messages are still in it."""
     return {name: {"$bitsAllClear": word} for name, word in _words(bits)}
 
 
@@ -330,27 +330,28 @@ def setting(bits: int) -> dict[str, dict[str, Any]]:
 
 
 def _ladder(size: int) -> list[int]:
-    """Return the sizes of the windows of a pack with ``size`` messages, by level from 1 on."""
+    """Return the window sizes of a pack with ``size`` messages. The first is for level 1."""
     return [each for each in _SIZES if each < size or each == 1]
 
 
 def level_of(document: Mapping[str, Any]) -> int:
-    """Return the level of a pack that was just claimed. Each claim that lapsed adds one."""
-    # ``c`` is the number of this claim, ``orderly`` of the last claim that ended in order.
+    """Return the level of a pack that was just claimed: one more for each claim that lapsed."""
+    # ``c`` is the number of this claim, ``orderly`` the number of the last that ended in order.
     lapses = int(document["c"]) - 1 - int(document.get("orderly", 0))
     return int(document.get("level", 0)) + max(0, lapses)
 
 
 def window(size: int, alive: int, level: int) -> int | None:
-    """Return the bits of the messages that a claim hands out.
+    """Return a bit mask of the messages that a claim hands out.
 
     Args:
-        size: how many messages the pack had.
-        alive: the bits of the messages that it has now.
+        size: how many messages the pack had at first.
+        alive: a bit mask of the messages that are still in it.
         level: the level of the claim; see the head of this module.
 
     Returns:
-        The bits, or None if a claim of the first message alone has lapsed: it must leave the pack.
+        The mask, or None if the first message must leave the pack, because a claim of this message
+        alone has lapsed.
     """
     if not level or not alive:
         return alive
@@ -365,13 +366,13 @@ def window(size: int, alive: int, level: int) -> int | None:
 def next_level(size: int, first: int, alive: int, level: int) -> int:
     """Return the level of a pack after a claim of this level ended in order.
 
-    It falls by one for each larger window that the claim has finished: the pack is past the part
-    where a claim lapsed.
+    It falls by one for each larger window whose messages are finished, because the pack is then
+    past the part where a claim lapsed.
 
     Args:
-        size: how many messages the pack had.
-        first: the first place of the window.
-        alive: the bits of the messages that the pack has now.
+        size: how many messages the pack had at first.
+        first: the first place of the window of the claim.
+        alive: a bit mask of the messages that are still in the pack.
         level: the level of the claim.
     """
     ladder = _ladder(size)

@@ -17,38 +17,38 @@ from pyqueue.requests import Plan
 
 
 class BucketPlans(QueuePlans):
-    """The plans of one bucket."""
+    """The operations of one bucket, as plans."""
 
     __slots__ = ()
 
     def push(
         self, payloads: Iterable[Any], **options: Unpack[PushOptions]
     ) -> Plan[list[Id | None]]:
-        """Push messages. The messages of one call share documents."""
+        """Push messages, which share documents if possible. Return their ids."""
         return pushing.push(self.queue, self.kind, self.codec, self.options, payloads, **options)
 
     def claims(self, waiting: Waiting, *, pop: bool) -> Claims:
-        """Return how consumers claim packs, and draw from the packs that this client holds."""
+        """Return how to claim packs, and how to hand out messages of packs already held."""
         return claims_of(waiting.scan.of(Stock))
 
     def remove(self, id: Id) -> Plan[bool]:
-        """Remove a message that is not held."""
+        """Remove a message that is not held. Return whether it was removed."""
         return managing.remove(self.queue, self.kind, id)
 
     def purge(self) -> Plan[int]:
-        """Delete the messages that are ready or scheduled."""
+        """Delete the messages that are ready or scheduled. Return how many were deleted."""
         return managing.purge(self.queue, self.kind)
 
     def get(self, id: Id) -> Plan[Message[Any] | None]:
-        """Return the message with this id, in any state."""
+        """Return the message with this id, in any state, or None if the queue does not have it."""
         return managing.get(self.queue, self.codec, id)
 
     def peek(self, limit: int = 10) -> Plan[list[Message[Any]]]:
-        """Return the messages that would be received next."""
+        """Return up to ``limit`` messages that would be received next, in this order."""
         return managing.peek(self.queue, self.kind, self.codec, limit)
 
     def counts(self, cap: int | None = None) -> Plan[Counts]:
-        """Count the messages by state."""
+        """Count the messages in each state, up to ``cap`` for each state."""
         return managing.counts(self.queue, cap)
 
 

@@ -31,7 +31,7 @@ from pyqueue.messages import MAX_PACK, Id
 from pyqueue.payloads import Codec, each_of, encode
 from pyqueue.requests import Coalesce, Document, Insert, Plan, ServerTime, Signal
 
-#: The options of a message that fits in a pack.
+#: The key, id, result, expiry and gather of a message that may share a pack: it has none.
 _NO_OPTIONS: Final = (None,) * 5
 
 
@@ -43,7 +43,7 @@ def push(
     payloads: Iterable[Any],
     **how: Unpack[PushOptions],
 ) -> Plan[list[Id | None]]:
-    """Push messages. Return their ids, with None for each message that a taken key kept out."""
+    """Push messages. Return their ids, with None for each message whose key was already taken."""
     given = checked(queue, kind, codec, payloads, how)
     if not given.values:
         return []
@@ -78,7 +78,7 @@ def push(
 
 
 def _packable(given: Checked, entries: Sequence[RawBSONDocument], now: datetime) -> list[int]:
-    """Return the places of messages that fit in packs: small, due, and without other options."""
+    """Return the places of the messages that may share packs; see the head of this module."""
     later = {each for each in set(given.starts) if arguments.starting(now, *each) > now}
     own = (given.keys, given.ids, given.keeps, given.expires, given.gathers)
     options = list(zip(*own, strict=True))
@@ -102,7 +102,7 @@ def _push_one(queue: str, kind: Kind, type_name: str | None, entry: RawBSONDocum
 
 
 def _raise_first(errors: Iterable[QueueError | None]) -> None:
-    """Raise one of the errors, if there are any, preferably one with an unknown outcome."""
+    """Raise one of the errors, if there are any. An error with an unknown outcome comes first."""
     failed = [each for each in errors if each is not None]
     for error in sorted(failed, key=lambda each: not isinstance(each, Unavailable)):
         raise error
@@ -121,11 +121,11 @@ def _enter_ordinary(
         queue: the queue.
         kind: its kind.
         documents: the messages.
-        chosen: the ids that the caller chose.
+        chosen: those of their ids that the caller chose.
         how: the options of the push.
 
     Returns:
-        The id of each message, or None for a message that a taken key kept out.
+        The id of each message, or None for a message whose key was already taken.
     """
     if not documents:
         return []
@@ -147,14 +147,14 @@ def _enter_ordinary(
 
 
 class Entering(NamedTuple):
-    """The properties that messages entering a bucket together have in common."""
+    """The properties shared by messages that enter a bucket together."""
 
     queue: str
     kind: Kind
     #: The name of the payload's model, or None if it has none.
     type_name: str | None
     now: datetime
-    #: Further fields of their documents.
+    #: Further fields to store in each of their documents.
     more: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -166,7 +166,7 @@ class NewPacks(NamedTuple):
 
 
 def new_packs(entering: Entering, entries: Sequence[RawBSONDocument]) -> Plan[NewPacks]:
-    """Return messages as packs. A single message becomes an ordinary document."""
+    """Divide messages into packs. A message that is alone in its pack becomes a document."""
     packed = NewPacks([], [])
     if not entries:
         return packed
@@ -185,7 +185,7 @@ def new_packs(entering: Entering, entries: Sequence[RawBSONDocument]) -> Plan[Ne
             continue
         fields = {**kind.entering(queue, now), **more}
         packed.documents.append(packs.new_pack(id, fields, now, type_name, some))
-        name = packs.naming({"_id": id, "w": packs.DIGITS})  # reading it would decode its messages
+        name = packs.naming({"_id": id, "w": packs.DIGITS})  # reading the document would decode it
         packed.ids.append(list(map(name, range(len(some)))))
     return packed
 
@@ -193,7 +193,7 @@ def new_packs(entering: Entering, entries: Sequence[RawBSONDocument]) -> Plan[Ne
 def _insert_each(
     queue: str, kind: Kind, type_name: str | None, entries: Sequence[RawBSONDocument]
 ) -> Plan[list[Id | QueueError]]:
-    """Insert the messages of several callers. Return each id, or the error that occurred."""
+    """Insert the messages of several callers. Return for each message its id or its error."""
     now = yield from ServerTime()
     packed = yield from new_packs(Entering(queue, kind, type_name, now), entries)
     errors = yield from _insert(queue, packed, now, None)
@@ -208,7 +208,7 @@ def _insert_each(
 def _insert(
     queue: str, packed: NewPacks, now: datetime, session: object
 ) -> Plan[list[QueueError | None]]:
-    """Insert documents. Return, for each document, None if it was acknowledged, else the error."""
+    """Insert documents. Return, for each document, None if it was inserted, else the error."""
     if not packed.documents:
         return []
     try:

@@ -1,8 +1,8 @@
 """Packs: how their messages are received.
 
 A claim takes documents: packs and ordinary messages. The process hands out the messages of a pack
-to waiting callers, and then to later callers. It claims again only when it has no message left. See
-``stock``.
+to waiting callers, and then to later callers. It claims again only when none of its packs has a
+message left to hand out; see ``stock``.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from pyqueue.messages import MAX_RECEIVED_BYTES
 from pyqueue.payloads import OPTIONS, Codec
 from pyqueue.requests import Delete, Document, Plan, ServerTime, Signal, Update
 
-#: A lease may be shorter than requested by a tenth, or by this many seconds if that is less.
+#: A lease may be shorter than requested: by a tenth, or by this many seconds if that is less.
 _SLACK_S: Final = 1.0
-#: The field that stands for the document of a packed message.
+#: A packed message has no document, so a claimed one is a dict with its ``Drawn`` in this field.
 _DRAWN: Final = "drawn"
 
 
 def claims_of(stock: Stock) -> Claims:
-    """Return how to claim from a queue with packs. ``stock``: the packs that the process holds."""
-    if stock.claims is None:  # equal claims let a receive use again what the last one prepared
+    """Return how to claim from a queue with packs. ``stock``: the packs that this process holds."""
+    if stock.claims is None:  # a receive reuses the state of earlier receives with equal claims
         claim, undo = partial(_claim_for_callers, stock), partial(_undo, stock)
         stock.claims = Claims(claim, undo, threads=True)
     return stock.claims
@@ -69,14 +69,14 @@ def claims_of(stock: Stock) -> Claims:
 
 @dataclass(slots=True)
 class _Haul:
-    """The messages that one claim gathers for its callers."""
+    """The messages that one claim collects for its callers, and when it stops."""
 
     how: Reception
     stock: Stock
     state: ScanState
     limits: list[Limits]
     claimed: list[Claimed] = field(default_factory=list)
-    #: Their sizes in bytes.
+    #: The sizes of the claimed messages, in bytes.
     sizes: list[int] = field(default_factory=list)
     #: Whether the queue has no more messages.
     ended: bool = False
@@ -106,7 +106,7 @@ class _Haul:
                     self.how, self.stock, self.state, need
                 )
                 yield from room.latecomers()
-        except Exception:  # no caller gets anything
+        except Exception:  # no caller gets a message
             yield from _put_back(self.stock, self.how, self.claimed)
             raise
         self.claimed += found
@@ -117,7 +117,7 @@ class _Haul:
 def _claim_for_callers(
     stock: Stock, how: Reception, state: ScanState, limits: list[Limits]
 ) -> Plan[list[list[Claimed]]]:
-    """Claim once for several callers and any that arrive during the claim; split the result."""
+    """Claim once for several callers, even if they arrive during the claim. Return their shares."""
     room = ByteLimit(state, limits)
     permits = Permits(how.terms.queue, state.limit)
     permitted = yield from _number_permitted(permits, state, limits, room)
@@ -131,8 +131,8 @@ def _claim_for_callers(
     if state.limit.limit is not None:
         yield from permits.give_back_unused({WHOLE_QUEUE: len(haul.claimed) - len(rest)})
         state.limit.blocked_until = state.limit.next_start  # the next scan waits for permits
-    # The messages of packs that were held before need no further update, whose filter would have
-    # refused late permits. So nothing but this check keeps them from starting too late.
+    # Messages of packs that were already held need no update. The filter of an update would refuse
+    # late permits. So for these messages, only this check prevents a late start.
     if (yield from permits.late()):
         yield from _put_back(stock, how, [each for share in shares for each in share])
         yield from permits.give_back_unused({})
@@ -148,9 +148,9 @@ def _claim_for_callers(
 def _number_permitted(
     permits: Permits, state: ScanState, limits: Sequence[Limits], room: ByteLimit
 ) -> Plan[int]:
-    """Return how many messages may be handed out.
+    """Return how many messages the rate lets the claim hand out.
 
-    The queue may have fewer. Only a claim shows that, because a pack has many messages.
+    The queue may have fewer. Only a claim shows this, because a pack has many messages.
     """
     if state.limit.limit is None:
         return sys.maxsize
@@ -159,7 +159,7 @@ def _number_permitted(
 
 
 def _identity(claimed: Claimed) -> tuple[Hashable, str]:
-    """Return the id and the token of a message. No other claimed message has both."""
+    """Return the id and the token of a message, which together identify its claim."""
     document, message = claimed
     drawn: Drawn | None = document.get(_DRAWN)
     token = document["token"] if drawn is None else drawn.hold.token
@@ -167,7 +167,7 @@ def _identity(claimed: Claimed) -> tuple[Hashable, str]:
 
 
 def _draw(how: Reception, stock: Stock, need: int) -> Plan[list[Claimed]]:
-    """Hand out messages of packs that the process holds."""
+    """Hand out messages of a pack that the process holds, or return [] if there are none."""
     lease_s, counts = how.terms.lease_s, how.terms.counts_try
     while (drawn := stock.draw(need)) is not None:
         hold = drawn.hold
@@ -177,7 +177,7 @@ def _draw(how: Reception, stock: Stock, need: int) -> Plan[list[Claimed]]:
         rests = hold.state == "resting"
         too_short = (hold.until - now).total_seconds() < least_s
         if rests or too_short or (counts and not hold.counted):
-            if not hold.begin_extending():  # another call ends or extends its claim
+            if not hold.begin_extending():  # another call is ending or extending its claim
                 stock.put_back(drawn)
                 return []
             if not (yield from _extend(hold, until, rests=rests, counts=counts)):
@@ -185,7 +185,7 @@ def _draw(how: Reception, stock: Stock, need: int) -> Plan[list[Claimed]]:
         try:
             found = yield from _messages(how, drawn, now, min(hold.until, until))
         except Exception:
-            left = drawn.bits & hold.alive  # some of them may be buried by now
+            left = drawn.bits & hold.alive  # some of the messages may be buried by now
             stock.put_back(drawn._replace(bits=left))
             raise
         if found:
@@ -194,20 +194,20 @@ def _draw(how: Reception, stock: Stock, need: int) -> Plan[list[Claimed]]:
 
 
 def _extend(hold: HeldPack, until: datetime, *, rests: bool, counts: bool) -> Plan[bool]:
-    """Extend the lease of a pack before messages of it are handed out.
+    """Extend the lease of a pack before its messages are handed out.
 
     Args:
         hold: the pack.
-        until: the new end of the lease, unless the lease is longer already.
-        rests: whether its claim has ended in order, and now continues.
+        until: the new end of the lease, unless it already ends later.
+        rests: whether the pack was resting: its claim had ended in order, and now continues.
         counts: whether the claim is to count as a try.
 
     Returns:
         Whether the process still holds the pack.
     """
-    counted = hold.counted and not rests  # the end of the claim has subtracted the try
+    counted = hold.counted and not rests  # when the claim ended, its try was subtracted
     change: dict[str, dict[str, Any]] = {"$max": {"when": until}}
-    if rests:  # the claim that had ended in order continues
+    if rests:  # a claim that had ended in order continues
         change = {"$set": {"when": until, "orderly": hold.claim - 1}}
     if counts and not counted:
         change["$inc"] = {"tries": 1}
@@ -229,7 +229,7 @@ def _extend(hold: HeldPack, until: datetime, *, rests: bool, counts: bool) -> Pl
 
 
 def _messages(how: Reception, drawn: Drawn, now: datetime, until: datetime) -> Plan[list[Claimed]]:
-    """Return the drawn messages. Bury messages whose payload does not fit the model."""
+    """Return the drawn messages. Bury each message whose payload does not fit the model."""
     terms, load, entries = how.terms, how.codec.load, drawn.document["b"]
     tries = drawn.hold.before + terms.counts_try
     make = maker(drawn, tries, None if how.pop else (now, until, terms.lease_s))
@@ -259,9 +259,9 @@ def _bury_misfits(
 
     Args:
         how: how messages are received.
-        drawn: their pack.
-        tries: how many tries they have had, this one included.
-        misfits: their places, each with the error of the model.
+        drawn: the drawn messages of their pack.
+        tries: how many tries they have had, including this one.
+        misfits: their places, each with the error that the model raised.
         now: the current instant.
     """
     terms, hold = how.terms, drawn.hold
@@ -283,7 +283,7 @@ def _bury_misfits(
 
 
 def _group(terms: ClaimTerms, hold: HeldPack, bits: int) -> Group:
-    """Return messages of a pack as a ``Group``, for the plans that settle them."""
+    """Return the ``Group`` of these messages, for the plans that settle messages of packs."""
     return Group(terms.queue, terms.kind, hold.id, hold.token, bits, hold=hold)
 
 
@@ -315,7 +315,7 @@ def _claim_documents(
             found.append((document, message))
     stock.learn(largest, documents != [])
     surplus = stock.surplus(need - len(found))
-    for hold in surplus:  # a process keeps only one pack that its callers do not need yet
+    for hold in surplus:  # a process keeps no more than one pack beyond the need of its callers
         with suppress(Unavailable):
             yield from give_back(_group(terms, hold, 0))
     if documents and not how.pop:
@@ -342,8 +342,8 @@ def is_valid_pack(document: Document) -> bool:
 def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
     """Add a claimed pack to the stock.
 
-    An empty pack is deleted instead. If a message has to leave the pack, it leaves, and the claim
-    of the pack ends.
+    An empty pack is deleted instead. If one of its messages must leave the pack, this takes the
+    message out, ends the claim of the pack, and adds nothing.
     """
     terms = how.terms
     if document.get(HANDED):
@@ -353,7 +353,7 @@ def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
     if not alive:
         yield from Delete(emptied(hold.id, hold.token))
         return
-    # A part of one message is like an ordinary message: bury it once its tries are used up.
+    # A pack with one message is treated as an ordinary message: bury it if it has no try left.
     out_of_tries = how.max_tries is not None and not how.pop and hold.before >= how.max_tries
     if hold.size == 1 and out_of_tries:
         error = document.get("error")
@@ -366,8 +366,8 @@ def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
             yield from tell_burial(terms.queue, message, target.queue)
         return
     if packs.window(hold.size, alive, hold.level) is None:
-        # A holder died while this was its only message of the pack. The message leaves the pack,
-        # so that each further try counts for this message alone.
+        # The last claim handed out only this message, and lapsed. The message leaves the pack, so
+        # that each further try counts for this message alone.
         suspect = packs.first_place(alive)
         delivered = int(document.get("deliveries", 0)) - terms.counts_try
         counted = {"tries": hold.before, "deliveries": max(hold.before, delivered)}
@@ -386,15 +386,15 @@ def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
 
 
 def _sizes(claimed: Sequence[Claimed], least: int) -> list[int]:
-    """Return sizes in bytes. The messages are all ordinary, or all from one pack.
+    """Return the sizes of messages in bytes. All of them are ordinary, or all come from one pack.
 
-    ``least``: the smallest of the byte limits that the sizes are compared with.
+    ``least``: the smallest byte limit that the sizes will be compared with.
     """
     drawn: Drawn | None = claimed[0][0].get(_DRAWN) if claimed else None
     if drawn is None:
         return [size_of(document) for document, _ in claimed]
     entries, size = drawn.document["b"], int(drawn.document.get("z", least))
-    if size * 10 <= least:  # they certainly fit, so the mean is good enough
+    if size * 10 <= least:  # all of them fit, so their mean size is enough
         return [-(-size // len(entries))] * len(claimed)
     drawn_places = [document["place"] for document, _ in claimed]
     return [len(bson.encode(entries[place], codec_options=OPTIONS)) for place in drawn_places]
@@ -423,7 +423,7 @@ def _shares(
 
 
 def _by_pack(claimed: Sequence[Claimed]) -> tuple[dict[HeldPack, Drawn], list[Claimed]]:
-    """Separate the messages of packs, by pack, from ordinary messages."""
+    """Return the messages of packs, by pack, and the ordinary messages."""
     found: dict[HeldPack, tuple[Drawn, list[int]]] = {}
     rest: list[Claimed] = []
     for each in claimed:
@@ -441,7 +441,7 @@ def _by_pack(claimed: Sequence[Claimed]) -> tuple[dict[HeldPack, Drawn], list[Cl
 def _put_back(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
     """Take back messages that no caller has seen. Ordinary messages go back to the queue.
 
-    Packed messages go back to the stock, and then to the queue if their pack has none handed out.
+    Packed messages go back to the stock. A pack with no message handed out goes back to the queue.
     """
     parts, rest = _by_pack(claimed)
     for drawn in parts.values():
@@ -449,14 +449,14 @@ def _put_back(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[
     if rest:
         yield from give_back_excess(how.terms, [document for document, _ in rest])
     for drawn in parts.values():
-        with suppress(Unavailable):  # then it comes back when the lease lapses
+        with suppress(Unavailable):  # the pack then becomes free when its lease ends
             yield from end_claim(_group(how.terms, drawn.hold, 0))
 
 
 def _undo(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
     """Give back messages that were received for a cancelled caller.
 
-    Popped messages have left their pack. They come back as ordinary messages.
+    Popped messages have already left their packs, so they come back as ordinary messages.
     """
     if not how.pop:
         yield from _put_back(stock, how, claimed)
@@ -475,7 +475,7 @@ def _undo(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None
             again.append(free | entering | {"tries": drawn.hold.before})
 
         def as_part(document: Document, hold: HeldPack = drawn.hold) -> Document:
-            """Return a message as a part, which has another _id, because its id is taken."""
+            """Return a pack with only this message. Its _id differs from the id, which is taken."""
             (part,) = packs.parts(hold.id, hold.token, [document], {document["_id"]})
             return part
 
@@ -486,7 +486,7 @@ def _undo(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None
 def _finish_popped(how: Reception, claimed: Sequence[Claimed]) -> Plan[set[tuple[Hashable, str]]]:
     """Finish popped messages before a caller gets any of them.
 
-    Return the id and token of each message that this call did not finish.
+    Return the id and token of each message that was no longer held, and so was not finished.
     """
     parts, rest = _by_pack(claimed)
     lost: set[tuple[Hashable, str]] = set()

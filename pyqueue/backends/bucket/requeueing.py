@@ -1,4 +1,4 @@
-"""Packs: make a scheduled message of a pack ready now. It leaves its pack."""
+"""Packs: make a scheduled message of a pack ready now, by taking it out of its pack."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyqueue.requests import Document, Find, Plan, ServerTime
 
 
 def requeue_packed(terms: QueueTerms, id: Id) -> Plan[bool]:
-    """Make a message of a pack ready now. Return whether it is ready."""
+    """Make a message of a pack ready now. Return False if it is missing or held."""
     named = packs.place_of(id)
     if named is None:
         return False
@@ -31,7 +31,7 @@ def requeue_packed(terms: QueueTerms, id: Id) -> Plan[bool]:
 def _requeue(terms: QueueTerms, pack: Document, place: int) -> Plan[bool]:
     """Make one message of a pack ready. Return False if the pack is held."""
     if (yield from end_rest(terms.queue, pack)):
-        return True  # the pack was claimed before, so its time has come
+        return True  # its pack was claimed before, so it was already ready
     now = yield from ServerTime()
     if pack["when"] <= now:
         return True

@@ -1,8 +1,8 @@
 """Packs: how the holder of messages ends its claims and extends their leases.
 
-One update settles the messages of one pack. Concurrent single calls are coalesced for each pack.
-Once all messages that the process handed out are settled, the same update gives the rest of the
-pack back. ``leaving`` has the other ways in which a message ends.
+One update settles the messages of one pack. Concurrent calls for one pack share their updates. Once
+all messages that the process handed out are settled, the same update gives the other messages of
+the pack back. ``leaving`` contains the settlements that take a message out of its pack.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from pyqueue.requests import Coalesce, Delete, Filter, Find, Plan, ServerTime, S
 
 #: How long a process keeps a pack after it has settled all the messages it handed out.
 REST: Final = timedelta(seconds=1)
-#: The fields that show a resting pack: all its claims ended in order, and it has a token.
+#: The fields that show whether a pack is resting: it has a token, but its last claim has ended.
 REST_FIELDS: Final = MappingProxyType(dict.fromkeys(("token", "c", "orderly", "due"), 1))
-#: How many times a settlement tries. Before each retry, another settlement was faster.
+#: How many times a settlement is tried. Each retry means that another settlement came first.
 _MAX_ROUNDS: Final = 20
 
 Held = Sequence[PackedReservation[Any]]
 
 
 class Group(NamedTuple):
-    """The reservations of one claim of a pack."""
+    """Messages of one pack that the same claim holds."""
 
     queue: str
     kind: Kind
     pack: Id
     token: str
-    #: The bits of the messages.
+    #: A bit mask of the messages.
     bits: int
     hold: HeldPack | None
 
@@ -53,12 +53,12 @@ class Group(NamedTuple):
 
 
 def by_pack(queue: str, kind: Kind, held: Held) -> list[tuple[Group, Held]]:
-    """Divide reservations by the claims that hold them."""
+    """Divide reservations by the claim of a pack that holds them."""
     groups: list[tuple[Group, Held]] = []
     for (pack, token), some in _by_claim(held).items():
         bits = packs.bits_set([each.place for each in some])
         hold = some[0].hold
-        known = hold if isinstance(hold, HeldPack) else None  # None once it was pickled
+        known = hold if isinstance(hold, HeldPack) else None  # None after pickling
         groups.append((Group(queue, kind, pack, token, bits, hold=known), some))
     return groups
 
@@ -76,7 +76,7 @@ def _by_claim(held: Held) -> dict[tuple[Id, str], list[PackedReservation[Any]]]:
 
 
 def unknown_end(error: Unavailable, rest: Held) -> Unavailable:
-    """Return the error for a call that leaves it unclear whether these messages are settled."""
+    """Return the error for a call after which it is unknown whether these messages are settled."""
     text = str(error)
     if isinstance(error, TimedOut):
         text += (
@@ -87,7 +87,7 @@ def unknown_end(error: Unavailable, rest: Held) -> Unavailable:
 
 
 def still_held(group: Group, session: object = None) -> Plan[int]:
-    """Return the bits of messages that the claim still holds. Record a lost claim in ``hold``."""
+    """Return a mask of the messages that the claim still holds. Record a lost claim in ``hold``."""
     fields = {"token": 1, "done": 1}
     found = yield from Find({"_id": group.pack}, fields, limit=1, session=session)
     if not found or found[0].get("token") != group.token:
@@ -103,8 +103,8 @@ def still_held(group: Group, session: object = None) -> Plan[int]:
 def commit(queue: str, kind: Kind, held: Held, session: object = None) -> Plan[None]:
     """Finish messages.
 
-    In a transaction, the rest of the pack stays held until the lease ends, because the transaction
-    may be aborted.
+    In a transaction, the other messages of the pack stay held until the lease ends, because the
+    transaction may be aborted.
     """
     lost: list[PackedReservation[Any]] = []
     if session is not None:
@@ -131,14 +131,15 @@ def commit(queue: str, kind: Kind, held: Held, session: object = None) -> Plan[N
 
 
 def at_bits(members: Held, bits: int) -> list[PackedReservation[Any]]:
-    """Return the messages of a pack whose bits are set."""
+    """Return the reservations whose messages are set in the bit mask ``bits``."""
     return [each for each in members if bits >> each.place & 1]
 
 
 def _finish_each(group: Group, calls: Sequence[int]) -> Plan[list[int]]:
-    """Finish messages of one claim for several callers. Return the bits that each caller lost.
+    """Finish messages of one claim for several callers. ``calls``: the bit mask of each caller.
 
-    A message that an earlier caller finishes, too, is lost for the later caller.
+    Return a bit mask of the messages that each caller lost. If several callers finish the same
+    message, it counts as lost for all but the first of them.
     """
     together = 0
     repeated: list[int] = []
@@ -150,14 +151,14 @@ def _finish_each(group: Group, calls: Sequence[int]) -> Plan[list[int]]:
 
 
 def finish(group: Group) -> Plan[int]:
-    """Finish messages of one claim. Return the bits of messages no longer held."""
+    """Finish messages of one claim. Return a bit mask of the messages no longer held."""
     lost = yield from _settle(group, None)
     yield from end_claim(group)  # if concurrent settlements kept ``_settle`` from ending it
     return lost
 
 
 def _settle(group: Group, session: object) -> Plan[int]:
-    """Set the bits of messages. Return the bits of messages no longer held."""
+    """Mark messages as done. Return a bit mask of the messages that were no longer held."""
     hold, lost = group.hold, 0
     for _ in range(_MAX_ROUNDS):
         end = hold.begin(group.bits) if hold else None
@@ -184,14 +185,14 @@ def _settle(group: Group, session: object) -> Plan[int]:
 def _set_bits(group: Group, end: End | None, session: object) -> Plan[bool]:
     """Send one update that settles messages. ``end`` says whether and how it ends the claim.
 
-    Return False if the claim no longer holds all of them. Then nothing has changed.
+    Return False, and change nothing, if the claim no longer holds all these messages.
     """
     hold, fence = group.hold, group.fence
     if hold is not None and end == "delete":
         nothing_else = {"n": group.bits.bit_count(), HANDED: []}
         if (yield from Delete(fence | nothing_else)):
             return True
-        end = None  # copies that the pack handed over may still be hidden
+        end = None  # the pack may still list copies to publish
     if hold is None or end is None:
         update = packs.setting(group.bits)
         matched = (yield from Update(fence, update, session=session)).matched
@@ -207,7 +208,7 @@ def emptied(pack: Id, token: str) -> Filter:
 
 
 def _delete_empty(group: Group, hold: HeldPack | None) -> Plan[None]:
-    """Delete the pack if this process knows of no message left in it."""
+    """Delete the pack if it has no message left. Skip the command if this process knows of one."""
     if hold is None or not hold.alive & ~group.bits:
         yield from Delete(emptied(group.pack, group.token))
 
@@ -216,7 +217,7 @@ def _delete_empty(group: Group, hold: HeldPack | None) -> Plan[None]:
 
 
 def end_claim(group: Group) -> Plan[None]:
-    """End the claim of a pack if all messages that were handed out are settled."""
+    """End the claim of a pack if all messages that this process handed out are settled."""
     hold = group.hold
     while hold is not None and hold.is_idle:
         end = hold.begin(0)
@@ -247,10 +248,10 @@ def _return_pack(
 
     Args:
         group: the claim.
-        hold: the same claim in this process.
+        hold: this process's record of the same claim.
         match: matches the pack as long as the claim holds it.
-        bits: the messages that the update settles, too.
-        end: whether the rest of the pack goes back or rests.
+        bits: a bit mask of the messages that the same update settles.
+        end: "rest" if the process keeps the pack for a second, else it becomes free at once.
     """
     now = yield from ServerTime()
     when = now + REST if end == "rest" else hold.due
@@ -264,14 +265,14 @@ def _return_pack(
 def _ending(
     hold: HeldPack, bits: int, when: datetime, *, rests: bool, counts: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Return the update that ends a claim of a pack, so that it does not count as lapsed.
+    """Return the update that ends a claim of a pack in order, so that it does not count as lapsed.
 
     Args:
         hold: the claim.
-        bits: the messages that leave the pack.
+        bits: a bit mask of the messages that leave the pack.
         when: when the pack can be claimed again.
-        rests: whether this process keeps it until then.
-        counts: whether the claim stays counted as a try.
+        rests: whether this process keeps the pack until then.
+        counts: whether the claim still counts as a try.
     """
     update = packs.setting(bits)
     update["$set"] = {"when": when, "orderly": hold.claim}
@@ -286,13 +287,13 @@ def _ending(
 
 
 def end_rest(queue: str, document: Mapping[str, Any]) -> Plan[bool]:
-    """Give a resting pack back. Return whether this call did so.
+    """Free a resting pack, which a process keeps without holding any of its messages.
 
-    A process keeps such a pack although it holds none of its messages.
+    Return whether this call freed it.
 
     Args:
         queue: its queue.
-        document: the pack; it needs only ``REST_FIELDS``.
+        document: the pack. Only the fields in ``REST_FIELDS`` are read.
     """
     if "token" not in document or document.get("orderly") != document.get("c"):
         return False  # it does not rest
@@ -305,10 +306,10 @@ def end_rest(queue: str, document: Mapping[str, Any]) -> Plan[bool]:
 
 
 def give_back(group: Group) -> Plan[bool]:
-    """Give messages back to their places, with the rest of their pack, without counting the try.
+    """Give a pack back as a whole, with these messages in their places, without counting the try.
 
-    Return False if the process cannot do that: it holds other messages of the pack, or no longer
-    holds these.
+    Return False if that is impossible, because the process holds other messages of the pack, or no
+    longer holds these messages.
     """
     hold = group.hold
     if hold is None or not hold.begin_whole(group.bits, alone=False):
@@ -325,10 +326,10 @@ def give_back(group: Group) -> Plan[bool]:
 def roll_back_whole(
     group: Group, delay_s: float, error: Mapping[str, Any] | None, *, counted: bool
 ) -> Plan[bool]:
-    """Let a pack wait for another try.
+    """Give a pack back as a whole, so that its messages wait in it for another try.
 
-    Return False, and change nothing, unless the group has all messages left in the pack, and no
-    other settlement is in flight.
+    Return False, and change nothing, unless the group contains all messages left in the pack and
+    no other settlement of the pack is in flight.
     """
     now = yield from ServerTime()
     hold = group.hold
@@ -353,9 +354,9 @@ def roll_back_whole(
 
 
 def extend(held: Held, how: Extension) -> Plan[Failures]:
-    """Extend leases, with one command per pack. Return the failures.
+    """Extend leases, with one command per pack. Return the reservations that failed, with errors.
 
-    The stored lease is never shortened: the rest of the pack may have other holders.
+    The stored lease of a pack is never shortened, because other messages of it may be held, too.
     """
     try:
         lost = yield from _extend_each(held, how.lease_s, w1=how.w1)
@@ -368,7 +369,7 @@ def extend(held: Held, how: Extension) -> Plan[Failures]:
 def _extend_each(held: Held, lease_s: float | None, *, w1: bool) -> Plan[Held]:
     """Extend leases, pack by pack. Return the reservations that were no longer held.
 
-    ``lease_s``: the new length, or None if each lease keeps its length.
+    ``lease_s``: the new length in seconds, or None if each lease keeps its length.
     """
     lost: list[PackedReservation[Any]] = []
     for (pack, token), some in _by_claim(held).items():

@@ -1,12 +1,12 @@
 """The packs that a process holds.
 
-A claim takes a whole pack, and the process hands out its messages one after the other. So a process
-never holds more than one pack beyond the need of its callers, apart from packs with a command in
-flight. Once none of the handed-out messages is held, the rest of the pack goes back, or *rests*:
-the process keeps it for a second, in case the next call comes soon. The claim then does not count
-as a try.
+A claim takes a whole pack, and the process hands out its messages one after the other. A process
+holds at most one pack beyond the need of its callers, apart from packs with a command in flight.
+Once all messages that were handed out are settled, the other messages of the pack go back, or the
+pack *rests*: the process keeps it for a second, in case another call comes soon. In both cases, the
+claim does not count as a try for them.
 
-Threads of a process share a pack. Each method is one step under its lock.
+Threads of a process share a pack. Each method holds a lock, so it is one step for other threads.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pyqueue.facts import ErrorInfo
 from pyqueue.messages import Id, Message, PackedReservation
 from pyqueue.requests import Document
 
-#: How a settlement ends the claim of a pack. "delete": nothing is left of it. "rest" and "return":
-#: see above.
+#: How a settlement ends the claim of a pack: it deletes an empty pack, keeps the pack for a second
+#: ("rest"), or gives it back to the queue ("return").
 End = Literal["delete", "rest", "return"]
 #: "busy": a command that ends or extends the claim is in flight. "gone": the process no longer
 #: holds the pack.
@@ -44,8 +44,8 @@ class HeldPack:
     Args:
         document: the pack, as the claim returned it.
         counted: whether ``tries`` of the document includes this claim.
-        only: the bits of the messages to hand out. If None, the claim hands out a window, which is
-            smaller after each claim that lapsed.
+        only: a bit mask of the messages to hand out. If None, these are a window, which is smaller
+            after each claim of the pack that lapsed.
     """
 
     __slots__ = (
@@ -81,14 +81,14 @@ class HeldPack:
         self.due: datetime = document["due"]
         self.until: datetime = document["when"]
         self.counted = counted
-        #: The size of the window: 0 is the whole pack. It grows when claims lapse.
+        #: The level of the claim: each lapsed claim adds one, and 0 hands out the whole pack.
         self.level = packs.level_of(document)
-        #: The bits of the messages that have left the pack.
+        #: A bit mask of the messages that have left the pack.
         self.done = packs.done_of(document)
         #: The first place of the window.
         self.first = packs.first_place(self.alive) if self.alive else 0
         self.state: State = "held"
-        #: The bits of messages to hand out, and of messages handed out but not settled.
+        #: Bit masks of messages still to hand out, and of messages handed out but not yet settled.
         window = packs.window(self.size, self.alive, self.level)
         if only is not None:
             window = self.alive & only
@@ -100,7 +100,7 @@ class HeldPack:
         self._lock = RLock()
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        """Pickle as None: another process knows nothing of the rest of the pack."""
+        """Pickle as None, because another process does not hold the other messages of the pack."""
         return type(None), ()
 
     @property
@@ -109,7 +109,7 @@ class HeldPack:
         return packs.full(self.size) & ~self.done
 
     def draw(self, most: int) -> tuple[int, Document] | None:
-        """Hand out the first messages. Return their bits and the document of the pack."""
+        """Hand out up to ``most`` messages. Return their bit mask and the pack, or None."""
         with self._lock:
             if not self._free or self.state not in ("held", "resting") or self._document is None:
                 return None
@@ -121,7 +121,7 @@ class HeldPack:
             self._free = rest
             document = self._document
             if not rest:
-                self._document = None  # only ``put_back`` may need it again, and brings it along
+                self._document = None  # only ``put_back`` may need it, and gets it as an argument
             return taken, document
 
     def put_back(self, bits: int, document: Document) -> None:
@@ -139,13 +139,13 @@ class HeldPack:
 
     @property
     def available(self) -> int:
-        """How many messages there are to hand out, now or after a command in flight."""
+        """How many messages can be handed out, now or once the command in flight has ended."""
         return self._free.bit_count()
 
     # ---- the lease
 
     def begin_extending(self) -> bool:
-        """Record that an extension begins. Return False if another command is in flight."""
+        """Record that an extension begins. Return False if the claim is busy, or not held."""
         with self._lock:
             if self.state not in ("held", "resting"):
                 return False
@@ -163,9 +163,9 @@ class HeldPack:
         """Record the start of an update that ends the claim. Return False if it must not be sent.
 
         Args:
-            bits: the messages that the caller holds.
-            alone: whether these must be all messages left in the pack. If false, it is enough that
-                no other message is handed out.
+            bits: a bit mask of the messages that the caller holds.
+            alone: whether ``bits`` must contain all messages left in the pack. If false, it is
+                enough that no other message is handed out.
         """
         with self._lock:
             in_the_way = (self.alive if alone else self._out) & ~bits
@@ -176,12 +176,12 @@ class HeldPack:
             return True
 
     def begin(self, bits: int | None) -> End | None:
-        """Record that a settlement begins. Return how it ends the claim of the pack, if it does.
+        """Record that a settlement begins. Return how it is to end the claim, or None if it is not.
 
         It ends the claim if no other message of the pack is handed out or being settled.
 
         Args:
-            bits: the messages, or None if new documents replace them and the claim continues.
+            bits: a bit mask of the messages that it settles, or None if the claim must continue.
         """
         with self._lock:
             end: End | None = None
@@ -190,7 +190,7 @@ class HeldPack:
                 if not self.alive & ~bits:
                     end = "delete"
                 else:
-                    # With a level, only the next claim decides which messages are handed out.
+                    # Above level 0, only the next claim determines the messages of the next window.
                     end = "rest" if self._free and not self.level else "return"
                 self.state = "busy"
             self._busy += 1
@@ -200,8 +200,8 @@ class HeldPack:
         """Record how a settlement went.
 
         Args:
-            bits: the messages that have left the pack, by this settlement or an earlier one.
-            end: how it was to end the claim; the result of ``begin``.
+            bits: a bit mask of the messages that left the pack by this or an earlier settlement.
+            end: how it was to end the claim: the result of ``begin``.
             matched: whether its update matched. If not, the claim has not ended.
         """
         with self._lock:
@@ -218,7 +218,7 @@ class HeldPack:
                 self.lose()
 
     def lose(self) -> None:
-        """Record that the pack is no longer held, or perhaps no longer held."""
+        """Record that the pack is no longer held, or that this is uncertain."""
         with self._lock:
             self.state = "gone"
             self._free, self._out, self._document = 0, 0, None
@@ -231,7 +231,7 @@ class HeldPack:
 
 
 class Drawn(NamedTuple):
-    """Messages of one pack that a claim hands out."""
+    """Messages of one pack that were handed out together."""
 
     hold: HeldPack
     bits: int
@@ -252,18 +252,18 @@ class Stock(Memory):
         self.claims: Claims | None = None
 
     def wanted(self, need: int) -> int:
-        """Return how many documents to claim for callers who need ``need`` messages."""
+        """Return how many documents to claim for callers that need ``need`` messages."""
         return max(1, min(need // self._largest, self._most))
 
     def learn(self, largest: int, found: bool) -> None:
-        """Learn from a claim how many documents the next claim takes.
+        """Set how many documents the next claim takes, given the result of the last claim.
 
-        Claims grow as long as the next documents are likely to be of the same sort: packs, or
+        The number doubles while claims find documents of the same sort, which are either packs or
         ordinary messages.
 
         Args:
-            largest: how many messages its largest document had; 1 if none was a pack.
-            found: whether it found any document.
+            largest: how many messages the largest claimed document had; 1 if none was a pack.
+            found: whether the claim found any document.
         """
         alike = found and (largest > 1) == (self._largest > 1)
         self._most = min(2 * self._most, _MAX_DOCUMENTS) if alike else 1
@@ -275,7 +275,7 @@ class Stock(Memory):
             self._packs.append(hold)
 
     def draw(self, most: int) -> Drawn | None:
-        """Hand out messages of the first pack that has any."""
+        """Hand out up to ``most`` messages of the first pack that has any, or return None."""
         with self._lock:
             for hold in list(self._packs):
                 drawn = hold.draw(most)
@@ -289,11 +289,11 @@ class Stock(Memory):
         """Take back messages that no caller has seen."""
         with self._lock:
             drawn.hold.put_back(drawn.bits, drawn.document)
-            if drawn.hold not in self._packs:  # ``draw`` removes a pack that has nothing left
+            if drawn.hold not in self._packs:  # ``draw`` removes an exhausted pack
                 self._packs.append(drawn.hold)
 
     def surplus(self, need: int) -> Sequence[HeldPack]:
-        """Remove and return idle packs, but keep enough for ``need`` messages."""
+        """Remove and return the idle packs that are not needed to serve ``need`` messages."""
         with self._lock:
             kept: list[HeldPack] = []
             for hold in self._packs:
@@ -311,10 +311,10 @@ def maker(drawn: Drawn, tries: int, lease: tuple[datetime, datetime, float] | No
     """Return the function that makes a message of a pack from its place and its payload.
 
     Args:
-        drawn: the pack.
-        tries: how many tries its messages have had.
-        lease: the beginning, the end and the length of the lease of the reservations, or None if
-            the messages are popped.
+        drawn: messages of the pack, with its document.
+        tries: how many tries the messages have had.
+        lease: when the lease begins and ends, and its length in seconds; or None if the messages
+            are popped.
     """
     document, hold = drawn.document, drawn.hold
     entries, queue, owner = document["b"], document["q"], document.get("owner", "")

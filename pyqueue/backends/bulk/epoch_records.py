@@ -1,4 +1,4 @@
-"""The records of writes by epoch, and the hidden rows that belong to them. See ``epochs``."""
+"""The records of writes by epoch, and the hidden rows that belong to them; see ``epochs``."""
 
 from __future__ import annotations
 
@@ -13,40 +13,40 @@ RECORD: Final = "~stage:"
 
 
 def hidden_queue(name: str, epoch: int, place: str = "") -> str:
-    """Return the ``q`` of hidden rows, which cannot name a queue. Epochs sort by number."""
+    """Return the ``q`` of hidden rows. No queue has this name, and the names sort by epoch."""
     return f"~staged:{name}:{epoch:012d}:{place}"
 
 
 def name_of(record: Document) -> str:
-    """Return the name of a record, which its hidden rows have, too."""
+    """Return the name of a record, which its hidden rows have in the field ``staged``."""
     return str(record["_id"]).removeprefix(RECORD)
 
 
 def parts_of(name: str) -> tuple[str, str, str]:
-    """Return the first queue, the stage and the query that the name of a record holds."""
+    """Return the first queue, the stage and the query, given the name of a record."""
     queue, stage, query = name.split("~")
     return queue, stage, query
 
 
 def starting_with(prefix: str) -> Filter:
-    """Return the condition for texts that start with a prefix, then have printable ASCII."""
+    """Return the condition for a prefix that is followed by nothing or by printable ASCII."""
     return {"$gte": prefix, "$lt": f"{prefix}\x7f"}
 
 
 def records(queue: str | None, stage: str | None = None) -> Plan[list[Document]]:
-    """Return the records of one or all stages of a queue, or of all queues if that is None."""
+    """Return the records of a stage of a queue. None stands for all queues or for all stages."""
     prefix = RECORD if queue is None else f"{RECORD}{queue}~"
     named = starting_with(prefix if stage is None else f"{prefix}{stage}~")
     return (yield from Find({"_id": named}))
 
 
 def unclaimed(prefix: str, owners: Sequence[Document], before: datetime) -> Filter:
-    """Return the filter of old hidden rows that belong to none of these records.
+    """Return the filter that matches old hidden rows which belong to none of these records.
 
     Args:
-        prefix: the beginning of the names that the rows have, or had.
+        prefix: the beginning of the names in the ``q`` of the rows.
         owners: the records.
-        before: rows that were written later are not old.
+        before: the instant before which the rows were written.
     """
     return {
         "q": starting_with(f"~staged:{prefix}"),

@@ -1,21 +1,21 @@
-"""Writes by epoch: the messages of a batch appear once, however often the batch is run.
+"""Writes by epoch: the messages of a batch appear once, even if the batch runs several times.
 
-Spark runs a batch, an *epoch*, again after a crash. By then its messages may have been published,
+After a crash, Spark repeats a batch, an *epoch*. By then its messages may have been published,
 received and finished, so their ids no longer prove that they were written. A record proves it:
 
-1. Tasks write messages where no consumer sees them, under the attempt that they belong to. A task
+1. Tasks write messages where no consumer sees them, marked with the number of their attempt. A task
    first reads the record, and writes nothing for a committed epoch.
 2. The driver counts the rows that the tasks wrote, and commits the epoch by one compare-and-set on
    the record. The record then lists the places of these rows.
-3. The driver publishes the messages at these places, and removes each place from the record. If it
-   runs the epoch again, it finds the epoch committed and only resumes this step.
+3. The driver publishes the messages at these places, and removes each place from the record. If the
+   epoch is repeated, the driver finds it committed, and only resumes this step.
 
-A new attempt takes the record over, so an earlier attempt can no longer commit. Rows of a smaller
-attempt are replaced. Rows of a larger attempt never are.
+A new attempt takes the record over, so that earlier attempts can no longer commit. Rows of an
+attempt with a smaller number are replaced. Rows of an attempt with a larger number never are.
 
-Each query has its own record, because each counts its epochs from 0. Each start of a query is a new
-*run*. A run that begins puts the runs of all other queries of the stage *out*: they can no longer
-commit, however long they were suspended.
+Each query has its own record, because each query numbers its epochs from 0. Each start of a query
+is a new *run*. A run that begins puts the runs of all other queries of the stage *out*: they can no
+longer commit, even after a long suspension.
 """
 
 from __future__ import annotations
@@ -59,28 +59,28 @@ from pyqueue.requests import (
     UpdateDocument,
 )
 
-#: How long a record is kept after its last epoch.
+#: How long the record of a query is kept after its last epoch.
 LIFETIME: Final = timedelta(days=90)
-#: A query may take over a stage once no other query has written it for this long.
+#: A query may take over a stage if no other query has written to it for this long.
 FRESH: Final = timedelta(seconds=20)
-#: How many former jobs, and runs, a record remembers. Only jobs that still run matter.
+#: How many former jobs, and former runs, a record lists. Only jobs that still run matter.
 FORMER: Final = 100
-#: Hidden rows without a record are deleted at this age.
+#: The age at which hidden rows without a record are deleted.
 ABANDONED: Final = timedelta(days=1)
-#: How many times a compare-and-set is tried against concurrent changes.
+#: How many times a compare-and-set is tried while other processes change the record.
 TRIES: Final = 20
-#: The numbers of tasks are below this.
+#: The number of a task is always smaller than this.
 _MAX_TASKS: Final = 1 << 32
 
 
 class EpochWrites:
-    """The plans of one query that writes to a queue. They can be pickled.
+    """The plans of one query that writes to a queue by epoch. Objects of it can be pickled.
 
     Args:
-        target: the queue for places that name no queue. The record belongs to it.
+        target: the queue for places whose names contain no queue. It also owns the record.
         stage: the name of the stage, or "" if the query has none.
         query: the id of the query, or "" if it is not known.
-        run: the id of its run, which changes at each start, or "" if it is not known.
+        run: the id of its run, which differs for each start, or "" if it is not known.
     """
 
     __slots__ = ("_query", "_run", "_stage", "_stage_name", "name", "target")
@@ -90,7 +90,7 @@ class EpochWrites:
         self._stage_name, self._query, self._run = stage, query, run
         # No part of the name contains "~".
         self._stage = f"{target.queue}~{stage}~"
-        #: The name of the record. Hidden rows have it, too.
+        #: The name of the record. Hidden rows store it in ``staged``.
         self.name = self._stage + query
 
     @property
@@ -105,20 +105,20 @@ class EpochWrites:
     # ---- tasks
 
     def join(self, job: str, epoch: int) -> Plan[int | None]:
-        """Take part in an epoch.
+        """Take part in the work on an epoch.
 
         Args:
-            job: a name that only this run of the epoch has.
+            job: a name that only this execution of the epoch has.
             epoch: the number of the epoch.
 
         Returns:
-            The number of the attempt, or None if the epoch is committed: nothing is left to write.
-            ``check_repeated`` then checks for rows that the commit did not have.
+            The number of the attempt, or None if the epoch is committed: nothing is left to write,
+            and the caller can pass its rows to ``check_repeated``.
 
         Raises:
-            ConfigurationError: a later epoch is committed: the query counts from another start.
+            ConfigurationError: a later epoch has already been committed.
             Fenced: a later run has taken over.
-            Occupied: another query wrote this stage a moment ago, and may write again.
+            Occupied: another query wrote to this stage a moment ago, and may write again.
         """
         for _ in range(TRIES):
             state = yield from self.record()
@@ -129,13 +129,13 @@ class EpochWrites:
                 raise self._fenced()
             if epoch < state["epoch"]:
                 raise self._behind(epoch, state["epoch"])
-            # Before it writes, a run must be in the record, and other runs of the stage out.
+            # Before a run writes, the record must name it, and other runs of the stage must be out.
             if state.get("entering") or (self._run and state.get("run") != self._run):
                 yield from self._enter(state)
                 continue
             if state["epoch"] == epoch:
                 return None
-            if state["places"]:  # the caller does not run that epoch again
+            if state["places"]:  # no caller repeats that epoch any more
                 yield from self.publish_committed(state)
             attempt: int = state["attempt"]
             if job in state["former"]:
@@ -158,7 +158,7 @@ class EpochWrites:
         """The filter that matches the record as long as this run is not out."""
         if self._run:
             return {"out": {"$ne": self._run}}
-        # A record without a query is out once a query, the heir, continues it.
+        # A record without a query is out once a query, its heir, has taken it over.
         return {} if self._query else {"heir": None}
 
     def _fenced(self) -> Fenced:
@@ -186,9 +186,9 @@ class EpochWrites:
         return f"queue {self.target.queue!r}" + (f", stage {stage!r}" if stage else "")
 
     def check_repeated(self, epoch: int, ids: Iterable[Id]) -> Plan[None]:
-        """Check that a committed epoch has these rows.
+        """Check that these rows were in the committed epoch.
 
-        Fewer rows are not an error: the source may have lost rows that were finished.
+        Fewer rows are not an error, because the source may have lost rows that were finished.
 
         Raises:
             ConfigurationError: one of the rows was certainly not in the epoch.
@@ -205,7 +205,7 @@ class EpochWrites:
     # ---- one run at a time
 
     def _create(self) -> Plan[None]:
-        """Create the record. It continues a record that a former release wrote without a query."""
+        """Create the record. It continues the record of a former release, which names no query."""
         target, now = self.target, (yield from ServerTime())
         yield from namespace.ensure(target.queue, target.kind, target.options)
         self._check_quiet((yield from self._others()), now)
@@ -213,13 +213,13 @@ class EpochWrites:
         new = {"_id": self._id, "record": True, "epoch": epoch, "attempt": 0, "job": ""}
         new |= {"former": [], "places": [], "ids": ids, "run": self._run, "out": []}
         times = {"processed": now, "expires": now + LIFETIME}
-        yield from Insert([new | {"entering": True} | times])  # or another task was faster
+        yield from Insert([new | {"entering": True} | times])  # or another task has inserted it
 
     def _inherited(self) -> Plan[tuple[int, object]]:
-        """Take over the record of writes that did not name their query.
+        """Take over the record of a write to this stage that named no query.
 
         Returns:
-            Its last epoch and the ids of that epoch, or -1 and None.
+            Its last epoch and the ids of that epoch, or -1 and None if there is no such record.
         """
         if not self._query or not self._stage_name:
             return -1, None
@@ -235,11 +235,11 @@ class EpochWrites:
         raise self._fenced()
 
     def _enter(self, state: Document) -> Plan[None]:
-        """Make this the run that writes the stage.
+        """Make this the only run that may write the stage.
 
-        First name the run in the record. Then read the records of the other queries and put their
-        runs out. If two runs enter at once, at least one of them is therefore out. A run that
-        wrote after this one began to enter stays in.
+        This first names the run in the record, then reads the records of the other queries and puts
+        their runs out. So if two runs enter at once, at least one of them is out. A run stays in if
+        it wrote after this run had begun to enter.
         """
         now = yield from ServerTime()
         self._check_quiet((yield from self._others()), now)
@@ -258,7 +258,7 @@ class EpochWrites:
                 there = {"_id": each["_id"], "run": run, "processed": each["processed"]}
                 if not (yield from Update(there, {"$push": _last("out", [run])})).matched:
                     return
-            # The source may not read the rows of their committed epochs again.
+            # The other query may never repeat its committed epoch, so publish that epoch now.
             writes = writes_of(self.target, name_of(each))
             if (its_record := (yield from writes.record())) is not None:
                 yield from writes.publish_committed(its_record)
@@ -267,14 +267,14 @@ class EpochWrites:
         yield from Update({"_id": self._id, "run": self._run}, {"$unset": {"entering": ""}})
 
     def _others(self) -> Plan[list[Document]]:
-        """Return the records of other queries of this stage. Writes without a stage have none."""
+        """Return the records of the other queries of this stage, or [] if there is no stage."""
         if not self._stage_name:
             return []
         found = yield from records(self.target.queue, self._stage_name)
         return [each for each in found if each["_id"] != self._id]
 
     def _check_quiet(self, others: Sequence[Document], now: datetime) -> None:
-        """Raise Occupied if one of these records was changed a moment ago."""
+        """Raise Occupied if one of these records was changed less than ``FRESH`` ago."""
         changed = [each["processed"] for each in others]
         if changed and (until := max(changed) + FRESH) > now:
             raise Occupied(
@@ -289,14 +289,14 @@ class EpochWrites:
     ) -> Plan[int]:
         """Write messages where no consumer sees them.
 
-        Rows that a smaller attempt or task wrote with the same id are replaced. A message
-        whose id is already in the queue counts as written.
+        This replaces rows with the same ids from an attempt or task with a smaller number. A
+        message whose id is already in the queue counts as written.
 
         Args:
             epoch: the number of the epoch.
             attempt: the number that ``join`` returned.
-            task: the number of the task; a repeated task has a larger number.
-            place: a name that only this part of this task uses.
+            task: the number of the task. A repetition of a task has a larger number.
+            place: the name of a place that only this part of this task uses.
             messages: the messages.
 
         Returns:
@@ -311,7 +311,7 @@ class EpochWrites:
         order = Int64(_order(attempt, task))
         hidden: Document = {"q": hidden_queue(self.name, epoch, place), "staged": self.name}
         hidden |= {"attempt": order, "processed": now}
-        # Some documents have several messages: ``surplus`` more than documents in all.
+        # Some documents contain several messages: in total, ``surplus`` more than documents.
         rows, surplus = yield from hidden_rows(target, messages, hidden)
         judge = partial(self._to_write_again, target.queue, hidden)
         return surplus + (yield from staging.insert_until_known(target.queue, rows, judge))
@@ -319,7 +319,7 @@ class EpochWrites:
     def _to_write_again(
         self, queue: str, hidden: Document, refused: list[RawBSONDocument]
     ) -> Plan[list[RawBSONDocument]]:
-        """Return the refused rows whose ids are free, or were made free. See ``write``."""
+        """Return the refused rows whose ids are free now. Free ids as ``write`` describes it."""
         order, ids = hidden["attempt"], [each["_id"] for each in refused]
         if (yield from self._make_room(ids, order)):
             return refused
@@ -331,19 +331,19 @@ class EpochWrites:
                     f"id: several rows have the id {each['_id']!r}; use a different id for each "
                     "message, even in different queues"
                 )
-        later = {each["_id"] for each in stored}  # rows of a larger attempt or task stay
+        later = {each["_id"] for each in stored}  # these are of a larger attempt or task
         rest = [each for each in refused if each["_id"] not in later]
         return (yield from staging.free_again(queue, rest))
 
     def _make_room(self, ids: list[Id], order: int) -> Plan[int]:
-        """Delete hidden rows with these ids; publish committed rows. Return how many it deleted."""
+        """Delete hidden rows with these ids; publish committed rows. Return the number deleted."""
         in_the_way: dict[str, Any] = {"_id": {"$in": ids}}
         smaller = in_the_way | {"staged": self.name, "attempt": {"$lt": order}}
         deleted = yield from Delete(smaller, many=True)
         others = in_the_way | {"staged": {"$exists": True, "$ne": self.name}}
         rows = yield from Find(others, {"q": 1, "staged": 1, "attempt": 1})
         start = f"{self.target.queue}~"
-        names = {row["staged"] for row in rows} - {True}  # True marks a batch write: it has no name
+        names = {row["staged"] for row in rows} - {True}  # True marks rows of a batch write
         for name in sorted(name for name in names if name.startswith(start)):
             yield from writes_of(self.target, name).give_up_rows(
                 [row for row in rows if row["staged"] == name]
@@ -354,16 +354,16 @@ class EpochWrites:
         return deleted
 
     def give_up_rows(self, rows: Sequence[Document]) -> Plan[None]:
-        """Let another query of this queue delete hidden rows of this query, to use their ids.
+        """Allow another query to delete hidden rows of this query, because it writes the same ids.
 
-        Committed rows are published. An attempt that may have counted the rows cannot commit.
+        This publishes committed rows. An attempt that may have counted the rows cannot commit then.
         """
         for _ in range(TRIES):
             state = yield from self.record()
             if state is None:
                 return
             yield from self.publish_committed(state)
-            pending = hidden_queue(self.name, state["epoch"] + 1)  # these names sort by epoch
+            pending = hidden_queue(self.name, state["epoch"] + 1)  # names sort by epoch
             current = _order(state["attempt"])
             if not any(row["q"] >= pending and row["attempt"] >= current for row in rows):
                 return
@@ -386,18 +386,18 @@ class EpochWrites:
         """Commit an epoch and publish its messages.
 
         Args:
-            job: the run of the epoch.
+            job: the execution of the epoch, as given to ``join``.
             epoch: the number of the epoch.
-            attempt: the attempt of the tasks.
+            attempt: the number of the attempt of the tasks.
             counts: how many messages the tasks have written, by place.
-            ids: the ids of the rows, or None if they are not known.
+            ids: the sketch of the ids of the rows, or None if these are not known.
 
         Returns:
             How many messages are published.
 
         Raises:
-            Fenced: a later run has taken over. This run publishes nothing.
-            QueueError: messages are missing. Nothing is published.
+            Fenced: a later run has taken over, and this run publishes nothing.
+            QueueError: messages are missing, and nothing is published.
         """
         try:
             for place, expected in counts.items():
@@ -432,7 +432,7 @@ class EpochWrites:
         """Publish the remaining messages of a committed epoch. Return how many.
 
         Raises:
-            Fenced: the epoch is not committed. A later run has taken over.
+            Fenced: the epoch is not committed, because a later run has taken over.
             QueueError: messages are missing.
         """
         state = yield from self.record()
@@ -443,14 +443,14 @@ class EpochWrites:
         return (yield from self.publish_committed(state))
 
     def publish_committed(self, state: Document) -> Plan[int]:
-        """Publish the rows that the record commits. Delete the rest. Return how many it published.
+        """Publish the rows that a record commits. Delete other rows up to this epoch.
 
-        Its ``places`` are the places of the last committed epoch that are not published yet.
+        Return how many rows were published. ``places`` lists the places that still have to be.
         """
         epoch, places = state["epoch"], state["places"]
         now = yield from ServerTime()
         done: Counter[str] = Counter()
-        partly = True  # an earlier run may have published part of the first place
+        partly = True  # part of the first place may be published already
         while places:
             place, expected = places[0]["at"], places[0]["n"]
             try:
@@ -477,19 +477,19 @@ class EpochWrites:
 
 
 def _order(attempt: int, task: int = 0) -> int:
-    """Return the number that decides between rows: a larger attempt wins, then a larger task."""
+    """Return a number that is larger for a larger attempt and, within an attempt, a larger task."""
     return attempt * _MAX_TASKS + task
 
 
 def _is_out(state: Document, query: str, run: str) -> bool:
-    """Return whether a run must not write any more; see ``_not_out``."""
+    """Return whether a run is out, so that it must not write any more; see ``_not_out``."""
     if run:
         return run in state.get("out", [])
     return not query and state.get("heir") is not None
 
 
 def _last(field: str, values: list[str]) -> Document:
-    """Return the argument of ``$push`` that adds to a list of the last jobs or runs."""
+    """Return the argument of ``$push`` that appends values and keeps only the last ``FORMER``."""
     return {field: {"$each": values, "$slice": -FORMER}}
 
 

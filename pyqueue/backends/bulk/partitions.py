@@ -1,9 +1,9 @@
-"""Slices: divide the ready messages among readers that consume nothing, in many processes.
+"""Slices: divide the ready messages among readers in many processes, without consuming them.
 
-A slice lies between two positions in scan order. It is read as a few *spans*. Each span is one
-range of the index, so the server never reads the messages of another slice. With $or, the server
-would merge these ranges message by message, and a great many messages may share a ``when``. A
-document that has several messages is in one slice, as a whole.
+A slice lies between two positions in scan order. It is read as a few *spans*, each of which is one
+range of the index, so the server never reads messages of another slice. With $or, the server would
+merge these ranges message by message, and a great many messages may share a ``when``. A document
+that contains several messages is in one slice as a whole.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIRST_OBJECT_ID: Final = ObjectId(bytes(12))
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The messages that were ready at ``now``, between two positions. None is no bound."""
+    """The messages that were ready at ``now``, between two positions; None means no bound."""
 
     now: datetime
     above: Position | None
@@ -43,9 +43,9 @@ class Slice:
 class Choice:
     """The messages of a slice that a reader wants, and the fields that it needs."""
 
-    #: The messages must match all of these.
+    #: Filters, all of which the messages must match.
     only: tuple[Filter, ...] = ()
-    #: Whether one of these names the ids, so that the server reads only these messages.
+    #: Whether a filter lists the ids of the messages, so that the index of ids serves it.
     by_id: bool = False
     #: The projection, or None for all fields.
     fields: Mapping[str, object] | None = None
@@ -57,25 +57,25 @@ EVERYTHING: Final = Choice()
 def slices(queue: str, kind: Kind, parts: int) -> Plan[list[Slice]]:
     """Divide the ready messages into up to ``parts`` disjoint slices of nearly equal size.
 
-    Each bound is found from the previous bound, so the index is walked once in total. Sizes differ
-    by more than one only if messages come or go during the call, or if a bound would fall on a
-    document of another program.
+    Each search for a bound begins at the previous bound, so all of them together walk over the
+    index once. Sizes differ by more than one only if messages come or go during the call, or if a
+    bound would be a document of another program.
     """
     now = yield from ServerTime()
     if parts == 1:
         return [Slice(now, None, None)]
     ready = kind.claimable(queue, now, None)
-    # The server counts keys of the index twice as fast if the filter excludes none of them.
+    # The server counts the keys of the index twice as fast if the filter excludes none of them.
     total = yield from Count({name: ready[name] for name in ready if name != "_id"}, HOT)
     total -= yield from Count({**ready, "_id": record_id(queue)}, "_id_")
     pieces = min(parts, total)
     bounds: list[Position | None] = [None]
-    counted = 0  # how many messages are up to the last bound
+    counted = 0  # how many messages there are up to the last bound
     for cut in (total * piece // pieces for piece in range(1, pieces)):
         bound = yield from _position(ready, bounds[-1], cut - counted)
         if bound is None:
-            break  # consumers have taken the rest
-        if isinstance(bound[1], (ObjectId, str)):  # other programs' ids are no bounds
+            break  # consumers have taken the remaining messages
+        if isinstance(bound[1], (ObjectId, str)):  # ids of other programs cannot be bounds
             bounds.append(bound)
             counted = cut
     return [
@@ -88,7 +88,8 @@ def page(
 ) -> Plan[list[Document]]:
     """Return the first documents of a slice, up to ``limit``.
 
-    The rest is a slice ``above`` the last of them. Fewer than ``limit`` means there is no rest.
+    The next page is a slice ``above`` the last document. Fewer than ``limit`` documents mean that
+    there is no next page.
     """
     found: list[Document] = []
     for find in _finds(queue, kind, part, choice):
@@ -103,7 +104,7 @@ def encoded_page(
 ) -> Plan[list[bytes]]:
     """Return the next documents of a slice in BSON: up to ``limit``, and up to 16 MB.
 
-    The rest is a slice ``above`` the last of them. An empty list means there is no rest.
+    The next page is a slice ``above`` the last document. An empty list means that there is none.
     """
     for find in _finds(queue, kind, part, choice):
         found = yield from FindEncoded(replace(find, limit=limit, one_batch=True))
@@ -124,8 +125,8 @@ def _finds(queue: str, kind: Kind, part: Slice, choice: Choice) -> list[Find]:
 
 
 def _position(ready: Filter, above: Position | None, steps: int) -> Plan[Position | None]:
-    """Return the position of the message ``steps`` after a position, or None if there is none."""
-    # Find the span that has the message, and how many of its messages come first.
+    """Return the position ``steps`` messages after ``above``, or None if there are not enough."""
+    # Find the span that contains the message, and how far it is from the start of the span.
     *bounded, unbounded = _spans(ready, above, None)
     span = unbounded
     for each in bounded:
@@ -145,8 +146,8 @@ def _spans(ready: Filter, above: Position | None, upto: Position | None) -> list
 
     Args:
         ready: matches the ready messages of the queue.
-        above: the ``when`` and the id of the message before them, or None for no bound.
-        upto: the ``when`` and the id of the last of them, or None for no bound.
+        above: the position after which they begin, or None for no bound.
+        upto: the position of the last of them, or None for no bound.
     """
     if above is not None and upto is not None and above[0] == upto[0]:
         spans = _at(above[0], above[1], upto[1])
@@ -165,10 +166,10 @@ def _spans(ready: Filter, above: Position | None, upto: Position | None) -> list
 
 
 def _at(when: datetime, above: Id | None, upto: Id | None) -> list[Mapping[str, object]]:
-    """Return the filters of the messages of one ``when`` with ids above one and up to another.
+    """Return the filters of messages with this ``when`` and ids above one id and up to another.
 
-    A range compares within one type, and every str precedes every ObjectId. So messages with ids
-    of both types need two filters. None is no bound.
+    A range contains only ids of one type, and every str precedes every ObjectId. So ids of both
+    types need two filters. None means no bound.
     """
     ranges: list[dict[str, object]] = []
     if not isinstance(above, ObjectId):

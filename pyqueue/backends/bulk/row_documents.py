@@ -27,9 +27,9 @@ def documents_of(
     now: datetime,
     more: Mapping[str, Any] | None = None,
 ) -> tuple[list[Document], list[RawBSONDocument], frozenset[Id]]:
-    """Return the documents with ``more`` in each, their encoded forms, and the given ids.
+    """Return the documents of rows, their encoded forms, and the ids that the caller chose.
 
-    None stands for a row that needs no document.
+    Each document gets the fields ``more``. None stands for a row that needs no document.
 
     Raises:
         InvalidMessage, ConfigurationError: a message cannot be stored.
@@ -81,7 +81,7 @@ def hidden_rows(
     """Return messages as encoded documents with the fields ``hidden``; see ``without_packed``.
 
     Returns:
-        The documents, and how many more messages than documents there are.
+        The documents, and how many more messages than documents they contain.
     """
     rest, _ = yield from without_packed(target, messages, on_duplicate)
     now = hidden["processed"]
@@ -93,22 +93,22 @@ def hidden_rows(
 def without_packed(
     target: Target, messages: Iterable[NewMessage], on_duplicate: str
 ) -> Plan[tuple[list[NewMessage], int]]:
-    """Leave out the messages that the queue has in documents which several messages share.
+    """Leave out the messages whose ids already belong to messages in packs of the queue.
 
     Args:
         target: the queue.
-        messages: the messages. Some may have ids.
+        messages: the messages, with or without ids.
         on_duplicate: the action if an id is taken.
 
     Returns:
         The other messages, and how many were left out.
 
     Raises:
-        DuplicateKey: an id belongs to a message that was never in this queue. Or an id is taken,
-            and ``on_duplicate`` is not "ignore": a packed message cannot be replaced.
+        DuplicateKey: an id belongs to a message that was never in this queue. Or a message in a
+            pack has an id, and ``on_duplicate`` is not "ignore": it cannot be replaced.
     """
     given = list(messages)
-    # A buried row gets a different id; see ``_buried_id``.
+    # A row that is buried gets a different id; see ``_buried_id``.
     ids = [each.id for each in given if each.id is not None and each.fault is None]
     there, foreign = yield from target.kind.packed_ids(target.queue, ids)
     raise_foreign_ids(target.queue, foreign)
@@ -119,10 +119,10 @@ def without_packed(
 
 
 def _buried_id(id: Id, row: NewMessage) -> str:
-    """Return the id under which a row that its queue cannot store is buried.
+    """Return the id of the dead letter for a row that its queue cannot store.
 
-    It differs from the id of the row, so that the row can be written again with correct values. It
-    is the same each time, because a write may be repeated.
+    It differs from the id of the row, so that the row can be written again with correct values. A
+    repeated write gets the same id, so that it writes no second dead letter.
     """
     end = f"~bad~{row.queue}"
     text = str(id)
@@ -132,11 +132,11 @@ def _buried_id(id: Id, row: NewMessage) -> str:
 
 
 def _bury(document: Document, row: NewMessage, now: datetime) -> None:
-    """Turn the document of a row that its queue cannot store into a buried message, in place."""
+    """Turn the document of a row that its queue cannot store into a dead letter, in place."""
     error = error_record(InvalidMessage(row.fault), now)
     death = {"reason": "invalid", "tries": 0, "error": error}
     document |= {"error": error, "dead": {"from": row.queue, "at": now, **death}}
-    # A redrive restores these. A key counts only in the queue of the message.
+    # A redrive restores the key and the priority. A key is unique only within a queue.
     if "key" in document:
         document["last_key"] = document.pop("key")
     if row.priority is not None:

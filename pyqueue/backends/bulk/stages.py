@@ -1,6 +1,6 @@
-"""The stages that write to a queue by epoch: list them, forget them, end them with their queue.
+"""The stages that write to a queue by epoch: list them, forget them, or delete them.
 
-``epochs`` describes their records. This module also deletes rows that unfinished writes left.
+``epochs`` describes their records. This module also deletes rows that abandoned writes have left.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from pyqueue.requests import Delete, Document, Filter, Find, Plan, ServerTime
 
 log = logging.getLogger("pyqueue")
 
-#: How many times to try to delete a record whose query still writes.
+#: How many times the deletion of a record is tried while its query still writes.
 _TRIES: Final = 20
-#: The largest number of an epoch.
+#: The largest epoch number.
 _LAST: Final = 10**12 - 1
 
 
 class StageInfo(NamedTuple):
-    """A query that writes, or wrote, a stage."""
+    """A query that writes to a queue by epoch, or did so before."""
 
     queue: str
     #: The name of the stage, or "" if the write has none.
@@ -44,15 +44,15 @@ class StageInfo(NamedTuple):
     query: str
     #: The number of the last committed epoch, or -1 if there is none.
     epoch: int
-    #: When it last wrote.
+    #: When the query last wrote.
     at: datetime
 
 
 def stages(queue: str | None = None) -> Plan[list[StageInfo]]:
-    """Return the queries that write by epoch, in the order of their names.
+    """Return the queries that write by epoch, sorted by queue, stage and query.
 
     Args:
-        queue: the first queue that they write to, or None for any queue.
+        queue: the first queue that the queries write to, or None for any queue.
     """
     found = yield from records(queue)
     infos = [
@@ -69,7 +69,7 @@ def abandoned(cap: int) -> Plan[int]:
 def sweep() -> Plan[int]:
     """Delete the hidden rows of writes that ended without a commit. Return how many.
 
-    Batch writes that have run for longer than a day are ended first, and so lose their rows.
+    A batch write that has run for longer than a day loses its rows, so it will fail.
     """
     match = yield from _abandoned()
     number = yield from count_of_any_kind(match, HOT)
@@ -78,9 +78,9 @@ def sweep() -> Plan[int]:
 
 
 def _abandoned() -> Plan[Filter]:
-    """Return the filter of the hidden rows that are old and belong to no stage.
+    """Return the filter that matches old hidden rows that belong to no stage.
 
-    A stage removes its own rows with the next batch, and may still commit them.
+    Rows of a stage are left alone. The stage may still commit them, or deletes them later.
     """
     now = yield from ServerTime()
     return unclaimed("", (yield from records(None)), now - ABANDONED)
@@ -89,14 +89,14 @@ def _abandoned() -> Plan[Filter]:
 def forget(queue: str, stage: str) -> Plan[int]:
     """Forget the epochs of a stage, so that its next query may begin with any epoch.
 
-    Committed rows are published first. Rows without a commit are deleted.
+    This first publishes committed rows, and deletes the other hidden rows of the stage.
 
     Args:
-        queue: the first queue that it writes to.
-        stage: its name, or "" for all writes to the queue without a stage.
+        queue: the first queue that the stage writes to.
+        stage: the name of the stage, or "" for all writes to the queue without a stage.
 
     Returns:
-        How many queries are forgotten.
+        How many queries were forgotten.
 
     Raises:
         ConfigurationError: a name is invalid.
@@ -111,41 +111,41 @@ def forget(queue: str, stage: str) -> Plan[int]:
 
 
 def show_decided(queue: str) -> Plan[None]:
-    """Publish the committed rows of the stages of a queue, so that they count as messages."""
+    """Publish the committed rows of the stages of a queue, so that they become messages."""
     for record in (yield from records(queue)):
         yield from _publish_committed(queue, record)
 
 
 def delete(queue: str) -> Plan[None]:
-    """Delete the records of the stages of a queue, and the rows that are hidden for it."""
+    """Delete the records of the stages of a queue, and the hidden rows of all writes to it."""
     for record in (yield from records(queue)):
         yield from _delete_record(queue, record)
     yield from Delete({"q": starting_with(f"~staged:{queue}~")}, many=True)
-    # Rows of batch writes: the job, the attempt and the part. Names may contain colons.
+    # The ``q`` of batch writes ends with the job, the attempt and the part. Names may have colons.
     of_a_job = f"^~staged:{re.escape(queue)}:[0-9a-f]{{32}}:[0-9a-f]{{32}}:[0-9]+(@|$)"
     yield from Delete({"q": {"$regex": of_a_job}}, many=True)
 
 
 def _publish_committed(queue: str, record: Document) -> Plan[bool]:
-    """Publish the committed rows of a record. Return whether all of them were there."""
+    """Publish the committed rows of a record. Return False if some of these rows were missing."""
     if record["places"]:
         target = yield from namespace.target(queue)
         try:
             yield from writes_of(target, name_of(record)).publish_committed(record)
         except Unavailable:
             raise
-        except QueueError as error:  # else the stage could never be forgotten
+        except QueueError as error:  # otherwise the stage could never be forgotten
             log.error("%s", error)
             return False
     return True
 
 
 def _delete_record(queue: str, record: Document) -> Plan[None]:
-    """Delete a record and its hidden rows. Rows committed until then are published first."""
+    """Delete a record and its hidden rows, after publishing the rows that are committed."""
     match = {"_id": record["_id"]}
     for _ in range(_TRIES):
         complete = yield from _publish_committed(queue, record)
-        # A record that has committed again since does not match.
+        # If another epoch was committed since then, the record does not match.
         unchanged = {"epoch": record["epoch"]} | ({"places": []} if complete else {})
         if (yield from Delete({**match, **unchanged})):
             break

@@ -1,8 +1,8 @@
 """Bulk writes from many processes: append messages, or stage them and publish them all at once.
 
 A staged message is a document whose ``q`` is not the name of a queue, so no consumer sees it. If
-its writer dies, the TTL index removes it. A *place* names one part of the staged messages. If a
-write has several queues, the name of a place contains the name of its queue.
+its writer dies, the TTL index deletes it. A *place* is a named part of the staged messages. If a
+write is for several queues, the name of a place contains the name of its queue.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ from pyqueue.requests import (
     UpdateEach,
 )
 
-#: How long staged messages wait to be published.
+#: For how long staged messages can still be published.
 STAGED_LIFETIME: Final = timedelta(days=7)
-#: How many times rows are written again after the messages that had their ids finished.
+#: How many times rows are inserted while other messages with their ids come and go.
 _TRIES: Final = 20
-#: The $unset of the fields that only hidden rows have.
+#: The argument of $unset that removes the fields that only hidden rows have.
 _HIDDEN: Final = {"staged": "", "attempt": "", "processed": "", "expires": ""}
-#: Goes before the name of a dead-letter queue in the name of a place.
+#: Precedes the queue in the name of a place whose rows are for the dead-letter queue.
 _DEAD: Final = "!"
 
 
@@ -60,8 +60,8 @@ def place_of(part: str, queue: str | None, *, dead: bool = False) -> str:
 
     Args:
         part: the name of the place within its queue. It contains no "@".
-        queue: the queue of its rows, or None if the write has only one queue.
-        dead: whether its rows are rows that another queue cannot store.
+        queue: the queue that its rows are for, or None if the write has only one queue.
+        dead: whether its rows are dead letters, because the queue they were for cannot store them.
     """
     return part if queue is None else f"{part}@{_DEAD if dead else ''}{queue}"
 
@@ -70,8 +70,8 @@ def target_of(first: Target, place: str) -> Plan[Target]:
     """Return the queue that a place names, or the first queue if the place names none.
 
     Raises:
-        ConfigurationError: the queue is of another kind than the first queue, and is not for rows
-            that another queue cannot store.
+        ConfigurationError: the queue is of another kind than the first queue, and the place is not
+            for dead letters.
     """
     _, named, queue = place.partition("@")
     if queue.startswith(_DEAD):
@@ -93,13 +93,14 @@ def append(
 ) -> Plan[int]:
     """Write messages to a queue.
 
-    A message whose id is already in the queue counts as written; but see ``by_id``.
+    A message whose id is already in the queue counts as written, unless ``by_id`` is true.
 
     Args:
         target: the queue.
         messages: the messages.
         on_duplicate: the action if a key is taken, as for ``Queue.push_many``.
-        by_id: apply ``on_duplicate`` to ids, too. Requires an id in each message, and no session.
+        by_id: whether ``on_duplicate`` applies to ids, too. Then each message must have an id, and
+            ``session`` must be None.
         session: the session of the caller's transaction, or None.
 
     Returns:
@@ -128,7 +129,7 @@ def append(
 
 
 def _append_shared(target: Target, shared: SharedRows, now: datetime, session: object) -> Plan[int]:
-    """Write the documents that rows share. Return how many rows they contain."""
+    """Write the documents that contain several rows each. Return the total number of rows."""
     if shared.documents:
         for failure in (yield from Insert(shared.documents, session=session)):
             raise failure.error
@@ -137,7 +138,7 @@ def _append_shared(target: Target, shared: SharedRows, now: datetime, session: o
 
 
 def free_again(queue: str, refused: list[RawBSONDocument]) -> Plan[list[RawBSONDocument]]:
-    """Return the refused rows whose ids are free again, because their messages have finished.
+    """Return the refused rows whose ids are free again, because the other messages are gone.
 
     Raises:
         DuplicateKey: an id belongs to a message that was never in this queue.
@@ -155,16 +156,16 @@ def insert_until_known(
 ) -> Plan[int]:
     """Insert hidden rows for a queue. Return how many were written.
 
-    A row is left out if another row of its place has its key, as in a push.
+    A row is left out if another row of the same place has the same key, as in a push.
 
     Args:
         queue: the queue that the rows are for.
         rows: their documents.
-        judge: gets the rows whose ids are taken. It may free ids, and returns the rows to insert
-            again.
+        judge: called with the rows whose ids are taken. It may free ids. It returns the rows to
+            insert again.
 
     Raises:
-        Unavailable: some ids are taken and freed again and again.
+        Unavailable: other programs repeatedly take and free some of the ids.
     """
     written = 0
     for _ in range(_TRIES):
@@ -185,7 +186,7 @@ def insert_until_known(
 def publish_rows(target: Target, hidden: str, now: datetime) -> Plan[int]:
     """Publish the messages whose ``q`` is ``hidden``. Return how many.
 
-    A message stays hidden if its key is taken. A message scheduled for later keeps its instant.
+    A message stays hidden if its key is taken. A message scheduled for later keeps its time.
     """
     put = target.kind.entering(target.queue, now)
     if "priority" in target.kind.capabilities:
@@ -197,24 +198,24 @@ def publish_rows(target: Target, hidden: str, now: datetime) -> Plan[int]:
     at_least: dict[str, Any] = {name: put.pop(name) for name in ("when", "due") if name in put}
     entering: UpdateDocument = {"$set": put, "$max": at_least, "$unset": _HIDDEN}
     here: dict[str, object] = {"q": hidden}
-    # The updates count documents. Some have several messages.
+    # The updates count documents, and some documents contain several messages.
     done = yield from contents_of(target.kind).surplus(here)
     without_key = here | {"key": {"$exists": False}}
     done += (yield from Update(without_key, entering, many=True)).matched
-    keyed = yield from Find(here, {"_id": 1}, hint=HOT)  # one by one: any key may be taken
+    keyed = yield from Find(here, {"_id": 1}, hint=HOT)  # one by one, because any key may be taken
     for start in range(0, len(keyed), MAX_BATCH):
         pairs: list[tuple[Filter, UpdateDocument]] = [
             ({"_id": each["_id"], **here}, entering) for each in keyed[start : start + MAX_BATCH]
         ]
-        matched, _ = yield from UpdateEach(pairs)  # a taken key keeps its own row hidden
+        matched, _ = yield from UpdateEach(pairs)  # if a key is taken, only its row stays hidden
         done += matched
     return done
 
 
 def _replace_live(target: Target, hidden: str, now: datetime) -> Plan[int]:
-    """Overwrite the messages whose keys keep hidden rows out. Return how many.
+    """Publish hidden rows by overwriting the messages that have their keys. Return how many.
 
-    ``hidden``: the ``q`` of the rows. All rows that are still there are kept out.
+    ``hidden``: the ``q`` of the rows. The keys of all rows that still have it are taken.
     """
     rows = yield from Find({"q": hidden}, hint=HOT)
     for row in rows:
@@ -222,8 +223,8 @@ def _replace_live(target: Target, hidden: str, now: datetime) -> Plan[int]:
         entering = target.kind.entering
         when = max(now, row["when"])
         document |= entering(target.queue, when, priority_of(row), group_of(row))
-        # First, because if the other message has just finished, this row enters with its own id. A
-        # crash in between loses the row, but then the write has failed, and its caller repeats it.
+        # Delete the row first, because if the other message has just finished, the row enters with
+        # its own id. A crash in between loses the row, but the write then fails and is repeated.
         yield from Delete({"_id": row["_id"], "q": hidden})
         foreign: list[Id] = []
         yield from replace(target.kind, Entries(target.queue, [document], ()), foreign)
@@ -232,31 +233,31 @@ def _replace_live(target: Target, hidden: str, now: datetime) -> Plan[int]:
 
 
 def _one_for_each_key(messages: Iterable[NewMessage], on_duplicate: str) -> list[NewMessage]:
-    """Return the messages, but only the last message with each key.
+    """Return the messages, but only the last of the messages with the same key.
 
     Raises:
-        DuplicateKey: several have the same key, and ``on_duplicate`` is "error".
+        DuplicateKey: several messages have the same key, and ``on_duplicate`` is "error".
     """
     given = list(messages)
     keys = [each.key for each in given if each.key is not None]
     repeated = list(Counter(keys) - Counter(set(keys)))
     if repeated and on_duplicate == "error":
-        text = f"key: the keys {first_ten(repeated)} occur in more than one row"
+        text = f"key: the keys {first_ten(repeated)} occur in more than one row; use each only once"
         raise DuplicateKey(text, keys=repeated)
     last = {each.key: place for place, each in enumerate(given)}
     return [each for place, each in enumerate(given) if each.key is None or last[each.key] == place]
 
 
 class Staging:
-    """The plans of one job that writes messages in many processes and publishes all or none.
+    """The plans of a job whose processes write messages, which are published all or not at all.
 
-    They can be pickled.
+    Objects of this class can be pickled.
 
     Args:
-        target: the queue for places that name no queue.
+        target: the queue for places whose names contain no queue.
         job: a name that no other job has.
-        on_duplicate: what to do if a key is taken, as for ``Queue.push_many``; "error" applies to
-            ids, too. Nothing is published then, unless a key is taken during publishing.
+        on_duplicate: the action if a key is taken, as for ``Queue.push_many``. "error" applies to
+            ids, too. It publishes nothing, unless a key is taken during publishing.
     """
 
     __slots__ = ("_on_duplicate", "_prefix", "target")
@@ -264,17 +265,17 @@ class Staging:
     def __init__(self, target: Target, job: str, on_duplicate: str = "ignore") -> None:
         self.target = target
         self._on_duplicate = on_duplicate
-        #: No name of a queue begins like this.
+        #: The beginning of the ``q`` of its rows. No name of a queue begins like this.
         self._prefix = f"~staged:{target.queue}:{job}:"
 
     def write(self, place: str, messages: Iterable[NewMessage]) -> Plan[int]:
         """Write messages where no consumer sees them.
 
-        Rows that another attempt staged with the same id are replaced. A message whose id
-        is already in the queue counts as written, unless ``on_duplicate`` is "error".
+        This replaces rows that another attempt staged with the same ids. A message whose id is
+        already in the queue counts as written, unless ``on_duplicate`` is "error".
 
         Args:
-            place: a name that only this attempt uses.
+            place: the name of a place that only this attempt uses.
             messages: the messages.
 
         Returns:
@@ -282,13 +283,13 @@ class Staging:
 
         Raises:
             DuplicateKey: an id belongs to a message that was never in this queue. Or
-                ``on_duplicate`` is "error", and an id is taken or several messages have one key.
+                ``on_duplicate`` is "error", and an id is taken or several messages share a key.
         """
         now = yield from ServerTime()
         target = yield from target_of(self.target, place)
         messages, on_duplicate = list(messages), self._on_duplicate
         if any(each.fault for each in messages):
-            on_duplicate = "ignore"  # a row that is bad again is the same dead letter
+            on_duplicate = "ignore"  # a dead letter that exists already is the same row
         if on_duplicate != "ignore":
             messages = _one_for_each_key(messages, on_duplicate)
         hidden = {
@@ -297,12 +298,12 @@ class Staging:
             "processed": now,
             "expires": now + STAGED_LIFETIME,
         }
-        # Some documents have several messages: ``surplus`` more than documents in all.
+        # Some documents contain several messages: in total, ``surplus`` more than documents.
         rows, surplus = yield from hidden_rows(target, messages, hidden, on_duplicate)
 
         def judge(refused: list[RawBSONDocument]) -> Plan[list[RawBSONDocument]]:
             ids = [each["_id"] for each in refused]
-            # Another attempt may have staged them.
+            # Another attempt may have staged rows with these ids.
             if (yield from Delete({"_id": {"$in": ids}, "staged": True}, many=True)):
                 return refused
             free = yield from free_again(target.queue, refused)
@@ -314,7 +315,7 @@ class Staging:
         return surplus + (yield from insert_until_known(target.queue, rows, judge))
 
     def publish(self, places: Mapping[str, int]) -> Plan[int]:
-        """Publish the written messages, and delete rows that other attempts of this job left.
+        """Publish the written messages, and delete the rows of other attempts of this job.
 
         Args:
             places: the places to publish, and how many messages each must have.
@@ -323,8 +324,8 @@ class Staging:
             How many messages are published.
 
         Raises:
-            QueueError: messages are missing, and none is published. Or some were deleted during
-                publishing.
+            QueueError: messages are missing, and none is published. Or another job deleted some of
+                them during publishing.
             DuplicateKey: a key is taken, and ``on_duplicate`` is "error".
         """
         target = self.target
@@ -343,7 +344,7 @@ class Staging:
             yield from self._refuse_taken_keys(places)
         now = yield from ServerTime()
         done: Counter[str] = Counter()
-        deleted = 0  # no fence keeps other writes from these rows between the count and here
+        deleted = 0  # other writes may delete rows after the count above
         clashing: dict[str, list[str]] = {}
         for place, expected in places.items():
             to, hidden = (yield from target_of(target, place)), self._prefix + place
@@ -354,7 +355,7 @@ class Staging:
             if published < expected:
                 left = yield from Find({"q": hidden}, {"key": 1}, hint=HOT)
                 deleted += expected - published - len(left)
-                if self._on_duplicate == "error":  # taken since the check
+                if self._on_duplicate == "error":  # taken after the check
                     clashing.setdefault(to.queue, []).extend(row["key"] for row in left)
         yield from self.discard()
         for queue, number in done.items():
@@ -372,7 +373,7 @@ class Staging:
         return done.total()
 
     def _refuse_taken_keys(self, places: Iterable[str]) -> Plan[None]:
-        """Raise DuplicateKey if a key belongs to a message of the queue, or to several rows."""
+        """Raise DuplicateKey if the key of a row belongs to a message or to another row."""
         known: dict[str, set[str]] = {}
         for place in places:
             to = yield from target_of(self.target, place)
@@ -381,13 +382,13 @@ class Staging:
             if not keys:
                 continue
             live = yield from Find({"q": to.queue, "key": {"$in": keys}}, {"key": 1})
-            earlier = known.setdefault(to.queue, set())  # keys in earlier places
+            earlier = known.setdefault(to.queue, set())  # the keys in earlier places
             taken = [row["key"] for row in live] + sorted(earlier.intersection(keys))
             if taken:
                 raise key_taken(to.queue, taken)
             earlier.update(keys)
 
     def discard(self) -> Plan[None]:
-        """Delete everything that this job has staged."""
+        """Delete all rows that this job has staged."""
         end = self._prefix[:-1] + ";"  # ";" follows ":" in the order of characters
         yield from Delete({"q": {"$gte": self._prefix, "$lt": end}}, many=True)

@@ -1,8 +1,8 @@
 """Acknowledge a named claim: finish its messages, and bury any that a reader could not convert.
 
-The reader notes such a message in its claim, with the reason, and skips it. The acknowledgement of
-the claim buries it. A restarted query keeps the notes, because its batch may be committed already.
-If it reads the batch again, perhaps as another type, it writes new notes.
+A reader skips such a message, and notes the reason in its claim. The acknowledgement of the claim
+buries the message. A restarted query keeps the notes, because its batch may be committed already.
+If the query reads the batch again, perhaps as another type, it writes new notes.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ log = logging.getLogger("pyqueue")
 
 
 def note(contents: Contents, match: Filter, reasons: Mapping[Id, str | None]) -> Plan[int]:
-    """Store why messages are bad. Repeating this changes nothing.
+    """Note in their claims why messages are bad. Repeating this changes nothing.
 
     Args:
-        contents: the messages in the documents of the queue.
-        match: the filter of the documents that the runner holds.
-        reasons: the reasons, by id. None removes an earlier note.
+        contents: how the documents of the queue contain messages.
+        match: the filter that matches the documents held by the runner.
+        reasons: why each message is bad, by id. None removes the note of a message.
 
     Returns:
-        How many of their documents are still held.
+        How many documents with these messages are still held.
     """
     shared = yield from contents.find_shared(match, list(reasons))
     updates: dict[Id, UpdateFields] = {}
@@ -71,7 +71,7 @@ def note(contents: Contents, match: Filter, reasons: Mapping[Id, str | None]) ->
 
 
 def bury_noted(terms: QueueTerms, match: Filter, now: datetime) -> Plan[int]:
-    """Bury the noted messages of the documents that match. Return how many."""
+    """Bury the messages that are noted as bad in matching documents. Return how many."""
     queue, kind, dead_letter = terms.queue, terms.kind, terms.options.dead_letter
     contents, noted = contents_of(kind), {**match, NOTE: {"$exists": True}}
     found = yield from Find({**noted, **contents.separate}, {"payload": 0}, hint=namespace.CLAIMS)
@@ -80,13 +80,13 @@ def bury_noted(terms: QueueTerms, match: Filter, now: datetime) -> Plan[int]:
     shared = yield from contents.bury_noted(terms, noted, partial(_error, now))
     reasons, buried = [*reasons, *shared], buried + len(shared)
     if reasons:
-        text = "queue %r: %d messages cannot be read, they went to %r; the first is %s: %s"
+        text = "queue %r: %d messages cannot be read, so they went to %r; the first is %s: %s"
         log.warning(text, queue, buried, dead_letter, *reasons[0])
     return buried
 
 
 def _bury_documents(terms: QueueTerms, found: list[Document], now: datetime) -> Plan[int]:
-    """Bury messages that are documents. Return how many."""
+    """Bury messages that are documents and are noted as bad. Return how many."""
     if not found:
         return 0
     queue, kind, dead_letter = terms.queue, terms.kind, terms.options.dead_letter
@@ -108,7 +108,7 @@ def _bury_documents(terms: QueueTerms, found: list[Document], now: datetime) -> 
                 raise failure.error
             holds = _holds(some[failure.place])
             graveyard = Graveyard(queue, kind, dead_letter)
-            # Without the fields that the server refused.
+            # This buries the message without the fields that the server refused.
             yield from bury_unclaimable(graveyard, holds, failure.error, now)
         buried += done + len(failures)
     yield from Signal(target.queue, now)
@@ -116,12 +116,12 @@ def _bury_documents(terms: QueueTerms, found: list[Document], now: datetime) -> 
 
 
 def finish(terms: QueueTerms, match: Filter, now: datetime) -> Plan[int]:
-    """Finish the messages that match and have no note. Return how many."""
+    """Finish the messages in matching documents without a note. Return how many."""
     kind, contents = terms.kind, contents_of(terms.kind)
     match = {**match, NOTE: {"$exists": False}}
     done = yield from contents.finish(match)
     match |= contents.separate
-    for keyed in (False, True):  # the update of a message with a key differs
+    for keyed in (False, True):  # a message with a key needs another update
         update = kind.finishing(now, "committed", terms.options.history, keyed=keyed)
         if update is None:  # there is no history
             return done + (yield from Delete(match, many=True))
@@ -131,7 +131,7 @@ def finish(terms: QueueTerms, match: Filter, now: datetime) -> Plan[int]:
 
 
 def _holds(document: Document) -> dict[str, Any]:
-    """Return the filter that matches a document as long as its claim holds it."""
+    """Return the filter that matches a document as long as its present claim holds it."""
     return {"_id": document["_id"], "token": document["token"]}
 
 
@@ -141,6 +141,6 @@ def _error(now: datetime, reason: str) -> dict[str, object]:
 
 
 def _death(document: Document, now: datetime) -> dict[str, Any]:
-    """Return the stored form of the reason why a marked message is buried."""
+    """Return the stored facts about the burial of a message that is noted as bad."""
     error = _error(now, document["claim"]["bad"])
     return {"reason": "invalid", "tries": int(document.get("tries", 0)), "error": error}

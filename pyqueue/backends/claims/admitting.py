@@ -1,4 +1,4 @@
-"""Admit documents to a named claim: find ready documents, and bury any that cannot be read."""
+"""Find the ready documents for a named claim, and bury documents that it cannot take."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from pyqueue.limits import Limit, check_call
 from pyqueue.messages import Id
 from pyqueue.requests import Document, Filter, Find, Plan, ServerTime
 
-#: The most messages of one claim: one command acknowledges it, and must end in time.
+#: The most messages of one claim, because one command must acknowledge all of them in time.
 MAX_CLAIM: Final = 100_000
 
-#: The filters of documents that are not valid messages.
+#: Filters that match documents which are not valid messages.
 _INVALID: Final[Sequence[dict[str, Any]]] = [
     {"payload": {"$exists": False}},
     {"processed": {"$exists": True}},
@@ -42,7 +42,7 @@ _INVALID: Final[Sequence[dict[str, Any]]] = [
 
 
 def check_limit(queue: str, kind: Kind, limit: Limit | None) -> None:
-    """Refuse a claim that cannot obey the limit of the queue.
+    """Refuse a named claim if it cannot obey the limit of the queue.
 
     Raises:
         ConfigurationError: the claim cannot obey the limit.
@@ -56,11 +56,11 @@ def check_limit(queue: str, kind: Kind, limit: Limit | None) -> None:
 def first_ready(
     backend: QueuePlans, limit: int, since: datetime, max_bytes: int | None
 ) -> Plan[list[Document]]:
-    """Return the first documents that were ready at an instant.
+    """Return the first documents that have been ready since an instant.
 
     Args:
         backend: the plans of the queue.
-        limit: the most messages. The last document may exceed it.
+        limit: the most messages. The messages of the last document may exceed it.
         since: the instant.
         max_bytes: the most bytes, or None for no limit. The first document may exceed it.
     """
@@ -71,7 +71,7 @@ def first_ready(
 
 
 def valid_ids(backend: QueuePlans, found: Iterable[Document], now: datetime) -> Plan[list[Id]]:
-    """Return the valid ids. Bury documents with other ids, which cannot be divided into ranges."""
+    """Return the valid ids. Bury documents with invalid ids, which do not fit into ranges."""
     ids: list[Id] = []
     for each in found:
         id = each["_id"]
@@ -86,7 +86,7 @@ def valid_ids(backend: QueuePlans, found: Iterable[Document], now: datetime) -> 
 def bury_unclaimable(
     backend: QueuePlans, match: Mapping[str, object], fault: Exception, now: datetime
 ) -> Plan[None]:
-    """Bury a document that cannot be claimed."""
+    """Bury a document that matches and cannot be claimed. ``fault``: the reason."""
     graveyard = invalid.Graveyard(backend.queue, backend.kind, backend.options.dead_letter)
     yield from invalid.bury_unclaimable(graveyard, match, fault, now)
 
@@ -105,14 +105,15 @@ def admit(
         backend: the plans of the queue.
         claimed: matches the claimed documents.
         lease_s: the length of the lease, in seconds.
-        max_tries: bury messages that were claimed more often. None: no limit.
-        new: whether work on them has not begun. If so, end those that were cancelled or expired.
+        max_tries: bury messages that were claimed more often than this, or None for no limit.
+        new: whether work on the messages has not begun, so that this also ends messages that were
+            cancelled or have expired.
     """
     contents, terms = contents_of(backend.kind), ClaimTerms.of(backend.terms, lease_s)
     now = yield from ServerTime()
     filters = list(_INVALID)
     if max_tries is not None:
-        # A message that was buried before is delivered however often it was claimed.
+        # This limit does not apply to a message that was buried before.
         filters.append({"tries": {"$gt": max_tries}, "dead": {"$exists": False}})
     if new:
         filters += [dict(CANCELLED), {"best_before": {"$lte": now}, "tries": {"$lte": 1}}]

@@ -1,12 +1,12 @@
 """Named claims: many messages under one lease, for a group that claims, reads and finishes them.
 
 A group is the durable name of one consumer, such as a Spark query. Its claims are numbered. Each
-document of claim n carries the group, n and the token of the runner, so that readers in any process
+document of claim n stores the group, n and the token of the runner, so that readers in any process
 can find their part, and a restarted runner finds the messages it claimed. ``groups`` stores the
-progress of the group and its runner. A runner that takes over the group writes a new token. The
-former runner then gets ``Fenced`` and writes nothing.
+runner and the progress of the group. A runner that takes over the group writes a new token. From
+then on, the former runner writes nothing, and its calls raise ``Fenced``.
 
-A document is a message, or has several messages; see ``contents``. A claim takes whole documents.
+A document is one message or contains several; see ``contents``. A claim takes whole documents.
 """
 
 from __future__ import annotations
@@ -40,29 +40,29 @@ from pyqueue.limits import WHOLE_QUEUE, FollowedLimit, limit_or_none
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 
-#: The most documents that one command stamps.
+#: The most documents that one command claims or marks.
 STAMP: Final = 5000
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimRange:
-    """A part of the claims ``after + 1`` to ``upto``, disjoint from the other parts."""
+    """One of several disjoint parts of the claims ``after + 1`` to ``upto``."""
 
     token: str
     after: int
     upto: int
-    #: The ids of its documents, as ranges that include both ends, or no ranges for all ids. A range
-    #: compares within one type of id, so mixed ids need two ranges.
+    #: The ids of its documents, as ranges that include both ends; no ranges mean all ids. A range
+    #: contains only ids of one type, so ids of both types need two ranges.
     ranges: tuple[tuple[Id, Id], ...]
 
 
 def id_order(id: Id) -> tuple[bool, Any]:
-    """Return the sort key that orders ids as the server does."""
+    """Return the sort key that puts ids in the order of the server."""
     return isinstance(id, ObjectId), id
 
 
 def divided(ids: Iterable[Id], parts: int) -> list[tuple[tuple[Id, Id], ...]]:
-    """Return the ranges of up to ``parts`` parts of nearly equal size."""
+    """Divide ids into up to ``parts`` parts of nearly equal size. Return each part as ranges."""
     ordered = sorted(ids, key=id_order)
     pieces = min(parts, len(ordered))
     cuts = [len(ordered) * piece // pieces for piece in range(pieces + 1)] if pieces else []
@@ -93,14 +93,14 @@ class NamedClaims(ClaimGroup):
     ) -> Plan[str]:
         """Take over the group and its outstanding messages; see ``ClaimGroup.adopt``.
 
-        The last runner may have died before it had buried invalid documents of its last claim.
+        This also buries invalid documents of the last claim, if the last runner died before that.
         """
         token = yield from super().adopt(lease_s, candidate, count=count)
         yield from admit(self.backend, {"claim.g": self.tag, "token": token}, lease_s)
         return token
 
     def has_work(self) -> Plan[bool]:
-        """Return whether messages are outstanding or ready. This writes nothing."""
+        """Return whether messages are outstanding, or ready in a queue that is not paused."""
         queue = self.backend.queue
         progress = yield from self.progress()
         if progress.claimed > progress.acknowledged:
@@ -118,14 +118,14 @@ class NamedClaims(ClaimGroup):
     ) -> Plan[int | None]:
         """Claim ready messages for ``lease_s`` seconds, up to ``limit`` of them.
 
-        The last document may exceed the limit. Messages that were claimed too often are buried on
-        the way.
+        The messages of the last document may exceed the limit. Messages that were claimed too often
+        are buried instead.
 
         Args:
             token: the token of the runner.
-            limit: the most messages to claim.
+            limit: the maximum number of messages to claim.
             lease_s: the length of the lease, in seconds.
-            since: claim only messages that were ready at this instant.
+            since: claim only messages that were ready at this instant; None means now.
             max_bytes: the most bytes of stored documents, or None for no limit. The first document
                 may exceed it.
 
@@ -133,7 +133,7 @@ class NamedClaims(ClaimGroup):
             The number of the claim, or None if the queue is paused or no message can be claimed.
 
         Raises:
-            Fenced: another process runs the group now; nothing is held.
+            Fenced: another process runs the group now, and this claim holds no message.
         """
         backend, followed = self.backend, FollowedLimit()
         while True:
@@ -156,7 +156,7 @@ class NamedClaims(ClaimGroup):
             if not ids:
                 return None
             n = progress.claimed + 1
-            next_claim = {"$set": {"claimed": n, "adopted": 0}}  # no takeover was a try yet
+            next_claim = {"$set": {"claimed": n, "adopted": 0}}  # no takeover has counted yet
             yield from self._advance(token, next_claim, claimed=progress.claimed)
             stamped = yield from self._stamp(ids, n, token, lease_s, permits.until)
             yield from permits.give_back_unused({WHOLE_QUEUE: stamped})
@@ -164,14 +164,14 @@ class NamedClaims(ClaimGroup):
             yield from admit(backend, mine, lease_s, backend.options.max_tries, new=True)
             if (yield from Find(mine, {"_id": 1}, limit=1, hint=CLAIMS)):
                 return n
-            # Other processes claimed all of them, all were buried, or the permits were too old.
+            # All of them were claimed by other processes or buried, or the permits had expired.
             if progress.claimed == progress.acknowledged:
                 yield from self._advance(token, {"$max": {"n": n}})  # acknowledges the empty claim
 
     def begin(
         self, limit: int, lease_s: float, *, max_bytes: int | None = None
     ) -> Plan[tuple[str, int, list[Id]]]:
-        """Take over the group and its outstanding messages. If there are none, claim anew.
+        """Take over the group and its outstanding messages. If there are none, claim new messages.
 
         Returns:
             The token, the number of the last claim, and the ids of its messages.
@@ -182,7 +182,7 @@ class NamedClaims(ClaimGroup):
     def proceed(
         self, token: str, limit: int, lease_s: float, *, max_bytes: int | None = None
     ) -> Plan[tuple[int, list[Id]]]:
-        """Return the outstanding messages. If there are none, claim anew.
+        """Return the outstanding messages. If there are none, claim new messages.
 
         Returns:
             The number of the last claim, and the ids of its messages.
@@ -194,11 +194,11 @@ class NamedClaims(ClaimGroup):
         if progress.done > progress.acknowledged:  # the last ``finish`` was cut short
             yield from self.acknowledge(token, progress.done)
             progress = yield from self.progress(token)
-        if progress.claimed > progress.acknowledged:  # some are outstanding
+        if progress.claimed > progress.acknowledged:  # some claims are outstanding
             ids = yield from self.ids(token, progress.acknowledged, progress.claimed)
             if ids:
                 return progress.claimed, ids
-            # Other processes took all of them, or this group has settled all of them.
+            # Other processes took all outstanding messages, or this group has settled all of them.
             yield from self.acknowledge(token, progress.claimed)
         n = yield from self.claim(token, limit, lease_s, max_bytes=max_bytes)
         if n is None:
@@ -208,10 +208,10 @@ class NamedClaims(ClaimGroup):
     def _stamp(
         self, ids: Sequence[Id], n: int, token: str, lease_s: float, until: datetime | None
     ) -> Plan[int]:
-        """Claim documents that are still free, as claim ``n``, with several commands at once.
+        """Claim the documents that are still free, as claim ``n``, with concurrent commands.
 
         Args:
-            ids: their ids.
+            ids: the ids of documents that were free.
             n: the number of the claim.
             token: the token of the runner.
             lease_s: the length of the lease, in seconds.
@@ -221,7 +221,7 @@ class NamedClaims(ClaimGroup):
             An upper bound on the number of claimed documents.
 
         Raises:
-            Fenced: another process runs the group now; nothing is held.
+            Fenced: another process runs the group now, and this claim holds no message.
         """
         stamped = yield from concurrently(
             [
@@ -232,7 +232,7 @@ class NamedClaims(ClaimGroup):
         try:
             yield from self.progress(token)  # raises Fenced if another process has taken over
         except Fenced:
-            # The new runner has not seen messages stamped after its takeover: give them back.
+            # The new runner does not know of messages claimed after its takeover: give them back.
             held = yield from self.reservations(token, n - 1, n)
             with suppress(LeaseLost):
                 yield from self.backend.release(tuple(held))
@@ -242,7 +242,7 @@ class NamedClaims(ClaimGroup):
     def _stamp_some(
         self, ids: Sequence[Id], n: int, token: str, lease_s: float, until: datetime | None
     ) -> Plan[int]:
-        """Claim documents that are still free with one command; see ``_stamp``."""
+        """Claim the documents that are still free, with one command; see ``_stamp``."""
         now = yield from ServerTime()
         still = transitions.still_claimable(self.backend.queue, ids, now, until)
         update = self.backend.kind.claiming(
@@ -252,7 +252,7 @@ class NamedClaims(ClaimGroup):
         try:
             return (yield from Update(still, update, many=True)).matched
         except InvalidMessage as error:
-            # The server refused a document of another program. Halve the ids to find and bury it.
+            # The server refused a document of another program. Divide the ids to find and bury it.
             if len(ids) == 1:
                 yield from bury_unclaimable(self.backend, {**still, "_id": ids[0]}, error, now)
                 return 0
@@ -274,7 +274,7 @@ class NamedClaims(ClaimGroup):
         return [id for each in found for id in contents.ids(each)]
 
     def sizes(self, token: str, after: int, upto: int) -> Plan[dict[Id, int]]:
-        """Return the number of messages in each document that these claims hold, by ``_id``."""
+        """Return the number of messages in each document that these claims hold, keyed by _id."""
         contents = self.contents
         found = yield from Find(self._mine(token, after, upto), contents.sized, hint=CLAIMS)
         return {each["_id"]: contents.size(each) for each in found}
@@ -282,7 +282,7 @@ class NamedClaims(ClaimGroup):
     def reservations(
         self, token: str, after: int, upto: int, *, noted: bool = True
     ) -> Plan[list[Reservation[Any]]]:
-        """Return the messages these claims hold, as reservations without payloads.
+        """Return the messages that these claims hold, as reservations without payloads.
 
         If ``noted`` is false, messages that are noted as bad are left out.
         """
@@ -292,9 +292,9 @@ class NamedClaims(ClaimGroup):
         return [one for each in found for one in contents.reservations(each, now, noted=noted)]
 
     def mark(self, token: str, ids: Sequence[Id], number: int) -> Plan[None]:
-        """Store in held messages that work on them begins. The end of the claim removes the note.
+        """Note in held messages that work on them begins. The end of the claim removes the note.
 
-        ``number``: the note, which is the number of the part of the batch with these messages.
+        ``number``: the number to note, which identifies the part of the batch with the messages.
         """
         mine = {"claim.g": self.tag, "token": token}
         shared = yield from self.contents.find_shared(mine, ids)
@@ -309,7 +309,7 @@ class NamedClaims(ClaimGroup):
             yield from Update({"_id": document, **mine}, {"$set": fields})
 
     def marks(self, token: str, upto: int) -> Plan[dict[Id, int]]:
-        """Return the numbers that were last noted, by id."""
+        """Return the number that ``mark`` last noted in each held message, by message id."""
         contents = self.contents
         marked = self._mine(token, 0, upto) | {TRIED: {"$exists": True}}
         found = yield from Find(marked, {**contents.named, "claim": 1}, hint=CLAIMS)
@@ -321,8 +321,8 @@ class NamedClaims(ClaimGroup):
     def begin_work(self, token: str, n: int) -> Plan[None]:
         """Store that a stage begins to work on claim ``n`` of a streaming query.
 
-        If the stage had begun before, this counts as one more try and removes the notes of bad
-        records.
+        If the stage had already begun work on this claim, this counts as one more try and removes
+        the notes of bad records.
         """
         not_begun = {"_id": self.id, "token": token, "begun": {"$ne": n}}
         if not (yield from Update(not_begun, {"$set": {"begun": n}})).matched:
@@ -333,9 +333,9 @@ class NamedClaims(ClaimGroup):
             yield from Update(self._mine(token, 0, n), one_more_try, many=True)
 
     def note_bad(self, token: str, n: int, reasons: Mapping[Id, str | None]) -> Plan[None]:
-        """Mark messages of claims up to ``n`` that a reader cannot convert, with the reasons.
+        """Note which messages of claims up to ``n`` a reader cannot convert, with the reasons.
 
-        The acknowledgement buries them. None removes the note of an earlier reader.
+        The acknowledgement buries them. The reason None removes the note of an earlier reader.
 
         Raises:
             Fenced: another process runs the group now.
@@ -345,7 +345,7 @@ class NamedClaims(ClaimGroup):
             yield from self._advance(token, {"$max": {"bad": n}})
 
     def ranges(self, token: str, after: int, upto: int, parts: int) -> Plan[list[ClaimRange]]:
-        """Divide the messages of these claims among up to ``parts`` readers, in any process."""
+        """Divide the documents of these claims among up to ``parts`` readers, in any process."""
         documents = yield from self.sizes(token, after, upto)
         return [ClaimRange(token, after, upto, ranges) for ranges in divided(documents, parts)]
 
@@ -388,37 +388,37 @@ class NamedClaims(ClaimGroup):
         held = {"claim.g": self.tag, "token": token}
         until = {"$set": {"when": now + timedelta(seconds=lease_s)}}
         if not (yield from Update(held, until, many=True)).matched:
-            yield from self.progress(token)  # raises Fenced unless the group just holds nothing
+            yield from self.progress(token)  # raises Fenced, unless the group holds no message
 
     # ---- settling
 
     def finish(self, token: str, upto: int) -> Plan[int]:
-        """Acknowledge claims whose work is known by their numbers.
+        """Acknowledge the claims up to ``upto``, all of whose work is done.
 
-        This first stores that they are done. If the process dies while the server deletes the
-        messages, the next runner deletes the rest, and does not repeat the work.
+        This first stores that the work is done. If the process then dies while the server deletes
+        the messages, the next runner deletes the remaining messages and does not repeat the work.
 
         Raises:
-            Fenced: another process runs the group now; its messages are untouched.
+            Fenced: another process runs the group now. Its messages are unchanged.
         """
         yield from self._advance(token, {"$max": {"done": upto}})
         return (yield from self.acknowledge(token, upto))
 
     def acknowledge(self, token: str, upto: int, held: int | None = None) -> Plan[int]:
-        """Finish messages that claims up to ``upto`` still hold. Bury messages noted as bad.
+        """Finish the messages that claims up to ``upto`` still hold, and bury those noted as bad.
 
         Args:
             token: the token of the runner.
             upto: the number of the last claim.
-            held: how many messages the runner read of claims that were not acknowledged yet.
-                Messages that are no longer held count as lost. None if the number is unknown.
+            held: how many messages of claims not yet acknowledged the runner has read, or None if
+                the number is unknown. Messages that are no longer held count as lost.
 
         Returns:
             How many messages were finished or buried. If an earlier call acknowledged these claims,
             this is 0, and nothing is written.
 
         Raises:
-            Fenced: another process runs the group now; its messages are untouched.
+            Fenced: another process runs the group now. Its messages are unchanged.
         """
         progress = yield from self.progress(token)
         if upto <= progress.acknowledged:
@@ -430,12 +430,12 @@ class NamedClaims(ClaimGroup):
         if progress.bad > progress.acknowledged:
             buried = yield from acknowledging.bury_noted(terms, match, now)
         settled = buried + (yield from acknowledging.finish(terms, match, now))
-        # Messages that were taken and not settled count as lost. A stage of a streaming query has
-        # settled its messages one by one, so none of these is lost.
+        # Messages that were taken and not settled count as lost. A stage of a streaming query
+        # settles its messages one by one, so for a stage, no message counts as lost.
         taken = settled if held is None or progress.begun >= upto else held
-        # Numbers never go back: a checkpoint may know more than a state that was lost. Two
-        # processes may acknowledge at once. Each counts the messages it settled, but only one
-        # counts the messages that were taken.
+        # Numbers never go back, because a checkpoint may know later claims than a state that was
+        # lost. Two processes may acknowledge at once. Each counts the messages that it settled, but
+        # only one of them counts the messages that were taken.
         counts = {"settled": settled, "buried": buried}
         advance = {"$max": {"n": upto, "claimed": upto}, "$inc": counts | {"taken": taken}}
         behind = {"_id": self.id, "token": token, "n": {"$lt": upto}}
@@ -452,15 +452,15 @@ class NamedClaims(ClaimGroup):
         tried: bool = True,
         pieces: int = 1,
     ) -> Plan[list[Reservation[Any]]]:
-        """Give back the messages still held, each as ``Queue.rollback`` does.
+        """Give back the messages that are still held, as ``Queue.rollback`` does.
 
         Args:
             token: the token of the runner.
             upto: the number of the last claim.
-            error: the reason.
-            tried: whether they were tried. If not, release them as ``Queue.release`` does.
-            pieces: into how many parts to divide them. Messages of different parts no longer share
-                a document, so smaller claims may follow.
+            error: the error that the messages store, or None to store no new error.
+            tried: whether work on them was tried. If not, release them as ``Queue.release`` does.
+            pieces: into how many parts to divide them. Messages of different parts then no longer
+                share a document, so that the next claims can be smaller.
 
         Returns:
             The messages that were given back, as reservations without payloads.
@@ -481,6 +481,6 @@ class NamedClaims(ClaimGroup):
 
 
 def forget_tries(claims: NamedClaims, token: str) -> Plan[None]:
-    """Restart the count of tries of a runner's messages. This try is the first."""
+    """Set the number of tries of a runner's messages to 1, as if this try were the first."""
     held = {"claim.g": claims.tag, "token": token}
     yield from Update(held, {"$set": {"tries": 1}}, many=True)

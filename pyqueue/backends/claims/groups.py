@@ -1,12 +1,12 @@
 """The state of a group of named claims: its progress, its runner, and who takes over.
 
-One process at a time runs a group. Its *runner's lease* is the field ``until`` of the state, a few
-seconds ahead, and the runner renews it whether it has work or not. A process that continues the
-work of the last runner takes over the group at once. It proves this by the runner's owner, or by
-the checkpoint of a query. Every other process stands by until the lease has ended. So replicas do
-not take a group from each other while it is served. After an outage of the servers, all processes
-come back at once, and the runner's lease has ended. So a process that stands by checks a lease
-twice if it ended a short time ago.
+One process at a time runs a group, the *runner*. Its *runner's lease* ends at ``until`` in the
+state, a few seconds ahead. The runner renews it even if it has no work. A process that continues
+the work of the last runner takes over the group at once. It identifies itself by the owner label of
+that runner, or by the checkpoint of a query. Every other process stands by until the lease has
+ended, so replicas do not take a group from each other while it is served. After an outage of the
+servers, the lease has ended, and all processes come back at once. So if a lease ended a short time
+ago, a process that stands by checks it twice.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from pyqueue.requests import Document, Filter, Find, Insert, Plan, ServerTime, U
 
 #: The beginning of the _id of the state of a group.
 GROUP_RECORD: Final = "~claim:"
-#: How many times to try a takeover while other processes take over at the same time.
+#: How many times a takeover is tried while other processes take over the same group.
 TAKEOVER_TRIES: Final = 20
-#: The longest lease of messages that makes a runner's lease longer, in seconds.
+#: The runner's lease is a quarter of the lease of its messages, or of this number of seconds if
+#: that is less.
 MAX_LEASE_S: Final = 20.0
-#: After an outage of the servers that was not longer than this, a runner may still come back.
+#: If a lease ended less than this time ago, its runner may still come back after an outage.
 OUTAGE: Final = timedelta(seconds=30)
-#: How many seconds a runner gets to come back.
+#: How long a process then waits for the runner to come back, in seconds.
 COMEBACK_S: Final = 1.0
 #: The most members of a group.
 MAX_MEMBERS: Final = 100
@@ -48,21 +49,21 @@ def runner_lease_s(lease_s: float) -> float:
 class ClaimProgress:
     """The progress of a group."""
 
-    #: The last acknowledged claim. Every earlier claim is acknowledged, too.
+    #: The number of the last acknowledged claim. All earlier claims are acknowledged, too.
     acknowledged: int
-    #: The last claim. Claims after ``acknowledged`` are outstanding.
+    #: The number of the last claim. Claims after ``acknowledged`` are outstanding.
     claimed: int
     #: The token of the runner of the group.
     token: str
-    #: The ``runner`` that this one followed when it took over, or its own token.
+    #: The ``runner`` of the process whose work this runner continued, or else its own token.
     runner: str = ""
-    #: The last claim in which a reader noted a bad record.
+    #: The number of the last claim in which a reader noted a bad record.
     bad: int = 0
-    #: The last claim on which a stage of a streaming query has begun to work. The stage settles it.
+    #: The last claim on which a stage of a streaming query has begun work. The stage settles it.
     begun: int = 0
     #: The last claim whose work is done. It may still have to be acknowledged.
     done: int = 0
-    #: How many takeovers of outstanding messages counted as a try.
+    #: How many takeovers since the last claim counted as a try of the outstanding messages.
     adopted: int = 0
     #: How many bad records were buried, over all claims.
     buried: int = 0
@@ -74,17 +75,17 @@ class ClaimProgress:
 class Candidate:
     """A process that wants to run a group."""
 
-    #: Its label. A later process can follow this label to continue its work.
+    #: Its label. A later process can name this label in ``follows`` to continue its work.
     owner: str
-    #: The owner or the ``runner`` whose work it continues without waiting, or None to wait.
+    #: The owner label or the ``runner`` whose work it continues at once, or None to wait.
     follows: str | None = None
-    #: Whether it takes over the group even from a process that runs it.
+    #: Whether it takes over the group even if another process runs it.
     force: bool = False
-    #: The lease ends that it last saw, by group, which it updates, or None to check only once.
+    #: When the lease of each group ended when last checked, or None to check a lease only once.
     seen: dict[str, datetime] | None = None
 
     def comes_at_once(self, state: Document) -> bool:
-        """Return whether this process need not wait for the end of the runner's lease."""
+        """Return whether this process may take over before the runner's lease ends."""
         known = (_runner(state), state.get("owner"))
         return self.force or (self.follows is not None and self.follows in known)
 
@@ -94,7 +95,7 @@ class Candidate:
         """Return the fields of the state that name this process as the runner.
 
         Args:
-            state: the state that they replace, or None.
+            state: the state that is replaced, or None if the group has none yet.
             token: the new token.
             now: the current instant.
             lease_s: the length of the lease of the messages, in seconds.
@@ -109,20 +110,20 @@ class Candidate:
 
 
 def _runner(state: Document) -> str:
-    """Return the first token of the runner. Version 0.1 stored only the last one."""
+    """Return the first token of the runner, or its last token in a state that release 0.1 wrote."""
     return str(state.get("runner", state["token"]))
 
 
 class GroupInfo(NamedTuple):
-    """A group that reads a queue by named claims, or a member of one."""
+    """A group that reads a queue by named claims, or a member of such a group."""
 
     queue: str
     group: str
     #: The label of the process that runs it, or ran it last.
     holder: str
-    #: When its runner's lease ends or ended, or None if no lease is stored, as after a release.
+    #: When its runner's lease ends or ended, or None if the runner has released the group.
     until: datetime | None
-    #: How many messages it has claimed and not settled.
+    #: How many messages it has claimed and not yet settled.
     outstanding: int
 
 
@@ -182,7 +183,7 @@ class ClaimGroup:
             raise fenced(self)
         names = ("bad", "begun", "done", "adopted", "buried")
         counts = {name: state.get(name, 0) for name in names}
-        # Both are counted when a claim is acknowledged, so nothing of it is still being worked on.
+        # Both grow when a claim is acknowledged, so messages still being worked on do not count.
         counts["lost"] = max(0, state.get("taken", 0) - state.get("settled", 0))
         return ClaimProgress(
             acknowledged=state["n"],
@@ -199,9 +200,9 @@ class ClaimGroup:
 
         Args:
             lease_s: how long the messages are held from now, in seconds.
-            candidate: the process, or None for this one, which takes the group from any runner.
+            candidate: the process that takes over. None: this process, from any runner.
             count: whether this counts as one more try. If so, notes of bad records are removed. A
-                query that resumes counts no try and keeps them: it may have committed the batch.
+                query that resumes passes False, because it may have committed the batch already.
 
         Raises:
             Occupied: another process runs the group, and its lease has not ended.
@@ -238,7 +239,7 @@ class ClaimGroup:
     def _advance(
         self, token: str, update: Mapping[str, Mapping[str, object]], **known: int
     ) -> Plan[None]:
-        """Update the state, as long as it has these known values.
+        """Update the state if the runner still has the group and these fields are unchanged.
 
         Raises:
             Fenced: another process runs the group now, or the values have changed.
@@ -249,7 +250,7 @@ class ClaimGroup:
 
 
 def fenced(group: ClaimGroup) -> Fenced:
-    """Return the error of a runner whose group another runner has taken over."""
+    """Return the error for a runner whose group was taken over by another runner."""
     return Fenced(
         f"group {group.group!r} of queue {group.backend.queue!r} was taken over by another "
         "runner, so this runner has stopped. One runner at a time serves a group; use another "
@@ -260,7 +261,7 @@ def fenced(group: ClaimGroup) -> Fenced:
 def holding(
     owner: str, token: str, now: datetime, lease_s: float, *, count: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Return the update that holds messages for a runner. ``count``: whether it is one more try."""
+    """Return the update that holds messages for a runner. ``count``: whether it counts as a try."""
     update = transitions.claiming(now, lease_s, owner, count=count)
     del update["$unset"]  # the messages keep the number of their claim
     update["$set"]["token"] = token
@@ -282,7 +283,7 @@ def _available(group: ClaimGroup, state: Document, candidate: Candidate, now: da
         if candidate.seen is not None:
             is_first_check = candidate.seen.get(group.id) != until
             if wait_s <= 0 and is_first_check and until > now - OUTAGE:
-                wait_s = COMEBACK_S  # servers may just be back, and the runner with them
+                wait_s = COMEBACK_S  # the servers may just be back, and the runner, too
             candidate.seen[group.id] = until
         if wait_s > 0:
             owner = str(state.get("owner"))
@@ -294,7 +295,7 @@ def _available(group: ClaimGroup, state: Document, candidate: Candidate, now: da
                 until=until,
                 wait_s=wait_s,
             )
-    # A runner that has renewed its lease since keeps the group. None matches a missing field.
+    # A runner that has renewed its lease since then keeps the group. None matches a missing field.
     return same | {"until": until}
 
 
@@ -329,11 +330,11 @@ def take(
 ) -> Plan[tuple[G, str]]:
     """Take over one of the members of a group. Return the member and the new token.
 
-    The member whose runner the candidate follows comes first, then members with outstanding
+    First try the member whose work the candidate continues, and then members with outstanding
     messages, which would otherwise wait for the end of their lease.
 
     Raises:
-        Occupied: other processes run all of them.
+        Occupied: other processes run all members.
     """
     order = members
     if len(members) > 1:

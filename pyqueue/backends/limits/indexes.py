@@ -10,10 +10,10 @@ from pyqueue.backends.turns import Order
 
 #: The unique index of the messages with slots.
 SLOTS: Final = "slot"
-#: The order of messages that wait until the next message of their key may start.
+#: The order of messages that a limit ``per`` key defers until a message of their key may start.
 LIMITED: Final = Order("limited", ("due",), "limited")
 #: The indexes that a namespace needs once one of its queues has a limit on concurrency, or a limit
-#: ``per`` key; see ``limits``.
+#: ``per`` key.
 LIMIT_INDEXES: Final[Mapping[str, IndexTerms]] = {
     SLOTS: (
         [("slot", 1), ("q", 1)],
@@ -27,7 +27,7 @@ LIMIT_INDEXES: Final[Mapping[str, IndexTerms]] = {
 
 
 def needed(shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
-    """Return the indexes that the stored options of a queue need, or all if that is None."""
+    """Return the indexes that a queue with these stored options needs, or all indexes for None."""
     if shape is None:
         return LIMIT_INDEXES
     limit = shape.get("limit")

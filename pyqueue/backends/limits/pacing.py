@@ -1,8 +1,8 @@
 """Claim from a queue with a rate: each claimed message needs a permit; see ``rates``.
 
-A scan counts the messages that it could claim and asks for one permit each. It claims no more
-messages than it gets permits, and gives unused permits back. Without a permit it claims nothing,
-and the consumer waits until the next message may start.
+A scan counts the messages that it could claim, and asks for one permit for each of them. It claims
+no more messages than it gets permits for, and gives unused permits back. Without a permit it claims
+nothing, and the consumer waits until the next message may start.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pyqueue.requests import Document, Find, Plan
 
 #: The fields that a scan reads of each message.
 FIELDS: Final = {"_id": 1, "when": 1}
-#: How many messages a scan reads for each wanted message, when other processes compete.
+#: How many messages a scan reads for each wanted message if other processes compete for them.
 PAGE_FACTOR: Final = 4
 
 
 def paced(take: Take | None) -> Take:
-    """Return a ``Take`` that claims only with permits. It uses ``take``, or else ``take_first``."""
+    """Return a ``Take`` that claims only with permits, by means of ``take`` if that is given."""
 
     def take_paced(scan: Scan) -> Plan[Taken | None]:
         state, followed, now = scan.state, scan.state.limit, scan.now
@@ -55,11 +55,11 @@ def paced(take: Take | None) -> Take:
             late = used < granted and (yield from permits.late())
             yield from permits.give_back_unused({WHOLE_QUEUE: used})
             if late and taken is not None:
-                # The server refused the late claims: perhaps no other process competes. The rest
-                # of the page is unchanged, so the consumer scans again at once.
+                # The server refused the claims because they were late, which does not mean that
+                # other processes compete. The page is still valid, so the consumer scans at once.
                 state.contested, followed.blocked_until = contested, now
                 return _taken_from(page, size, scan, taken.documents)
-            if used < granted:  # no permit is missing
+            if used < granted:  # the permits were not the limit
                 return taken
         if granted < wanted:
             followed.blocked_until = followed.next_start or now
@@ -74,7 +74,7 @@ def _page_size(scan: Scan) -> int:
 
 
 def _claim_from(page: Sequence[Document], size: int, scan: Scan) -> Plan[Taken | None]:
-    """Claim the wanted messages of a page. ``size`` is the most messages that it can have."""
+    """Claim the wanted messages of a page. ``size``: the most messages that the page can have."""
     chosen = page[: scan.wanted]
     if scan.state.contested and not scan.line.in_ranges:  # otherwise later ranges would come first
         chosen = random.sample(page, min(scan.wanted, len(page)))
@@ -86,6 +86,6 @@ def _claim_from(page: Sequence[Document], size: int, scan: Scan) -> Plan[Taken |
 
 
 def _taken_from(page: Sequence[Document], size: int, scan: Scan, claimed: list[Document]) -> Taken:
-    """Return the claimed messages, and where the next scan continues."""
+    """Return the result of a scan: the claimed messages, and where the next scan begins."""
     done = {hashable_id(each["_id"]) for each in (*claimed, *scan.room.excess)}
     return Taken.of_page(claimed, page, done, size)

@@ -1,16 +1,16 @@
 """The permits of one claim of a queue with a rate: how it gets them, and how long they are valid.
 
-Every operation that starts messages at a rate asks here: claims, pops, named claims, packs and the
-groups of streams. A process may stall after it has asked, while another process uses the permits
-that accrue in that time. So permits expire after a second, or later on a slow network. The update
-of the claim carries this deadline, by the clock of the server, and claims nothing after it; see
-``in_time`` in ``transitions``. Then the claim gives its permits back, less the number that accrued
+Every operation that starts messages at a rate gets its permits here: claims, pops, named claims,
+packs and the groups of streams. A process may stall after it got permits, while other processes use
+the permits that accrue in that time. So permits expire after a second, or later on a slow network.
+The filter of the claim's update contains this deadline, so the server claims nothing after it; see
+``in_time`` in ``transitions``. The claim then gives its permits back, less the number that accrued
 since, and scans again.
 
 With ``per``, each key has a token bucket. For half a second, a claim chooses messages and asks for
 permits for their keys. Then it uses the permits that it has, before the first of them expire. If a
 key has no permit, the claim chooses other messages instead. A refusal makes further refusals
-likely, so it then reads the buckets of the remaining keys before it asks again. A read is cheaper.
+likely. So the claim then reads the buckets of the remaining keys, which is cheaper than asking.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from pyqueue.requests import MonotonicTime, Plan
 
 log = logging.getLogger("pyqueue")
 
-#: How many commands a claim may send from asking for permits to its end. Permits are valid for the
-#: time that these commands take, and for no less than ``VALID_S``.
+#: How many commands a claim may send from its request for permits to its end. Permits are valid for
+#: the time that these commands take, but at least for ``VALID_S``.
 TRIPS: Final = 6
-#: How long a claim asks for permits, in seconds.
+#: For how long a claim asks for permits, in seconds.
 ASK_S: Final = 0.5
 #: The most times that a claim asks for permits.
 ROUNDS: Final = 3
 
-#: Chooses messages, up to the given number for each key. It returns how many it chose for each key.
+#: Chooses messages, up to the given number for each key. Returns how many it chose for each key.
 Choose = Callable[[Mapping[str, int]], Mapping[str, int]]
 
 
 class _Held(NamedTuple):
-    """Permits of one key that a claim holds."""
+    """Permits for one key that a claim holds."""
 
     key: str
     granted: Granted
@@ -61,17 +61,17 @@ class Permits:
     Args:
         queue: the name of the queue.
         followed: its limit, which remembers when the next message of a key may start.
-        bucket: the key of the token bucket, if the limit is not ``per`` key.
+        bucket: the key of its one token bucket, if the limit is not ``per`` key.
     """
 
     __slots__ = ("_asking_since", "_bucket", "_followed", "_held", "_queue", "cut", "limit")
 
     def __init__(self, queue: str, followed: FollowedLimit, bucket: str = "") -> None:
         self._queue, self._followed, self._bucket = queue, followed, bucket
-        #: The limit at the beginning of the claim. Another thread may read a changed limit.
+        #: The limit at the beginning of the claim. Another thread may change ``followed`` later.
         self.limit = followed.limit
         self._held: list[_Held] = []
-        #: When the claim began to ask, by the monotonic clock, or None if it has not asked.
+        #: When the claim first asked, by the monotonic clock, or None if it has not asked yet.
         self._asking_since: float | None = None
         #: Whether the claim ran out of time to ask for some keys.
         self.cut = False
@@ -82,7 +82,7 @@ class Permits:
         return min((each.granted.until for each in self._held), default=None)
 
     def number(self, wanted: int, now: datetime) -> Plan[int]:
-        """Take permits for a queue without ``per``. Return how many messages may start."""
+        """Take permits for a limit without ``per``. Return how many messages may start now."""
         limit = self.limit
         if limit is None or limit.rate is None:  # another thread has read that the rate is gone
             return wanted
@@ -117,7 +117,7 @@ class Permits:
             for key, each in answers.items():
                 granted[key] += each.permits
             refused = {key for key, each in answers.items() if each.permits < missing[key]}
-            ceiling |= {key: granted[key] for key in refused}  # they get no more permits
+            ceiling |= {key: granted[key] for key in refused}  # these keys get no more permits
             if refused and attempt == 0 and not (yield from self.spent()):
                 # Other keys may have no permits either: read their buckets before asking.
                 rest = [key for key, left in ceiling.items() if left and key not in granted]
@@ -126,13 +126,13 @@ class Permits:
         return granted
 
     def _take(self, wanted: Mapping[str, int], now: datetime) -> Plan[dict[str, Granted]]:
-        """Ask for permits for keys. Omit the keys that there is no time to ask for."""
+        """Ask for permits for keys. The result lacks the keys that there was no time to ask for."""
         limit, followed = self.limit, self._followed
         assert limit is not None
         if self._asking_since is None:
             self._asking_since = yield from MonotonicTime()
-        # Each key names its bucket. For WHOLE_QUEUE this is ``_bucket``: each group of a stream has
-        # a different one.
+        # The bucket of each key has the same name. WHOLE_QUEUE has the bucket ``_bucket``, which
+        # differs for each group of a stream.
         buckets = {key or self._bucket: number for key, number in wanted.items()}
         found = yield from rates.take(self._queue, limit, buckets, self._asking_since + ASK_S)
         pairs = zip(wanted, buckets, strict=True)
@@ -141,8 +141,8 @@ class Permits:
         for key, each in answers.items():
             too_few = each.permits < wanted[key]
             followed.expect(key, each.next_at if too_few else None, now)
-            # On a slow network, permits are valid for longer. A single slow answer may come from a
-            # pause of this process, so the previous answers must have been slow, too.
+            # On a slow network, permits are valid for longer. A single slow answer may be due to a
+            # pause of this process, so the previous request must have been slow, too.
             valid_s = max(VALID_S, TRIPS * min(each.trip_s, followed.trip_s))
             if each.permits:
                 self._held.append(_Held(key, each._replace(valid_s=valid_s)))
@@ -165,7 +165,7 @@ class Permits:
             )
 
     def spent(self) -> Plan[bool]:
-        """Return whether the time to ask is over, so that the claim must use its permits."""
+        """Return whether the claim has no time left to ask, and must now use its permits."""
         since = self._asking_since
         return since is not None and (yield from MonotonicTime()) - since >= ASK_S
 
@@ -178,7 +178,7 @@ class Permits:
         return found
 
     def late(self) -> Plan[bool]:
-        """Return whether some permits may have expired."""
+        """Return whether some of the held permits may have expired."""
         now = yield from MonotonicTime()
         return any(each.is_late(now) for each in self._held)
 

@@ -1,19 +1,19 @@
-"""The rate of a limit: how many messages may start now, counted by the server for all processes.
+"""The rate of a limit: the server counts, for all processes, how many messages may start now.
 
 Each key of a limit has one document, a token bucket::
 
-    _id        "~limit:QUEUE~KEY"; without ``q``, so that nothing takes it for a message
+    _id        "~limit:QUEUE~KEY"; there is no ``q``, so nothing mistakes it for a message
     tokens     how many messages could start at ``at``, up to ``burst``
     at         when the tokens were last counted, by the clock of the primary
-    granted    how many messages the last claim may start
-    asked      when that claim asked, by the clock of the primary
+    granted    how many permits the last claim got
+    asked      when that claim asked for permits, by the clock of the primary
     expires    when the bucket is full and may be deleted: a missing bucket counts as full
     processed  the index ``expires`` contains only documents with this field
 
-A claim first finds messages, then asks for permits, and starts one message for each permit. A
-majority stores the grant before the claim continues. Otherwise a fail-over could grant the permits
-again. If a claim dies, its permits are lost. A claim gives unused permits back if it can.
-``permits`` contains the code that all users of permits share.
+A claim first finds messages, then asks for permits, and starts one message for each permit. It
+continues once a majority has stored the grant. Otherwise, after a fail-over, the same permits could
+be granted again. If a process dies during a claim, its permits are lost. A claim gives unused
+permits back if it can. ``permits`` contains the code that all users of permits share.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from pyqueue.errors import DuplicateKey, Unavailable
 from pyqueue.limits import FollowedLimit, Limit, MayStart
 from pyqueue.requests import Command, Document, Find, MonotonicTime, Plan
 
-#: The shortest validity of permits, in seconds.
+#: The shortest time for which permits are valid, in seconds.
 VALID_S: Final = 1.0
-#: A bucket further ahead of the primary's clock than this shows that the clock was set back. A
-#: smaller step is waited out: commands of one instant may be executed in any order.
+#: If ``at`` is further ahead of the primary's clock than this, the clock was set back. A smaller
+#: difference is waited out, because commands of one instant may be executed in any order.
 CLOCK_STEP_MS: Final = 60_000
-#: A token counts as whole if no more than this is missing, because sums are rounded. The missing
-#: part is not given away.
+#: A token counts as whole if no more than this part is missing, because sums are rounded. The
+#: missing part stays subtracted from the bucket.
 ROUNDING: Final = 1e-6
 
 
 class Granted(NamedTuple):
-    """The answer to a claim that asked for permits."""
+    """The permits that a claim got, and the times that the claim needs to know."""
 
     #: How many messages may start now.
     permits: int
@@ -53,7 +53,7 @@ class Granted(NamedTuple):
     asked: datetime
     #: When the claim asked, by the monotonic clock of this process.
     sent: float = 0
-    #: How long the answer took, in seconds.
+    #: How long the server took to answer, in seconds.
     trip_s: float = 0
     #: How long the permits are valid, in seconds.
     valid_s: float = VALID_S
@@ -71,29 +71,29 @@ def permits_id(queue: str, key: str) -> str:
 
 @dataclass(slots=True)
 class TakePermits(Command[Granted]):
-    """Count the tokens of a bucket and take up to ``wanted`` of them."""
+    """Update the number of tokens in a bucket, and take up to ``wanted`` of them."""
 
     id: str
     limit: Limit
     wanted: int
 
     def send(self, collection: Any) -> Any:
-        """Send a findAndModify that counts by the server's clock."""
+        """Send a findAndModify that counts the tokens by the server's clock."""
         return collection.find_one_and_update(
             {"_id": self.id}, self.pipeline(), upsert=True, return_document=True
         )
 
     def pipeline(self) -> list[dict[str, Any]]:
-        """Return the update."""
+        """Return the update, which is a pipeline."""
         capacity, token_ms = float(self.limit.capacity), self.limit.token_s * 1000
-        # Each expression reads the fields as the earlier stages of the update have set them.
+        # Each stage of the update reads the fields as the earlier stages have set them.
         set_back = {"$gt": ["$at", {"$subtract": ["$$NOW", -CLOCK_STEP_MS]}]}
         at = {"$cond": [set_back, "$$NOW", {"$max": ["$at", "$$NOW"]}]}
         passed_ms = {"$max": [0, {"$subtract": [at, "$at"]}]}
         filled = {"$add": ["$tokens", {"$divide": [passed_ms, token_ms]}]}
         whole = {"$floor": {"$add": ["$tokens", ROUNDING]}}
         missing_ms = {"$multiply": [{"$subtract": ["$tokens", capacity]}, token_ms]}
-        # Without valid tokens a bucket counts as full. Other types sort before or after dates.
+        # A bucket with invalid tokens counts as full. Other types sort before or after dates.
         a_date = {"$min": [BAND, {"$max": [FIRST, "$at"]}]}
         a_number = {"$cond": [{"$isNumber": "$tokens"}, "$tokens", capacity]}
         return [
@@ -105,23 +105,23 @@ class TakePermits(Command[Granted]):
         ]
 
     def read(self, raw: Any) -> Granted:
-        """Return the grant."""
+        """Return the permits that were granted, with their times."""
         next_at = _next_at(self.limit, raw["tokens"], raw["at"])
         return Granted(int(raw["granted"]), next_at, raw["asked"])
 
 
 @dataclass(slots=True)
 class GiveBack(Command[object]):
-    """Put unused tokens back into a bucket. A missing bucket is full already."""
+    """Put unused permits back into a bucket as tokens. A missing bucket is already full."""
 
     id: str
     limit: Limit
     unused: Granted
 
     def send(self, collection: Any) -> Any:
-        """Send a findAndModify. Expired permits come back less the tokens accrued since the grant.
+        """Send a findAndModify. Of expired permits, subtract the tokens accrued since the grant.
 
-        Otherwise a bucket that was full in between could let more messages than the burst start.
+        Otherwise more messages than the burst could start, if the bucket was full in between.
         """
         since_ms = {"$subtract": ["$$NOW", self.unused.asked]}
         accrued = {"$divide": [since_ms, self.limit.token_s * 1000]}
@@ -141,11 +141,11 @@ def take(
         queue: the name of the queue.
         limit: its limit, which has a rate.
         wanted: how many messages are to start, by key.
-        stop: when to stop asking for further keys, by the monotonic clock.
+        stop: when to stop asking for more keys, by the monotonic clock.
 
     Returns:
-        The grants by key, without the keys that were not asked for. The first key is always
-        asked for.
+        The grants by key. Keys that there was no time to ask for are missing, but never the first
+        key.
     """
     stops = [math.inf] + [stop] * len(wanted)  # no stop for the first key
     questions = [
@@ -159,9 +159,9 @@ def take(
 def may_start(
     queue: str, limit: Limit, followed: FollowedLimit, keys: Collection[str], now: datetime
 ) -> Plan[dict[str, MayStart]]:
-    """Return how many messages of each key may start now, and when the next one may start.
+    """Return how many messages of each key may start now, and when the next message may start.
 
-    This takes no permits. ``followed`` remembers the result.
+    This takes no permits. It stores in ``followed`` when the keys without permits may start.
     """
     ids = {permits_id(queue, key): key for key in keys}
     found = {key: MayStart(limit.capacity, now) for key in keys}
@@ -175,7 +175,7 @@ def may_start(
 
 
 def _counted(limit: Limit, bucket: Document, now: datetime) -> MayStart:
-    """Return how many permits a bucket could grant, counted like ``TakePermits``."""
+    """Return how many permits a bucket could grant now, as ``TakePermits`` counts them."""
     at = bucket["at"]
     if at > now + timedelta(milliseconds=CLOCK_STEP_MS):
         at = now
@@ -186,7 +186,7 @@ def _counted(limit: Limit, bucket: Document, now: datetime) -> MayStart:
 
 
 def _next_at(limit: Limit, tokens: float, at: datetime) -> datetime:
-    """Return when the next whole token is available, given the number of tokens at an instant."""
+    """Return when the next whole token is available, given the number of tokens at ``at``."""
     missing = max(0.0, 1 - tokens)
     return at + timedelta(milliseconds=math.ceil(missing * limit.token_s * 1000))
 
@@ -196,12 +196,12 @@ def _take_one(queue: str, limit: Limit, key: str, wanted: int, stop: float) -> P
         try:
             granted = yield from TakePermits(permits_id(queue, key), limit, wanted, majority=True)
         except DuplicateKey:
-            continue  # two claims created the document at once
+            continue  # two claims tried to create the bucket at once
         return granted._replace(sent=sent, trip_s=(yield from MonotonicTime()) - sent)
     return None
 
 
 def give_back(queue: str, limit: Limit, key: str, unused: Granted) -> Plan[None]:
-    """Give back unused permits. If this fails, they are lost."""
+    """Give back unused permits. If the server is unavailable, they are lost."""
     with suppress(Unavailable):
         yield from GiveBack(permits_id(queue, key), limit, unused, w1=True)

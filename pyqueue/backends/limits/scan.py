@@ -1,9 +1,9 @@
-"""Claim from a queue with a limit: the first messages that may start.
+"""Claim from a queue with a limit: take the first messages that may start.
 
 A scan reads a page of ready messages in the order of the queue. It finds out how many messages of
-each key may start, and claims the first of them. Without ``per``, the other messages stay in place.
-With ``per``, a scan that finds too few messages defers the messages in its way. The end of a claim
-brings the next messages forward and wakes waiting consumers; see ``slots`` and ``waiting``.
+each key may start, and claims the first of them. Without ``per``, other messages stay in place.
+With ``per``, a scan that finds too few messages defers those that cannot start yet. The end of a
+claim brings the next messages forward and wakes waiting consumers; see ``slots`` and ``waiting``.
 ``pacing`` adds a rate without ``per``.
 """
 
@@ -33,13 +33,13 @@ from pyqueue.requests import Document, Find, MonotonicTime, Plan, ServerTime
 
 #: The fields that a scan reads of each message.
 FIELDS: Final = dict.fromkeys(("_id", "when", "due", "limited"), 1)
-#: With ``per``, or if other processes compete: how many messages a scan reads per wanted message.
+#: How many messages a scan reads per wanted message, with ``per`` or if other processes compete.
 PAGE_FACTOR: Final = 4
-#: The longest pause after a search for other keys behind a page found none.
+#: The longest pause after a search behind a page found no message with another key.
 BEHIND_PAUSE: Final = timedelta(seconds=1)
-#: The minimum size of a page whose messages may have different keys.
+#: The minimum size of a page with ``per``, so that it may have messages of different keys.
 LEAST_PAGE: Final = 50
-#: How long a scan claims messages one by one, in seconds, while transactions may hold some.
+#: How long a scan claims messages one by one, in seconds, if transactions may hold some of them.
 ONE_BY_ONE_S: Final = 0.5
 
 
@@ -57,7 +57,7 @@ def walk(queue: str, state: ScanState) -> Plan[None]:
 
 @dataclass(slots=True)
 class _Page:
-    """The page of one scan, and the scan's knowledge of its messages."""
+    """The page of one scan, and the state of its messages as the scan knows it."""
 
     scan: Scan
     limit: Limit
@@ -65,7 +65,7 @@ class _Page:
     messages: list[Document]
     #: The most messages that the page can have.
     size: int
-    #: The slots of each key.
+    #: The free slots of each key.
     free: Mapping[str, FreeSlots] = field(default_factory=dict)
     #: The messages to claim.
     chosen: list[Chosen] = field(default_factory=list)
@@ -73,7 +73,7 @@ class _Page:
     done: set[Hashable] = field(default_factory=set)
     #: Whether the page is full of messages that cannot start yet.
     crowded: bool = False
-    #: Whether too few messages may start.
+    #: Whether the limit let the scan choose fewer messages than it could use.
     too_few: bool = False
 
     def choose(
@@ -83,7 +83,7 @@ class _Page:
         order: Sequence[Document],
         most: Mapping[str, int] | None = None,
     ) -> list[Chosen]:
-        """Return the messages to claim. ``most`` limits the messages of each key."""
+        """Return messages to claim, each with its slot. ``most``: the most messages of each key."""
         names = {
             key: each.names[: None if most is None else most[key]] for key, each in free.items()
         }
@@ -96,7 +96,7 @@ class _Page:
     def choose_permitted(
         self, free: Mapping[str, FreeSlots], wanted: int, order: Sequence[Document], now: datetime
     ) -> Plan[list[Chosen]]:
-        """Return the messages to claim, each with a permit if the limit has a rate ``per`` key."""
+        """Choose messages to claim. If the limit has a rate ``per`` key, get a permit for each."""
         if self.limit.per is None or self.limit.rate is None:
             return self.choose(free, wanted, order)
 
@@ -108,7 +108,7 @@ class _Page:
         return self.choose(free, wanted, order, granted)
 
     def keep_within(self, permits: Mapping[str, int]) -> None:
-        """Keep the first chosen messages of each key, one per permit."""
+        """Keep only the first chosen messages of each key, one for each permit of the key."""
         left = Counter(permits)
         found = []
         for each in self.chosen:
@@ -123,7 +123,7 @@ class _Page:
         return Counter(key_of(self.limit, each) for each in documents)
 
     def headers(self) -> list[Any]:
-        """Return the values of the header on the page, without duplicates. None is no header."""
+        """Return the values of the limit's header on the page, with None for a missing header."""
         found = [each.get("headers") for each in self.messages]
         name = self.limit.header
         values = [each.get(name) if isinstance(each, Mapping) else None for each in found]
@@ -144,7 +144,7 @@ def take(scan: Scan) -> Plan[Taken | None]:
     followed.blocked_until = None
     permits, (order, index) = Permits(scan.terms.queue, followed), scan.ordering
     limit = permits.limit
-    if limit is None:  # another thread has read that the limit is gone
+    if limit is None:  # another thread has read that there is no limit now
         return (yield from take_first(scan))
     size = _page_size(scan, limit)
     fields = _fields(scan, limit)
@@ -155,11 +155,11 @@ def take(scan: Scan) -> Plan[Taken | None]:
     page = _Page(scan, limit, permits, messages, size)
     late = yield from _choose(page)
     contested = state.contested
-    # Without ``per``, ``paced`` has got the permits, and their end is in the scan.
+    # Without ``per``, ``paced`` got the permits and stored in the scan when they expire.
     within = replace(scan, until=permits.until or scan.until)
     documents = yield from _claim_and_learn(within, limit, page.chosen, page.free)
     if documents is not None and len(documents) < len(page.chosen):
-        page.too_few = False  # other processes have claimed some, or the permits came too late
+        page.too_few = False  # other processes took some, or the permits were late
         if (yield from permits.late()):
             late, state.contested = True, contested
     unused = yield from permits.give_back_unused(page.count(documents or ()))
@@ -191,8 +191,8 @@ def expected_slots(
 ) -> Plan[dict[str, FreeSlots]]:
     """Return the free slots of each key, up to the ``useful`` number.
 
-    If the last scan met no taken slots and left enough free slots, assume that all are free. While
-    a lowered limit drains, always read the slots.
+    This assumes that all slots are free if the last scan met no taken slot and left enough of them
+    free. While a lowered limit drains, it always reads the slots.
     """
     followed = scan.state.limit
     if limit.concurrency is not None and not followed.meets_slots and followed.drain is None:
@@ -210,32 +210,32 @@ def _free_slots(scan: Scan, limit: Limit, useful: Mapping[str, int]) -> Plan[dic
 
 
 def _choose(page: _Page) -> Plan[bool]:
-    """Choose the messages to claim. Return whether some permits came too late to be used."""
+    """Choose the messages to claim. Return whether some permits expired before their use."""
     scan, limit, ready, permits = page.scan, page.limit, page.messages, page.permits
     wanted = scan.wanted
     useful = {key: min(number, wanted) for key, number in page.count(ready).items()}
     page.free = yield from expected_slots(scan, limit, useful)
-    # In ranges, a shuffle would put messages of later ranges before messages of earlier ranges.
+    # With several ranges, a shuffle would put messages of later ranges before earlier ranges.
     shuffled = scan.state.contested and not scan.line.in_ranges
     order = random.sample(ready, len(ready)) if shuffled else ready
     page.chosen = yield from page.choose_permitted(page.free, wanted, order, scan.now)
     found = len(page.chosen)
     page.crowded = limit.per is not None and found < wanted and len(ready) == page.size
-    # If the permits are cut, more messages might start: no permits were asked for them.
+    # If there was no time to ask for some permits, more messages might start.
     page.too_few = found < min(wanted, len(ready)) and not permits.cut
     if page.crowded and not (yield from permits.spent()):
         page.chosen += yield from _behind(page, wanted - found)
     if not (yield from permits.drop_late()):
         return False
     page.keep_within(permits.held)
-    page.too_few = False  # permits that came too late do not mean that the rest has to wait
+    page.too_few = False  # with new permits, the other messages may start
     return True
 
 
 def claim_free(
     scan: Scan, limit: Limit, page: Sequence[Document], free: Mapping[str, FreeSlots]
 ) -> Plan[list[Document] | None]:
-    """Claim messages of a page, each with a free slot. Return None if the server is too slow."""
+    """Claim messages of a page, each with a free slot. Return None after a timeout."""
     order = random.sample(page, len(page)) if scan.state.contested else page
     chosen = list(zip(order, free[WHOLE_QUEUE].names[::-1], strict=False))  # as ``choose`` does
     return (yield from _claim_and_learn(scan, limit, chosen, free))
@@ -244,7 +244,7 @@ def claim_free(
 def _claim_and_learn(
     scan: Scan, limit: Limit, chosen: Sequence[Chosen], free: Mapping[str, FreeSlots]
 ) -> Plan[list[Document] | None]:
-    """Claim messages, each with a slot, and learn whether the next scan may meet taken slots."""
+    """Claim messages, each with a slot. Note whether the next scan has to read the slots."""
     state = scan.state
     assumed_free = limit.concurrency is not None and not state.limit.meets_slots
     documents: list[Document] = []
@@ -262,27 +262,27 @@ def _claim_and_learn(
 
 
 def _claim(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Document] | None]:
-    """Claim messages, each with a slot. Return None if the server is too slow."""
+    """Claim messages, each with a slot. Return None if the server exceeded a time limit."""
     locked = scan.state.transaction_locks
     began = yield from MonotonicTime()
     if len(chosen) > 1 and began >= locked.singly_until:
-        # A transaction, for example, may block a claim of several messages, but not of one. It
-        # would cost each of the next claims as long, so these claim one after the other.
+        # One message that a transaction holds can block a claim of several. The next claims
+        # would lose as much time, so for a while they claim messages one by one.
         with suppress(Unavailable):
             taken = yield from take_first(scan.choose(with_slots(chosen)))
             if taken is not None and (taken.documents or scan.room.full):
-                return taken.documents  # if the room is full, a claim of one would not fit either
+                return taken.documents  # if the room is full, no further message fits
         locked.on_blocked_claim(began, (yield from MonotonicTime()))
     return (yield from _claim_one_by_one(scan, chosen))
 
 
 def _claim_one_by_one(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Document] | None]:
-    """Claim messages with a command for each, as long as that is quick."""
+    """Claim messages with one command for each, until that has taken ``ONE_BY_ONE_S``."""
     room, documents = scan.room, list[Document]()
     number = len(chosen)
     most = room.few(number) if room.wants_sizes(number) else number
     began = yield from MonotonicTime()
-    # Not at random: if the first message is locked, the next claims pass over it.
+    # In order, because the next claims pass over the first message if it is locked.
     for each in sorted(chosen, key=lambda pair: due_of(pair[0]))[:most]:
         taken = yield from take_first(scan.choose(with_slots([each])))
         if taken is None:
@@ -294,17 +294,18 @@ def _claim_one_by_one(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Documen
 
 
 def _behind(page: _Page, wanted: int) -> Plan[list[Chosen]]:
-    """Return messages to claim from behind the page, with keys that are not on the page.
+    """Return messages to claim from behind the page, whose keys are not on the page.
 
-    For this, the server reads all messages of the keys on the page. So after a search that finds
-    none, this process pauses for three times the search's duration, up to ``BEHIND_PAUSE``.
+    To find them, the server reads all messages with the keys on the page. So after a search that
+    finds none, this process waits before the next: three times as long as the search took, up to
+    ``BEHIND_PAUSE``.
     """
     scan, limit, followed = page.scan, page.limit, page.scan.state.limit
     order, index = scan.ordering
     assert limit.per is not None
     elsewhere = {**scan.match, limit.per: {"$nin": page.headers()}}
     now = yield from ServerTime()
-    # A pause that is longer than the longest comes from a clock that was set back.
+    # If the pause seems longer than ``BEHIND_PAUSE``, the clock was set back.
     if followed.behind_at is not None and now < followed.behind_at <= now + BEHIND_PAUSE:
         return []
     fields = _fields(scan, limit)
@@ -318,11 +319,11 @@ def _behind(page: _Page, wanted: int) -> Plan[list[Chosen]]:
 
 
 def _leave_rest(page: _Page, unused: Collection[str]) -> Plan[bool]:
-    """Learn when the unclaimed messages may start.
+    """Learn when the unclaimed messages may start. With ``per``, defer them if they block a scan.
 
     Args:
         page: the page.
-        unused: the keys of permits that the claim gave back.
+        unused: the keys whose permits the claim gave back, at least in part.
 
     Returns:
         Whether messages behind the page may be ready now.
@@ -335,24 +336,24 @@ def _leave_rest(page: _Page, unused: Collection[str]) -> Plan[bool]:
     state.groups.crowded = page.too_few and page.crowded
     moved = yield from _defer_and_restore(page, unused)
     if not page.chosen and not moved:
-        # Other processes have changed these messages. Without a known start, scan again at once.
+        # Other processes have changed these messages. If no start is known, scan again at once.
         start = None if page.permits.cut else followed.first_start(page.scan.now)
         followed.blocked_until = start or page.scan.now
     return moved
 
 
 def _defer_and_restore(page: _Page, unused: Collection[str]) -> Plan[bool]:
-    """Defer messages in the way of other keys, and bring forward messages that may start now.
+    """Defer messages that block messages of other keys, and bring forward those that may start.
 
     Args:
         page: the page.
-        unused: the keys of permits that the claim gave back.
+        unused: the keys whose permits the claim gave back, at least in part.
 
     Returns:
         Whether messages behind the page may be ready now.
     """
     queue, followed = page.scan.terms.queue, page.scan.state.limit
-    # If a claimed message had been deferred, the next message of its key takes its place.
+    # If a claimed message had been deferred, the next message of its key must be brought forward.
     claimed = [each for each, _ in page.chosen if hashable_id(each["_id"]) in page.done]
     keys = {each["limited"] for each in claimed if isinstance(each.get("limited"), str)}
     keys |= set(unused)
@@ -361,7 +362,7 @@ def _defer_and_restore(page: _Page, unused: Collection[str]) -> Plan[bool]:
         deferred, blocked = yield from _defer_left(page)
         keys |= blocked
         if limit_waiting.defers(page.limit, instead=followed.limit):
-            # Another thread has read a changed limit: no message must wait for the old one.
+            # Another thread has read a changed limit, so no message may wait for the old limit.
             yield from limit_waiting.lift(queue)
             return True
     restored = (yield from limit_waiting.restore(queue, followed, keys)) if keys else None
@@ -369,7 +370,7 @@ def _defer_and_restore(page: _Page, unused: Collection[str]) -> Plan[bool]:
 
 
 def _defer_left(page: _Page) -> Plan[tuple[int, Set[str]]]:
-    """Defer the ready messages left on the page. Return the number deferred, and all their keys."""
+    """Defer the ready messages left on the page. Return how many were deferred, and their keys."""
     scan = page.scan
     waiting: dict[str, list[Document]] = {}
     for each in page.still_ready():

@@ -1,4 +1,4 @@
-"""Claim several messages with one command, each with its slot; see ``slots``."""
+"""Claim several messages with one command, and give each a different slot; see ``slots``."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from pyqueue.documents import hashable_id
 from pyqueue.errors import DuplicateKey, InvalidMessage
 from pyqueue.requests import Document, Plan, UpdateDocument, UpdateEach
 
-#: The time limit of one command that claims several messages, in seconds. A message that a
-#: transaction holds makes it wait. Messages are then claimed one by one, past the blocked message.
+#: The time limit of one command that claims several messages, in seconds. A message that is locked
+#: by a transaction makes the command wait. The other messages are then claimed one by one.
 CLAIM_TIMEOUT_S: Final = 2.0
 
 
 def with_slots(chosen: Sequence[tuple[Document, str]]) -> Choice:
-    """Return the choice of messages, each with its slot.
+    """Return a choice of messages to claim, each with its slot.
 
-    If the limit has no concurrency, no message needs a slot, and all slots are "".
+    A slot is "" if the limit has no concurrency, so that the message needs no slot.
     """
     documents = [each for each, _ in chosen]
     slots = {hashable_id(each["_id"]): slot for each, slot in chosen if slot}
     removes = ("limited",)  # a claimed message no longer waits for the limit
-    if len(slots) > 1:  # one update cannot give each message another slot
+    if len(slots) > 1:  # one update cannot give messages different slots
         return Choice(documents, removes=removes, claim_each=partial(_claim_slots, slots))
     slot = next(iter(slots.values()), None)
     return Choice(documents, {} if slot is None else {"slot": slot}, removes)
@@ -41,8 +41,8 @@ def _claim_slots(
 ) -> Plan[int]:
     """Claim messages, each with its slot. Return how many were claimed.
 
-    A message is skipped if it is no longer free, or if another message has taken its slot. An
-    invalid message that the server refuses to claim is buried.
+    A message is skipped if it is no longer free, or if its slot was taken in the meantime. An
+    invalid message that the server refuses to update is buried.
     """
     terms, free = scan.terms, scan.free(())
     pairs = [
@@ -58,7 +58,7 @@ def _claim_slots(
     for each in failures:
         if isinstance(each.error, InvalidMessage):
             one = pairs[each.place][0]
-            with suppress(InvalidMessage):  # a claim of this message alone raises it
+            with suppress(InvalidMessage):  # a claim of this message alone raises the error again
                 yield from invalid.bury_refused(terms.graveyard, one, each.error, scan.now)
         elif not isinstance(each.error, DuplicateKey):
             raise each.error

@@ -1,14 +1,14 @@
 """The slots of a limit on concurrency: each held message has its own slot.
 
-A queue with this limit has N slots; with ``per``, each key has N slots. The field ``slot`` of a
+With a limit of N, a queue has N slots; with ``per``, each key has N slots. The field ``slot`` of a
 held message names its slot. The index ``slot`` is unique, so two messages never share a slot, even
 if different processes claim them. Therefore no more than N messages are held at a time. The update
-that ends a claim also removes the slot, so no slot can leak. If a holder is killed, its message
-keeps the slot until the lease ends. A scan that needs the slot then ends that claim, and the former
-holder can no longer settle or extend it.
+that ends a claim also removes the slot from the message, so no slot can leak. If a holder is
+killed, its message keeps the slot until the lease ends. A scan that needs the slot then ends that
+claim, so the former holder can no longer settle the message or extend its lease.
 
-After you lower a limit, some messages keep slots above it until their claims end. Fewer slots are
-usable during that time; see ``_usable``. The record of the queue keeps the former limit in
+After a limit is lowered, some messages have slots above the new limit until their claims end. Until
+then, fewer slots are usable; see ``_usable``. The record of the queue keeps the former limit in
 ``drain`` until no message is left that may have been claimed under it.
 """
 
@@ -27,13 +27,13 @@ from pyqueue.documents import stored_group
 from pyqueue.limits import WHOLE_QUEUE, Drain, FollowedLimit, MayStart
 from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, Update, UpdateEach
 
-#: Consumers follow a changed limit within 5 s. A claim under the former limit may arrive later: its
-#: command may wait, and the clock of the process that changed the limit may be behind.
+#: How long a claim under a former limit may still arrive. Consumers follow a changed limit within
+#: 5 s, but a command may wait, and the process that changed the limit may have a slow clock.
 REMEMBERED_FOR: Final = timedelta(seconds=60)
 
 
 def slot_of(key: str, number: int) -> str:
-    """Return the stored form of a slot, with a short hash prefix that spreads it over the index."""
+    """Return the stored name of a slot. A short hash prefix spreads the names over the index."""
     return stored_group(f"{key}#{number}")
 
 
@@ -46,11 +46,11 @@ def key_of_slot(slot: str) -> str:
 
 
 class FreeSlots(NamedTuple):
-    """The free slots of one key, as far as is known."""
+    """The free slots of one key, as far as this process knows."""
 
-    #: Free slots, up to the useful number, in random order, because other processes take some, too.
+    #: Free slots, up to the wanted number. Their order is random, because other processes compete.
     names: list[str]
-    #: The number of all free slots.
+    #: The total number of free slots.
     number: int
     #: When the first lease of a taken slot ends, or None if no slot is known to be taken.
     until: datetime | None
@@ -65,16 +65,16 @@ def free_slots(
     *,
     again: bool = True,
 ) -> Plan[dict[str, FreeSlots]]:
-    """Return the free slots of each key. If there are too few, end claims whose leases have ended.
+    """Return the free slots of each key. If these are too few, first end lapsed claims.
 
     Args:
         queue: the name of the queue.
         kind: its kind.
         followed: its limit.
-        wanted: the number of useful slots, by key.
+        wanted: how many slots the caller can use, by key.
         now: the current instant.
-        again: whether to read the slots a second time if claims were ended and the limit was
-            lowered.
+        again: whether to read the slots a second time if this ends claims while a lowered limit
+            drains.
     """
     limits = _limits(followed)
     held = yield from _held(queue, max(limits), wanted)
@@ -82,7 +82,7 @@ def free_slots(
     to_end: list[Document] = []
     for key, number in wanted.items():
         taken = held[key]
-        # A lapsed slot counts as taken: the holder may extend its lease before this ends the claim.
+        # A slot with a lapsed lease counts as taken, because the holder may still extend the lease.
         lapsed = [name for name, each in taken.items() if _has_lapsed(each, now)]
         usable = _names(key, _usable(*limits, key, taken))
         names = [name for name in usable if name not in taken]
@@ -100,7 +100,7 @@ def free_slots(
 
 
 def any_slots(concurrency: int, wanted: Mapping[str, int]) -> dict[str, FreeSlots]:
-    """Return slots of each key as if all were free."""
+    """Return random slots of each key, as if all slots were free."""
     result: dict[str, FreeSlots] = {}
     for key, number in wanted.items():
         some = random.sample(range(concurrency), min(number, concurrency))
@@ -111,7 +111,7 @@ def any_slots(concurrency: int, wanted: Mapping[str, int]) -> dict[str, FreeSlot
 def may_start(
     queue: str, followed: FollowedLimit, keys: Collection[str], now: datetime
 ) -> Plan[dict[str, MayStart]]:
-    """Return how many messages of each key may start now, and when the next one may start."""
+    """Return how many messages of each key may start now, and when the next message may start."""
     limits = _limits(followed)
     held = yield from _held(queue, max(limits), keys)
     found: dict[str, MayStart] = {}
@@ -125,23 +125,23 @@ def may_start(
 
 
 def no_slots(wanted: Mapping[str, int]) -> dict[str, FreeSlots]:
-    """Return placeholders for messages that need no slot: one empty name per wanted message."""
+    """Return placeholders for messages that need no slot: one empty name for each of them."""
     return {key: FreeSlots([""] * number, number, None) for key, number in wanted.items()}
 
 
 def _limits(followed: FollowedLimit) -> tuple[int, int]:
-    """Return the limit on concurrency, and a former limit under which messages may be held."""
+    """Return the limit on concurrency, and the former limit under which messages may be held."""
     limit, drain = followed.limit, followed.drain
     concurrency = 0 if limit is None else limit.concurrency or 0
     return concurrency, concurrency if drain is None else drain.concurrency
 
 
 def _usable(concurrency: int, former: int, key: str, held: Collection[str]) -> int:
-    """Return the number below which slots may be used.
+    """Return how many of the first slots may be used while slots above a lowered limit are taken.
 
-    Even if all slots below it are taken, their number and the number of taken slots above it are
-    together within the limit. Taken slots above the limit can only become free, so this holds while
-    other processes claim, too.
+    The slots below this number, together with the taken slots from there on, are within the limit.
+    Slots above the limit can become free but are not taken again, so this stays true while other
+    processes claim.
     """
     if former <= concurrency:
         return concurrency
@@ -156,7 +156,7 @@ def _usable(concurrency: int, former: int, key: str, held: Collection[str]) -> i
 def follow_drain(
     queue: str, followed: FollowedLimit, record: Mapping[str, Any], now: datetime
 ) -> Plan[None]:
-    """Learn the former limit from the record of a queue.
+    """Learn the former limit on concurrency from the record of a queue.
 
     Remove it from the record if no message is left that may have been claimed under it.
     """
@@ -177,7 +177,7 @@ def _names(key: str, concurrency: int) -> list[str]:
 def _held(
     queue: str, concurrency: int, keys: Collection[str]
 ) -> Plan[dict[str, dict[str, Document]]]:
-    """Return the messages that have slots of these keys, by key and slot."""
+    """Return the messages that have slots of these keys, by key and then by slot."""
     names = [name for key in keys for name in _names(key, concurrency)]
     held: dict[str, dict[str, Document]] = {key: {} for key in keys}
     match = {"q": queue, "slot": {"$in": names}}
@@ -207,12 +207,12 @@ def end_lapsed(kind: Kind, lapsed: Sequence[Document], now: datetime) -> Plan[No
 
 
 def free(queue: str, slots: Iterable[object], session: object = None) -> Plan[None]:
-    """Let messages start that wait for these slots, which are free now.
+    """Let waiting messages start, because these slots are free now.
 
-    Values that do not name a slot are ignored.
+    Values that are not the name of a slot are ignored.
     """
     keys = {key_of_slot(each) for each in slots if isinstance(each, str)}
-    if WHOLE_QUEUE in keys:  # no message is deferred, so it suffices to wake consumers
+    if WHOLE_QUEUE in keys:  # without ``per``, no message is deferred: wake consumers
         yield from Signal(queue, (yield from ServerTime()), session)
     if names := [key for key in keys if key != WHOLE_QUEUE]:
         yield from bring_forward(queue, LIMITED, names, session)

@@ -1,4 +1,4 @@
-"""Claims from a queue that has a limit and no groups."""
+"""Claims from a queue with a limit, unless the queue has ordered groups."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ def follow(
     """Learn the limit of a queue from its record, and note the use of a queue with ``auto_delete``.
 
     Raises:
-        ConfigurationError: this release cannot read the limit, and knows no earlier limit.
+        ConfigurationError: this release cannot read the limit, and no earlier limit is known.
     """
     before = state.limit.limit
     try:
         state.limit.follow(terms.queue, record.get("shape"))
     except ConfigurationError:
-        state.flag_read = None  # so that the next call raises the error, too
+        state.flag_read = None  # so that the next call reads the record again, and raises, too
         raise
     yield from slots.follow_drain(terms.queue, state.limit, record, now)
     if waiting.defers(before, instead=state.limit.limit):
-        # This process may have deferred messages since the change.
+        # This process may have deferred messages by the former limit since it was changed.
         yield from waiting.lift(terms.queue)
     yield from uses.follow(terms.queue, record.get("shape"))
 
 
 def take_of(scan: Scan) -> Plan[Take | None]:
-    """Return the function that claims for this scan within the limit, or None if there is none.
+    """Return the function that claims within the limit, or None if the queue has no limit.
 
-    If a rescan is due, this first corrects deferrals. Then the scan starts at a later instant.
+    If a rescan is due, this first corrects deferrals, and then moves the scan's instant to now.
     """
     state = scan.state
-    limit = state.limit.limit  # another thread may read a change
+    limit = state.limit.limit  # read once, because another thread may change it
     if limit is None:
         return None
     if state.wants_rescan(scan.now):
         yield from limit_scan.walk(scan.terms.queue, state)
         scan.now = yield from ServerTime()
-    # Each of these claims from a page, which has no excluded messages, so it would not retry them.
+    # The functions below claim from a page. Messages that are excluded from it are never retried.
     state.transaction_locks.readmit(scan.now)
     if limit.per is not None:
-        return limit_scan.take  # it also asks for the permits of each key
+        return limit_scan.take  # it also asks for permits for each key
     within_slots = None if limit.concurrency is None else limit_scan.take
     return within_slots if limit.rate is None else paced(within_slots)
 
@@ -70,5 +70,5 @@ def give_back_permits(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
     for key, permits in number.items():
         followed.forget(key)
         yield from rates.give_back(queue, limit, key, rates.Granted(permits, now, now))
-    if limit.per is not None:  # messages of these keys may be deferred until later
+    if limit.per is not None:  # messages of these keys may be deferred for too long
         yield from waiting.restore(queue, followed, list(number))

@@ -2,8 +2,9 @@
 
 A scan that meets such messages defers them; see ``turns``. The field ``limited`` of a deferred
 message contains its key. The first message of a key becomes eligible when the key has both a free
-slot and a permit. A slot becomes free when the first lease of the key ends, or earlier. The scan
-that claims a message brings the next one forward. ``restore`` corrects deferrals that are too long.
+slot and a permit. At the latest, a slot becomes free when the first lease of the key ends. A scan
+that claims a message brings forward the next message of its key. ``restore`` corrects deferrals
+that are too long.
 """
 
 from __future__ import annotations
@@ -42,17 +43,17 @@ from pyqueue.requests import (
     UpdateEach,
 )
 
-#: The most messages of a key that one scan brings forward.
+#: The most messages of one key that one scan brings forward.
 MAX_FORWARD: Final = 100
-#: The time limit of one command that defers messages, in seconds. A message that a transaction
-#: holds makes it wait.
+#: The time limit of one command that defers messages, in seconds. The command has to wait for a
+#: message that a transaction has locked.
 DEFER_TIMEOUT_S: Final = 2.0
 
 
 def _may_start(
     queue: str, limit: Limit, followed: FollowedLimit, keys: Collection[str], now: datetime
 ) -> Plan[dict[str, MayStart]]:
-    """Return how many messages of each key may start now, and when the next one may start."""
+    """Return how many messages of each key may start now, and when the next message may start."""
     found: list[Mapping[str, MayStart]] = []
     if limit.concurrency is not None:
         found.append((yield from slots.may_start(queue, followed, keys, now)))
@@ -72,7 +73,7 @@ def defer(
     """Defer messages that cannot start yet. Return how many were deferred.
 
     Afterwards, the caller has to bring the first message of each key forward; see ``restore``.
-    Lapsed claims are ended first: an extension would mistake the deferral for the end of its lease.
+    Lapsed claims are ended first, because a deferral sets ``when``, which is the end of a lease.
 
     Args:
         queue: the name of the queue.
@@ -91,13 +92,13 @@ def defer(
         )
         for key, some in waiting.items()
     ]
-    with suppress(TimedOut):  # a transaction holds one of them, so they stay in place
+    with suppress(TimedOut):  # a transaction holds one of them, so all stay in place
         return (yield from UpdateEach(pairs, many=True, w1=True, max_time_s=DEFER_TIMEOUT_S))[0]
     return 0
 
 
 class Restored(NamedTuple):
-    """The keys with waiting messages, and how many messages became ready."""
+    """The result of ``restore``."""
 
     #: The keys that have waiting messages.
     keys: list[str]
@@ -122,19 +123,19 @@ def restore(
         key: each.next_at for key, each in found.items() if not each.number
     }
     ready = yield from place_firsts(queue, LIMITED, firsts, later, now)
-    if keys is not None:  # a walk over all keys corrects only the first message of each
+    if keys is not None:  # otherwise, correct only the first message of each key
         for key, each in found.items():
             if each.number > 1:
                 ready += yield from _bring_more(queue, key, min(each.number, MAX_FORWARD), now)
     if ready:
         yield from Signal(queue, now)
     elif keys is not None and later and limit.rate is not None:
-        yield from Signal(queue, min(later.values()))  # no other event wakes consumers
+        yield from Signal(queue, min(later.values()))  # nothing else would wake consumers then
     return Restored(names, ready)
 
 
 def _bring_more(queue: str, key: str, number: int, now: datetime) -> Plan[int]:
-    """Bring the first ``number`` messages of a key forward, because several may start."""
+    """Bring the first ``number`` messages of a key forward. Return how many became ready."""
     match = {"q": queue, "limited": key}
     fields = {"when": 1, "due": 1, LIMITED.field: 1}
     some = yield from Find(match, fields, sort=LIMITED.sort, limit=number, hint=LIMITED.by)
@@ -147,9 +148,9 @@ def _bring_more(queue: str, key: str, number: int, now: datetime) -> Plan[int]:
 
 
 def bring_next(queue: str, left: Sequence[Mapping[str, object]], session: object) -> Plan[None]:
-    """Bring the next message of each key forward, after messages left without a claim.
+    """Bring the next message of each key forward, after other messages left the queue unclaimed.
 
-    Otherwise they would wait for a claim that never comes. ``left``: the messages that left.
+    Otherwise the next messages would wait for a claim. ``left``: the messages that left the queue.
     """
     waited = [each.get("limited") for each in left if "token" not in each]
     keys = {each for each in waited if isinstance(each, str)}
@@ -157,7 +158,7 @@ def bring_next(queue: str, left: Sequence[Mapping[str, object]], session: object
 
 
 def walk(queue: str, followed: FollowedLimit, after: str) -> Plan[str]:
-    """Correct the deferrals of the next keys. Return the key after which to continue."""
+    """Correct the deferrals of the next keys after ``after``. Return the key to continue after."""
     keys, _ = yield from restore(queue, followed, None, after)
     if after and len(keys) < MAX_PAGE:  # wrap around
         yield from restore(queue, followed, None, "")
@@ -165,14 +166,14 @@ def walk(queue: str, followed: FollowedLimit, after: str) -> Plan[str]:
 
 
 def defers(limit: Limit | None, *, instead: Limit | None) -> bool:
-    """Return whether messages may still wait under a limit that the queue no longer has."""
+    """Return whether messages may still wait for ``limit`` after the queue got ``instead``."""
     if limit is None or limit.per is None:
         return False
     return instead is None or instead.per != limit.per
 
 
 def lift(queue: str) -> Plan[None]:
-    """Bring all deferred messages forward: the queue no longer has the limit that they wait for."""
+    """Bring all deferred messages forward, because the limit that they wait for was removed."""
     now = yield from ServerTime()
     waiting = {"q": queue, "limited": {"$exists": True}}
     put = {"$set": {"when": now}, "$unset": transitions.unset("limited")}

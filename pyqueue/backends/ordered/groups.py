@@ -1,13 +1,13 @@
-"""The groups of an ordered queue: which message is first, and how the next one gets its turn.
+"""The groups of an ordered queue: which message is first, and how the next message gets its turn.
 
 While a message is held, its group is in the field ``lock`` instead of ``group``. A unique index on
 ``lock`` prevents a second held message of the group. The index on ``group`` lists the waiting
-messages in order. The lock is part of the held message, so nothing else has to be cleaned up.
+messages in order. The lock is a field of the held message, so nothing else has to be cleaned up.
 
-A scan defers messages that it meets behind another message of their group; see ``turns``. The heir
-is deferred no longer than the lease of the held message, so it comes back even if the holder is
-killed. A holder that ends its claim brings the heir forward. ``restore`` corrects deferrals that
-are too long. Without it, a message waits until its deferral ends.
+A scan defers messages that it meets behind another message of their group; see ``turns``. The first
+waiting message, the *heir*, is deferred only until the lease of the held message ends, so it comes
+back even if the holder is killed. A holder that ends its claim brings the heir forward at once.
+``restore`` corrects longer deferrals. Without it, a message waits until its deferral ends.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pyqueue.clock import next_number
 from pyqueue.documents import hashable_id
 from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, Update
 
-#: The index of the waiting messages.
+#: The name of the index of the waiting messages.
 GROUPS: Final = "turns"
-#: The unique index of the held messages, and its keys.
+#: The name of the unique index of the held messages, and its keys.
 LOCKS: Final = "lock"
 LOCK_KEYS: Final = (("lock", 1), ("q", 1))
-#: The _id and ``q`` of the document that keeps walks over the index of locks short.
+#: The _id and ``q`` of a document with permanent entries in the index of locks.
 _LOCK_BOUNDS: Final = "~locks"
 _MILLISECOND: Final = timedelta(milliseconds=1)
 GROUPED: Final = Order("group", ("seq", "no"), GROUPS)
@@ -40,16 +40,16 @@ GROUP_KEYS: Final = (("q", 1), ("group", 1), *GROUPED.sort)
 
 
 def place_at(when: datetime) -> dict[str, int]:
-    """Return the place in its group of a message that enters the group with this ``when``.
+    """Return the fields that order a message in its group, if it enters with this ``when``.
 
-    ``seq`` has 1000 numbers per millisecond, and release 0.1 counts through them. This release
-    uses only the last number, so its messages follow messages of 0.1. ``no`` orders them.
+    ``seq`` has 1000 numbers per millisecond, and release 0.1 used them one by one. This release
+    uses only the last of them, so its messages follow messages of 0.1. ``no`` orders them.
     """
     return {"seq": 1000 * ((when - FIRST) // _MILLISECOND) + 999, "no": next_number()}
 
 
 def rank(document: Mapping[str, Any]) -> tuple[int, int, bool, Any]:
-    """Return the place of a message in its group, as the index orders it."""
+    """Return the sort key of a message in its group. It gives the same order as the index."""
     seq, no = (_number(document.get(name)) for name in GROUPED.places)
     id = document["_id"]
     return seq, no, isinstance(id, ObjectId), id if isinstance(id, (ObjectId, str)) else repr(id)
@@ -65,7 +65,7 @@ def is_first(document: Mapping[str, Any], rest: Mapping[str, Any] | None) -> boo
 
 
 def groups_in(documents: Iterable[Mapping[str, Any]]) -> list[Any]:
-    """Return the stored values of the messages' groups, without duplicates."""
+    """Return the groups of messages, as they are stored, without duplicates."""
     found: dict[Hashable, Any] = {}
     for each in documents:
         if (name := group_in(each)) is not None:
@@ -77,7 +77,7 @@ def groups_in(documents: Iterable[Mapping[str, Any]]) -> list[Any]:
 
 
 def locks_of(queue: str, names: Collection[Any]) -> Plan[dict[Hashable, datetime]]:
-    """Return when the leases of the held messages of these groups end."""
+    """Return when the lease of the held message ends, for each of these groups that has one."""
     if not names:
         return {}
     match = {"q": queue, "lock": {"$in": list(names)}}
@@ -90,7 +90,8 @@ def restore(queue: str, names: Collection[Any] | None, after: str = "") -> Plan[
     """Correct the deferrals in these groups; None means the next groups after ``after``.
 
     Returns:
-        The first waiting message of each group. It has ``locked`` if the group is locked.
+        The first waiting message of each group. If a message of the group is held, it has the
+        additional field ``locked``.
     """
     some = names if names is None else list(names)
     firsts = yield from FirstOfEach(queue, GROUPED, some, after)
@@ -102,8 +103,8 @@ def restore(queue: str, names: Collection[Any] | None, after: str = "") -> Plan[
 
 
 def put_lock_bounds() -> Plan[None]:
-    """Insert permanent index entries between the locks of groups, one for each hash of a group."""
-    # To insert a lock, the server walks over deleted locks up to the next live entry.
+    """Insert permanent entries into the index of locks, one for each hash prefix of a group."""
+    # To insert a lock, the server walks over deleted entries up to the next live entry.
     locks = [*(f"{number:03x}" for number in range(4096)), "g"]
     record = {"q": _LOCK_BOUNDS, "record": True, "lock": locks}
     yield from Update({"_id": _LOCK_BOUNDS}, {"$setOnInsert": record}, upsert=True)

@@ -1,6 +1,6 @@
 """The kind of queue with ordered groups: one message of a group at a time, in order.
 
-``groups`` contains the order and the locks of groups, and ``scan`` contains the claims.
+``groups`` contains the order and the locks of the groups, and ``scan`` contains the claims.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _INDEXES: Final[Mapping[str, IndexTerms]] = {
 
 @register
 class Ordered(Standard):
-    """First in, first out within a group; groups do not wait for each other."""
+    """A queue that is first in, first out within a group. Groups do not wait for each other."""
 
     name = "ordered"
-    # A pop would end the claim before the work is done. Named claims take no turns.
+    # A pop would release the group before the work is done. Named claims do not respect groups.
     capabilities = (Standard.capabilities | {"group"}) - {"pop", "claim", "per"}
-    #: How a group treats a message that waits for its next try: "block" waits for it, "skip"
-    #: continues with the next message.
+    #: How a group continues when a message waits for its next try: "block" waits for the message,
+    #: and "skip" continues with the next message.
     shape: Mapping[str, object] = MappingProxyType({"on_failure": "block"})
     lock_fields: Mapping[str, str] = MappingProxyType({"group": "lock"})
     stay_fields = (*transitions.STAY_FIELDS, "group", "lock", *GROUPED.places, "last_group")
@@ -58,13 +58,13 @@ class Ordered(Standard):
         return {**super().needs(shape), **_INDEXES}
 
     def prepare(self) -> Plan[None]:
-        """Insert the documents that separate the locks of groups in the index."""
+        """Insert the document that separates the locks of groups in the index."""
         return put_lock_bounds()
 
     def entering(
         self, queue: str, when: datetime, priority: int | None = None, group: str | None = None
     ) -> dict[str, Any]:
-        """Return the fields of a message that enters the queue as the last of its group."""
+        """Return the fields of a message that enters the queue as the last message of its group."""
         put = transitions.entering(queue, when)
         if group is None:
             return put
@@ -80,12 +80,12 @@ class Ordered(Standard):
     def ended(
         self, queue: str, ended: Sequence[Mapping[str, Any]], session: object = None
     ) -> Plan[None]:
-        """Bring forward the next message of each group, and messages that waited for a slot."""
+        """Bring forward the next message of each group, and the messages that waited for a slot."""
         yield from bring_forward(queue, GROUPED, groups_in(ended), session)
         yield from super().ended(queue, ended, session)
 
     def place_again(self, queue: str) -> Plan[Callable[[datetime], dict[str, Any]] | None]:
-        """Return the function that places a failed message last, or None if its group waits."""
+        """Return how to put a failed message last in its group, or None if the group waits."""
         shape = (yield from namespace.flags(queue)).get("shape")
         skips = isinstance(shape, Mapping) and shape.get("on_failure") == "skip"
         return place_at if skips else None

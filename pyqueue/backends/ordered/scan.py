@@ -2,13 +2,13 @@
 
 A scan reads a page of ready messages. From each free group it claims the message that comes first
 on the page. The unique index on locks prevents a second held message of the group. The scan then
-reads the first waiting message of each claimed group. If that message comes earlier, the scan gives
-the claimed message back. The lock keeps the order fixed from then on, so every message handed out
-is the first of its group.
+reads the first waiting message of each claimed group. If that message precedes the claimed message,
+the scan gives the claimed message back. From then on, the lock keeps the order fixed. So every
+message that is handed out is the first of its group.
 
-A scan that finds too few free groups defers the messages in its way, which wait behind a held
-message; see ``groups``. A page full of such messages says nothing about other groups. In that case
-the scan also walks over the index of groups, as each rescan does.
+A scan that finds too few free groups defers the messages that wait behind a held message; see
+``groups``. If the page is full of such messages, the scan learns nothing about other groups. It
+then also walks over the index of groups, as each rescan does.
 
 With a limit on concurrency, a scan claims one first message for each free slot; see
 ``limits.scan``. Other messages stay in place.
@@ -47,29 +47,29 @@ from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, UpdateEac
 
 #: The fields that a scan reads of each message.
 FIELDS: Final = dict.fromkeys(("_id", "when", "due", "group", "lock", *GROUPED.places), 1)
-#: The page size per wanted message; a larger one if other processes compete, so that they claim
-#: different groups of the page; and the minimum page size.
+#: The page size per wanted message; a larger page size if other processes compete, so that they
+#: claim different groups of the page; and the minimum page size.
 PAGE_FACTOR: Final = 2
 CONTESTED_PAGE_FACTOR: Final = 8
 LEAST_PAGE: Final = 50
-#: The most rounds of a scan. Another round follows if other processes claimed the chosen messages.
+#: The most rounds of a scan. A scan begins another round if other processes took its messages.
 ROUNDS: Final = 3
 #: The shortest time for which a message is deferred.
 LEAST_DEFERRAL: Final = timedelta(seconds=1)
 
 
 def claim_next(scan: Scan) -> Plan[tuple[list[Document], bool]]:
-    """Claim the first messages of free groups. It takes the arguments of ``claim``."""
+    """Claim the first messages of free groups; see ``claim`` for the arguments."""
     if scan.state.wants_rescan(scan.now):
         yield from _walk(scan.terms.queue, scan.state)
-        scan.now = yield from ServerTime()  # messages that it brought forward are ready now
-    scan.state.transaction_locks.readmit(scan.now)  # or they are on no page, and nothing tries them
+        scan.now = yield from ServerTime()  # messages that were brought forward are ready now
+    scan.state.transaction_locks.readmit(scan.now)  # otherwise they are on no page
     limit = scan.state.limit.limit
     return (yield from claim(scan, _take if limit is None or limit.rate is None else paced(_take)))
 
 
 def _walk(queue: str, state: ScanState) -> Plan[list[Document]]:
-    """Correct deferrals in the next groups of the index. Return their first waiting messages."""
+    """Correct deferrals in the next groups of the index. Return the first message of each group."""
     after = state.groups.walked_to
     firsts = yield from groups.restore(queue, None, after)
     names = [each["group"] for each in firsts if isinstance(each["group"], str)]
@@ -81,37 +81,37 @@ def _walk(queue: str, state: ScanState) -> Plan[list[Document]]:
 
 @dataclass(slots=True)
 class _Page:
-    """The page of one scan, and the scan's knowledge of its messages."""
+    """The page of one scan, and the state of its messages as the scan knows it."""
 
     scan: Scan
     messages: list[Document]
     #: The most messages that the page can have.
     size: int
-    #: The limit on concurrency, or None.
+    #: The limit on concurrency, or None if the queue has none.
     limit: Limit | None
     #: The free slots, or {} if there is no limit.
     free: Mapping[str, FreeSlots] = field(default_factory=dict)
-    #: The earliest end of each block, by group. Groups without an entry are expected to be free.
+    #: Until when each blocked group is blocked at least. Other groups are expected to be free.
     blocked: dict[Hashable, datetime] = field(default_factory=dict)
     #: The messages of the page that were claimed or deferred.
     done: set[Hashable] = field(default_factory=set)
 
     @property
     def may_start(self) -> int:
-        """How many messages may start."""
+        """How many messages this scan may claim."""
         wanted = self.scan.wanted
         return wanted if self.limit is None else min(wanted, self.free[WHOLE_QUEUE].number)
 
     @property
     def is_left(self) -> bool:
-        """Whether a message of the page is still ready."""
+        """Whether a message of the page was neither claimed nor deferred."""
         return any(hashable_id(each["_id"]) not in self.done for each in self.messages)
 
     def heads(self) -> list[Document]:
         """Return the messages to claim, in page order.
 
-        These are the first message of each free group, and the messages that wait for no other
-        message: messages without a group, and messages whose lease has lapsed.
+        These are the first message of each free group, and the messages that need not wait for
+        another message: messages without a group, and messages whose lease has lapsed.
         """
         heads: dict[Hashable, Document] = {}
         for place, each in enumerate(self.messages):
@@ -143,7 +143,7 @@ def _take(scan: Scan) -> Plan[Taken | None]:
     state = scan.state
     limit = state.limit.limit
     if limit is not None and limit.concurrency is None:
-        limit = None  # ``paced`` enforces the rate
+        limit = None  # it has only a rate, which ``paced`` enforces
     if limit is not None:
         state.limit.blocked_until = None
     scan = replace(scan)  # its instant advances
@@ -156,7 +156,7 @@ def _take(scan: Scan) -> Plan[Taken | None]:
         taken, again = yield from _claim_free_groups(page)
         if not again:
             break
-        # Other processes have claimed the chosen messages.
+        # Other processes have claimed the chosen messages: try the next messages.
     return taken
 
 
@@ -164,7 +164,7 @@ def _read_page(scan: Scan, limit: Limit | None) -> Plan[_Page]:
     """Read a page, and learn which of its groups are blocked."""
     state, (order, index) = scan.state, scan.ordering
     size = _page_size(scan)
-    # The last round may have excluded messages that transactions hold.
+    # In the last round, messages that transactions hold may have been excluded.
     free_to_claim = state.transaction_locks.passing_over(scan.match)
     messages = yield from Find(free_to_claim, FIELDS, sort=order, limit=size, hint=index)
     page = _Page(scan, messages, size, limit)
@@ -178,7 +178,7 @@ def _claim_free_groups(page: _Page) -> Plan[tuple[Taken | None, bool]]:
     """Claim the first messages of the free groups of a page.
 
     Returns:
-        The result, or None if the server is too slow; and whether to try again.
+        The result, or None if the server exceeded the time limit; and whether to try again.
     """
     scan, limit = page.scan, page.limit
     locked_groups, chosen = list(page.blocked), page.heads()
@@ -204,9 +204,9 @@ def _claim_free_groups(page: _Page) -> Plan[tuple[Taken | None, bool]]:
 
 
 def _taken(page: _Page, kept: list[Document], *, nothing: bool) -> Taken:
-    """Return the result of the scan, and learn until when the limit blocks further starts.
+    """Return the result of a scan, and note until when the limit blocks further starts.
 
-    ``nothing``: the scan neither claimed nor deferred a message.
+    ``nothing``: whether the scan neither claimed nor deferred a message.
     """
     scan, followed = page.scan, page.scan.state.limit
     if page.limit is not None and len(kept) == page.may_start < scan.wanted:
@@ -227,7 +227,7 @@ def _page_size(scan: Scan) -> int:
 
 
 def _walked(scan: Scan, heads: Sequence[Document]) -> Plan[list[Document]]:
-    """Return the first message of each of the next free groups."""
+    """Return the first messages of free groups from a walk over the index of groups."""
     known = {hashable_id(each["_id"]) for each in heads}
     firsts = yield from _walk(scan.terms.queue, scan.state)
     return [
@@ -240,7 +240,7 @@ def _walked(scan: Scan, heads: Sequence[Document]) -> Plan[list[Document]]:
 
 
 def _claim_heads(page: _Page, heads: Sequence[Document]) -> Plan[list[Document] | None]:
-    """Claim the first of the chosen messages, or a random selection if other processes compete."""
+    """Claim some of the chosen messages: the first, or at random if other processes compete."""
     scan, state = page.scan, page.scan.state
     if page.limit is not None:
         found = yield from limit_scan.claim_free(scan, page.limit, heads, page.free)
@@ -258,7 +258,7 @@ def _claim_heads(page: _Page, heads: Sequence[Document]) -> Plan[list[Document] 
 def _keep_firsts(page: _Page, documents: Sequence[Document]) -> Plan[list[Document]]:
     """Give back messages that are not the first of their groups. Return the other messages.
 
-    In the group of each kept message, the next message becomes eligible when the lease ends.
+    After a kept message, the next message of its group is deferred until the lease ends.
     """
     queue, now = page.scan.terms.queue, page.scan.now
     names = groups.groups_in(documents)
@@ -284,14 +284,14 @@ def _keep_firsts(page: _Page, documents: Sequence[Document]) -> Plan[list[Docume
     if not_first:
         yield from _release(page.scan, not_first)
         yield from groups.restore(queue, groups.groups_in(not_first))
-    held = {group_in(each): each["when"] for each in kept}  # until when, by group
+    held = {group_in(each): each["when"] for each in kept}  # the end of the lease, by group
     heirs = [each for each in waiting if group_in(each) in held]
     yield from place_firsts(queue, GROUPED, heirs, held, now)
     return kept
 
 
 def _release(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
-    """Give claimed messages back to their places, without counting the try."""
+    """Give claimed messages back to their places in the queue, without counting the try."""
     terms, now = scan.terms, scan.now
     uncounted = transitions.COUNTS if terms.counts_try else ()
     pairs = list[tuple[Filter, UpdateFields]]()
@@ -307,8 +307,8 @@ def _release(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
 def _defer(page: _Page, locked_groups: Sequence[Any]) -> Plan[bool]:
     """Defer the messages of the page that wait in blocked groups. Return whether any was deferred.
 
-    Another process may free a locked group and bring its first message forward just before this
-    defers that message. So the deferrals in groups that were locked are corrected afterwards.
+    Just before this defers the first message of a locked group, another process may free the group
+    and bring that message forward. So this corrects the deferrals in these groups afterwards.
     """
     queue, now = page.scan.terms.queue, page.scan.now
     groups_waiting = page.waiting()

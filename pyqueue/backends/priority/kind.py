@@ -1,8 +1,8 @@
 """The kind of queue with priorities: highest priority first, oldest first within a priority.
 
-A message has a priority from 0 to 9 and keeps it for life: in the history, in a dead-letter queue
-and in queues of other kinds. The object in the table of kinds scans by age, as every plan except a
-claim does. ``levels`` contains the scans by level.
+A message has a priority from 0 to 9, and keeps it in the history, in a dead-letter queue and in
+queues of other kinds. The class in this module scans by age, as every plan except a claim does.
+``levels`` contains the scans by level.
 """
 
 from __future__ import annotations
@@ -42,29 +42,30 @@ class Priority(Standard):
 
     name = "priority"
     capabilities = Standard.capabilities | {"priority"}
-    #: If true, no claim scans by age: each message gets a priority and a listed level instead.
+    #: If ``strict`` is true, no claim scans by age. Instead, a claim gives each message that other
+    #: programs wrote without a priority the default priority, and lists all levels in use.
     shape: Mapping[str, object] = MappingProxyType({"strict": False})
     _scan_and_claim = staticmethod(claim_by_level)
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
-        """Return the indexes, including the index for claims by level."""
+        """Return the indexes that the queue needs, including the index for claims by level."""
         return {**super().needs(shape), **_INDEXES}
 
     def levels(self, priorities: Collection[int | None]) -> Sequence[int]:
-        """Return the levels of messages with these priorities."""
+        """Return the levels of messages with these priorities, in ascending order."""
         return sorted({DEFAULT_PRIORITY if each is None else each for each in priorities})
 
     def entering(
         self, queue: str, when: datetime, priority: int | None = None, group: str | None = None
     ) -> dict[str, Any]:
-        """Return the fields of a message that enters the queue."""
+        """Return the fields of a message that enters the queue, including its priority."""
         level = DEFAULT_PRIORITY if priority is None else priority
         return super().entering(queue, when, group=group) | {"priority": level}
 
     def follow(
         self, terms: ClaimTerms, state: ScanState, record: Mapping[str, Any], now: datetime
     ) -> Plan[None]:
-        """Learn the limit and the levels of the queue."""
+        """Learn the limit and the levels of the queue from its record."""
         yield from super().follow(terms, state, record, now)
         state.of(LevelStarts).follow(record)
 
@@ -74,7 +75,7 @@ class Priority(Standard):
         return transitions.scan_range(queue, {"$lte": now}, start, messages)
 
     def next_ones(self, queue: str, now: datetime) -> Plan[Sequence[Find]]:
-        """Return two queries of ready messages: by level, then messages without a listed level."""
+        """Return two queries for ready messages: by level, then without a listed level."""
         (rest,) = yield from super().next_ones(queue, now)
         levels = listed_levels((yield from flags(queue)).get("levels"))
         if not levels:

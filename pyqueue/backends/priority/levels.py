@@ -2,9 +2,9 @@
 
 A level is one range of the index ``prior``. A scan takes ready messages from the highest level
 down, with one filter that has a branch for each level in use. Each level has its own scan start,
-like a queue without levels; see ``scan``. Deleted index entries would slow a scan down at the end
-of each level. So a *level record* stands there: a document like the record of the queue, kept a
-second or two ahead of now.
+as a queue without levels has; see ``scan``. At the end of each level, deleted index entries would
+slow a scan down. So the index contains a *level record* there: a document like the record of the
+queue, whose ``when`` is kept a second or two ahead of now.
 
 One scan in ``LOOKS_PER_AGE_LOOK`` goes by age over all levels, so that no level starves.
 
@@ -25,19 +25,19 @@ from pyqueue.backends.transitions import level_record_id
 from pyqueue.documents import listed_levels
 from pyqueue.requests import Filter, Sort
 
-#: The index of claims by level, and its keys.
+#: The name of the index for claims by level, and its keys.
 PRIOR: Final = "prior"
 PRIOR_KEYS: Final = (("q", 1), ("priority", -1), ("when", 1), ("_id", 1))
 #: The order of claims by level.
 LEVEL_ORDER: Final[Sort] = (("priority", -1), ("when", 1), ("_id", 1))
-#: One scan in this number goes by age.
+#: One scan in this number of scans goes by age.
 LOOKS_PER_AGE_LOOK: Final = 16
 
 
 def ready_by_level(
     queue: str, levels: Sequence[int], now: datetime, starts: Mapping[int, ScanStart] | None = None
 ) -> Filter:
-    """Return the filter that matches ready messages in these levels, each from its start on."""
+    """Return the filter that matches ready messages in these levels, in each from its start on."""
     found = starts or {}
     return {
         "$or": [
@@ -69,11 +69,11 @@ class LevelStarts(Memory):
     fields: ClassVar[Mapping[str, int]] = MappingProxyType({"priority": 1})
     #: The levels in use that the record lists, highest first.
     in_use: tuple[int, ...] = ()
-    #: If true, no claim scans by age: each message gets a priority and a listed level instead.
+    #: Whether no claim scans by age; see ``Priority.shape``.
     strict: bool = False
-    #: The start of each level; below it, no message is known. By default, it is the beginning.
+    #: Where the scan of each level starts: no message is known below. A missing start is the first.
     starts: dict[int, ScanStart] = field(default_factory=dict)
-    #: Where the next search for messages without a listed level continues, or None for the start.
+    #: Where the next search for messages without a listed level continues, or None: at the start.
     walked_to: ScanStart | None = None
     #: The number of rescans begun.
     rescans: int = 0
@@ -86,7 +86,7 @@ class LevelStarts(Memory):
         self.strict = isinstance(shape, Mapping) and shape.get("strict") is True
 
     def begin_rescan(self) -> bool:
-        """Begin the next scans, by level and by age, at the start. Return False without levels."""
+        """Make the next scans start from the beginning. Return False if no level is in use."""
         if not self.in_use:
             return False
         self.starts = {}
@@ -103,15 +103,15 @@ class LevelStarts(Memory):
         return Ordering(LEVEL_ORDER, PRIOR)
 
     def start(self) -> ScanStart | None:
-        """Return where the next scan begins. Each level also has its own start."""
+        """Return a start before every message, because each level has its own start."""
         return FIRST, None  # None alone would mean a rescan
 
     def claimable(self, kind: Kind, queue: str, now: datetime, start: ScanStart | None) -> Filter:
-        """Return the filter that matches messages that may be claimed by level."""
+        """Return the filter that matches the messages that may be claimed by level."""
         return ready_by_level(queue, self.in_use, now, self.starts)
 
     def learn(self, seen: Scanned, margin: ScanStart) -> None:
-        """Learn from a scan by level. Producers may still insert above ``margin``."""
+        """Set the starts of levels after a scan. Producers may still insert above ``margin``."""
         level, place = None if seen.ended else seen.level, seen.last
         starts = dict(self.starts)
         for each in self.in_use:
@@ -119,7 +119,7 @@ class LevelStarts(Memory):
                 starts[each] = margin  # the scan went through all of this level
             elif each == level and place is not None:
                 starts[each] = place if place[0] < margin[0] else margin
-        self.starts = starts  # threads share it
+        self.starts = starts  # replaced, not changed, because threads share it
 
     def records(self, queue: str) -> Sequence[str]:
         """Return the ids of the level records."""

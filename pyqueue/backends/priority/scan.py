@@ -1,9 +1,9 @@
 """Claim from a queue with priorities: by level, and from time to time by age.
 
 The record of the queue lists the levels in use. A scan by level misses messages in other levels and
-messages without a priority. A scan by age finds them. It takes the place of one scan in 16, and it
-follows each rescan by level that finds nothing. If the queue is strict, a search by age takes its
-place: it lists the missing levels, and gives messages without a priority the default priority.
+messages without a priority. A scan by age finds them. It replaces one scan in 16, and it follows
+each rescan by level that finds nothing. If the queue is strict, a search replaces the scan by age.
+It lists the missing levels, and gives messages without a priority the default priority.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pyqueue.documents import listed_levels, priority_of
 from pyqueue.messages import DEFAULT_PRIORITY, HIGHEST_PRIORITY
 from pyqueue.requests import Document, Find, Plan, Update
 
-#: How many messages one search for unlisted levels reads.
+#: The most messages that one search for unlisted levels reads.
 WALK: Final = 100
 PRIORITIES: Final = list(range(HIGHEST_PRIORITY + 1))
 
 
 def claim_next(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document], bool]]:
-    """Claim the next messages of a queue with priorities. It takes the arguments of ``claim``."""
+    """Claim the next messages of a queue with priorities; see ``claim`` for the arguments."""
     levels = scan.state.of(LevelStarts)
     by_level = replace(scan, line=levels)
     age_turn = bool(levels.in_use) and levels.is_age_turn()
@@ -37,7 +37,7 @@ def claim_next(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document
         found = yield from claim(by_level, take)
         if found[0] or scan.room.full or levels.rescans == rescans:
             return found
-        # It was a rescan, and found nothing: perhaps it misses messages in other levels.
+        # This was a rescan that found nothing. There may be messages in other levels.
     if not levels.strict:
         found = yield from claim(scan, take)
         if found[0] or scan.room.full or not age_turn:
@@ -48,11 +48,11 @@ def claim_next(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document
 
 
 def _list_levels(scan: Scan, levels: LevelStarts) -> Plan[bool]:
-    """List the levels of messages that scans by level miss. Return whether there are any.
+    """List the levels of messages that scans by level miss. Return whether it found such messages.
 
     Other programs wrote these messages. A message without a priority gets the default priority.
 
-    Each call reads a few messages by age; the next call continues after them.
+    Each call reads up to ``WALK`` messages by age, and the next call continues after them.
     """
     queue = scan.terms.queue
     match = transitions.scan_range(

@@ -1,4 +1,4 @@
-"""Schedules: documents that push a message at each of their ticks, without a leader.
+"""Schedules: each pushes a message at certain times, its ticks. No process is a leader.
 
 ``timing`` computes the ticks, ``definitions`` checks and reads a stored schedule, ``managing``
 changes it, and ``ticking`` pushes the messages.

@@ -1,17 +1,17 @@
-"""Schedules as they are given and as they are stored, and the messages that they push.
+"""The definition of a schedule, its stored form, and the messages that it pushes.
 
 A schedule is one document::
 
     _id      "~cron:NAME"
     q, when  "~cron", and the next tick; ``NEVER`` while the schedule is paused
     token    its revision: a random value, new at every change and at every tick
-    spec     what the caller gave: queue, cron or every, timezone, payload and so on
+    spec     the arguments of the caller: queue, cron or every, timezone, payload and so on
     last     the id of the last message
-    skipped  how many ticks were skipped because the message before was still there
-    error    why the last tick could push no message
-    paused   present while it is paused
+    skipped  how many ticks pushed nothing: the last message was unfinished, or an error occurred
+    error    why the last tick pushed no message, if an error prevented that
+    paused   present while the schedule is paused
 
-It is the source of a handover to its queue at each tick, so ``handed`` may list copies.
+Each tick is a handover from the schedule to its queue, so ``handed`` may list copies.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from pyqueue.requests import Document, Filter
 
 #: The beginning of the id of a schedule.
 _IDS: Final = f"{SCHEDULES}:"
-#: The shortest ``grace``, in seconds: a tick is decided within a second when all is well.
+#: The shortest ``grace``, in seconds. Normally, a tick pushes its message within a second.
 _LEAST_GRACE_S: Final = 1.0
-#: The options that a stored definition has only if they were given, and their checks.
+#: The options that are stored only if the caller gave them, each with the check of its value.
 _OPTIONAL: Final[Mapping[str, Callable[[Any], Any]]] = {
     "headers": arguments.headers,
     "key": arguments.key,
@@ -55,7 +55,7 @@ class Definition(NamedTuple):
     """A schedule as the caller gave it."""
 
     name: str
-    #: The arguments, in their stored form.
+    #: The checked arguments, in their stored form.
     spec: Document
 
 
@@ -69,7 +69,7 @@ def schedule_id(name: object) -> str:
 
 
 def definition(name: str, queue: str, cron: str | None, options: ScheduleOptions) -> Definition:
-    """Check the definition of a schedule, as far as that needs no server.
+    """Check the definition of a schedule, as far as that is possible without a server.
 
     Raises:
         ConfigurationError: an argument is not allowed.
@@ -90,12 +90,12 @@ def definition(name: str, queue: str, cron: str | None, options: ScheduleOptions
         **{each: check(given[each]) for each, check in _OPTIONAL.items() if each in given},
         "payload": Codec[Any]().dump(options.get("payload", {})),
     }
-    # In the stored form, so that the two can be compared.
+    # In the stored form, so that it can be compared with a stored definition.
     return Definition(name, bson.decode(encode(spec).raw, OPTIONS))
 
 
 def _rules(options: Mapping[str, object]) -> Document:
-    """Return the checked options for ticks that are missed or that overlap."""
+    """Return the checked options that concern missed ticks and unfinished messages."""
     missed, overlap = options.get("missed", "once"), options.get("overlap", False)
     arguments.one_of("missed", missed, get_args(Missed))
     if not isinstance(overlap, bool):
@@ -111,7 +111,7 @@ def _rules(options: Mapping[str, object]) -> Document:
 
 
 def check_target(spec: Document, stored: str | None) -> Kind:
-    """Return the kind of the queue of a schedule.
+    """Check the queue of a schedule, and return its kind.
 
     Args:
         spec: the definition.
@@ -134,7 +134,7 @@ def check_target(spec: Document, stored: str | None) -> Kind:
 
 
 def timing_in(spec: Document) -> Timing:
-    """Return when a stored definition ticks."""
+    """Return the timing of a stored definition."""
     return Timing(spec.get("cron"), spec["timezone"], spec.get("every"))
 
 
@@ -146,10 +146,10 @@ class Schedule(NamedTuple):
     timing: Timing
     #: The next tick, or ``NEVER`` if the schedule is paused or has no further tick.
     when: datetime
-    #: Its revision.
+    #: Its revision, which changes with every change and every tick.
     token: str
     paused: bool
-    #: The whole document.
+    #: The whole document, as it was read.
     stored: Document
 
     @property
@@ -171,9 +171,9 @@ class Schedule(NamedTuple):
         )
 
     def messages(self, kind: Kind, ticks: Sequence[datetime], now: datetime) -> list[Document]:
-        """Return a message for each tick. They have new ids at each call.
+        """Return a message for each tick. Each call gives the messages new ids.
 
-        With the same ids, two processes would overwrite each other's hidden copies.
+        With equal ids, two processes would overwrite the hidden copies of each other.
         """
         spec = self.spec
         given = {each: spec.get(each) for each in _OPTIONAL}
@@ -187,7 +187,7 @@ class Schedule(NamedTuple):
 
 
 def read(stored: Document) -> Schedule:
-    """Return a stored schedule.
+    """Return the schedule that a document stores.
 
     Raises:
         ConfigurationError: this release cannot read the schedule.

@@ -1,7 +1,7 @@
 """Store, change, list and run schedules.
 
-Each change is an update at majority that matches the revision that was read, so it never undoes a
-tick or another change.
+Each change is an update with majority write concern that matches the revision that was read. So it
+never undoes a tick or another change.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ log = logging.getLogger("pyqueue")
 
 
 def schedule(given: Definition) -> Plan[bool]:
-    """Store a schedule, or change it to the given definition. The same definition is no change.
+    """Store a schedule, or change it to the given definition.
 
-    A schedule whose times stay the same keeps its next tick.
+    If its times stay the same, the schedule keeps its next tick.
 
     Returns:
-        Whether the stored schedule is new or has changed.
+        Whether the schedule is new or was changed. An equal definition changes nothing.
 
     Raises:
         ConfigurationError: the queue is a stream, or does not offer an option.
@@ -76,12 +76,12 @@ def schedule(given: Definition) -> Plan[bool]:
 
 
 def _stored(name: str) -> Plan[Document | None]:
-    """Return the document of a schedule, once a majority has it."""
+    """Return a schedule's document, once a majority has stored it, or None if there is none."""
     return (yield from FindAndModify({"_id": schedule_id(name)}, NOTHING, majority=True))
 
 
 def _insert(given: Definition) -> Plan[bool]:
-    """Insert a schedule. Return False if another program was faster."""
+    """Insert a schedule. Return False if another program has already inserted it."""
     now = yield from ServerTime()
     new = {
         "_id": schedule_id(given.name),
@@ -107,7 +107,7 @@ def _redefine(stored: Document, spec: Document) -> Plan[bool]:
 
 
 def _ticks_as(stored: Document, spec: Document) -> bool:
-    """Return whether a stored schedule ticks at the times of a definition."""
+    """Return whether a stored schedule is readable and has the same times as a definition."""
     former = stored.get("spec")
     if not isinstance(former, dict) or not isinstance(stored.get("when"), datetime):
         return False
@@ -121,7 +121,7 @@ def _update(stored: Document, update: UpdateDocument) -> Plan[bool]:
 
 
 def pause(name: str, value: bool) -> Plan[bool]:
-    """Pause a schedule, or resume it with its next tick. Return whether there is such a schedule.
+    """Pause a schedule, or resume it from its next tick on. Return whether the schedule exists.
 
     Raises:
         ConfigurationError: this release cannot read the schedule.
@@ -147,7 +147,7 @@ def pause(name: str, value: bool) -> Plan[bool]:
 
 
 def unschedule(name: str) -> Plan[bool]:
-    """Delete a schedule, after publishing its pushed messages. Return whether there was one.
+    """Delete a schedule, after publishing the messages of its ticks. Return whether it existed.
 
     Raises:
         Unavailable: the schedule keeps ticking, or the server did not answer.
@@ -164,7 +164,7 @@ def unschedule(name: str) -> Plan[bool]:
 
 
 def run(name: str) -> Plan[Id | None]:
-    """Push the message of a schedule now. Return its id, or None if there is no such schedule.
+    """Push the message of a schedule now. Return its id, or None if the schedule does not exist.
 
     Raises:
         ConfigurationError: the queue refuses the message, or this release cannot read the schedule.
@@ -187,7 +187,7 @@ def run(name: str) -> Plan[Id | None]:
 
 
 def messages_of(schedule: Schedule, ticks: Sequence[datetime]) -> Plan[list[Document]]:
-    """Return the messages for some ticks, and ensure that their queue has a record.
+    """Return the messages for some ticks. Create the record of their queue if it is missing.
 
     Raises:
         ConfigurationError: the queue is a stream, or does not offer an option.
@@ -205,8 +205,8 @@ def push(schedule: Schedule, messages: Sequence[Document], put: Document) -> Pla
 
     Args:
         schedule: the schedule.
-        messages: the messages, which no other call has.
-        put: the further changes of the schedule.
+        messages: the messages, whose ids no other call uses.
+        put: further fields to set in the schedule.
 
     Returns:
         Whether they were pushed. If this raises Unavailable, read the schedule again.
@@ -215,7 +215,7 @@ def push(schedule: Schedule, messages: Sequence[Document], put: Document) -> Pla
     source = schedule.stored["_id"]
     handover = Handover(SCHEDULES, source, schedule.token, messages, shared=True)
     update: UpdateDocument = {"$set": {**last, **put}, "$unset": {"error": ""}}
-    # "unknown": another process has published them, because their ids are new.
+    # "unknown" means that another process has published the messages, because their ids are new.
     if (yield from hand_over(handover, schedule.unchanged, update)) != "lost":
         return True
     yield from discard(handover)

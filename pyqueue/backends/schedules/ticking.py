@@ -1,12 +1,12 @@
-"""Ticks: every running process pushes the due messages of all schedules, without a leader.
+"""Ticks: every worker process pushes the due messages of all schedules, without a leader.
 
-The message of a tick leaves its schedule by a handover. The decision is an update that matches the
-next tick and the revision as they were read, and that sets the following tick and a new revision.
-So of all processes that try, one pushes the message, and the hidden copies of the other processes
-are deleted.
+The message of a tick leaves its schedule by a handover. An update commits it: it matches the next
+tick and the revision as they were read, and sets the following tick and a new revision.
+So only one of the processes that try pushes the message, and the hidden copies of the other
+processes are deleted.
 
-A worker reads the times of the next ticks when one is due, when a schedule changes, and otherwise
-about once a minute.
+A worker reads the times of the next ticks when a tick is due, when a schedule changes, and
+otherwise about once a minute.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from pyqueue.requests import Document, Find, Listen, Plan, ServerTime, Update, W
 
 log = logging.getLogger("pyqueue")
 
-#: The shortest time between two reads while no tick is due. The longest is half as long again.
+#: The shortest time between two reads while no tick is due. The longest time is 1.5 times this.
 IDLE: Final = timedelta(seconds=60)
-#: How long after a tick a process reads at the latest. The processes of a fleet read at different
-#: times, so that few of them compete.
+#: After a tick is due, a process waits for a random part of this time before it reads. So the
+#: processes of a fleet read at different times, and few of them compete.
 _SPREAD: Final = timedelta(milliseconds=250)
 #: How many schedules one read returns.
 _PAGE_SIZE: Final = 100
-#: How many missed ticks, the last of them, get a message with ``missed="all"``.
+#: With ``missed="all"``, only this number of the last missed ticks get a message.
 _MOST_MISSED: Final = 100
-#: The longest text of an error that a schedule shows.
+#: The longest error text that a schedule stores, in characters.
 _MOST_CHARACTERS: Final = 500
 
 
 class Due(NamedTuple):
-    """The ticks that get a message, and the tick that follows."""
+    """The ticks that get a message now, and the next tick of the schedule."""
 
     ticks: list[datetime]
     following: datetime
 
 
 def due(schedule: Schedule, now: datetime) -> Due:
-    """Return which ticks of a schedule get a message now. Its next tick must be due."""
+    """Return the ticks of a schedule that get a message now. Its stored next tick must be due."""
     tick, timing = schedule.when, schedule.timing
     on_time = now - timedelta(seconds=schedule.spec["grace"])
     if tick >= on_time:
@@ -71,16 +71,16 @@ def due(schedule: Schedule, now: datetime) -> Due:
 
 
 def find_due(waiting: Waiting, passed: Set[object]) -> Plan[tuple[list[object], datetime | None]]:
-    """Find the schedules whose next tick is due, and the gathers to look at.
+    """Find the schedules whose next tick is due, and the gathers that must be checked now.
 
     Args:
         waiting: the processes of this client that wait for ticks; see ``await_tick``.
-        passed: the ids of schedules to pass over.
+        passed: the ids of schedules to pass over, because they cannot be read.
 
     Returns:
-        Their ids, and when the next tick or look of another one is due, if any.
+        Their ids, and when the next tick or check after now is due, or None if none is known.
     """
-    yield from Listen(waiting)  # first, so that no later change is missed
+    yield from Listen(waiting)  # before the read, so that no later change is missed
     now = yield from ServerTime()
     match = {"q": {"$in": [SCHEDULES, GATHERS]}, "when": {"$lt": BAND}}
     page = yield from Find(match, {"when": 1}, sort=SCAN_ORDER, limit=_PAGE_SIZE, hint=HOT)
@@ -89,7 +89,7 @@ def find_due(waiting: Waiting, passed: Set[object]) -> Plan[tuple[list[object], 
 
 
 def tick_each(waiting: Waiting, ids: Sequence[object]) -> Plan[set[object]]:
-    """Push the messages of due ticks, and look at gathers. Return the ids that cannot be read.
+    """Push the messages of due ticks, and check gathers. Return the ids of unreadable schedules.
 
     Raises:
         QueueError: the server did not answer, or refused a command. Find the due ticks again.
@@ -111,7 +111,7 @@ def tick_each(waiting: Waiting, ids: Sequence[object]) -> Plan[set[object]]:
 
 
 def tick(schedule: Schedule) -> Plan[None]:
-    """Push the messages of the due ticks of a schedule, unless another process is faster."""
+    """Push the messages of the due ticks of a schedule, unless another process has done so."""
     now = yield from ServerTime()
     if schedule.when > now:
         return
@@ -137,9 +137,9 @@ def tick(schedule: Schedule) -> Plan[None]:
 
 
 def _is_live(schedule: Schedule) -> Plan[bool]:
-    """Return whether the last message of a schedule is in a queue, but not in a dead-letter queue.
+    """Return whether the last message of a schedule is neither finished nor buried.
 
-    A message that was replaced by several messages counts as ended.
+    A message that was replaced by several messages counts as finished.
     """
     last = schedule.stored.get("last")
     gone = {each: {"$exists": False} for each in ("processed", "dead", ENDED)}
@@ -147,7 +147,7 @@ def _is_live(schedule: Schedule) -> Plan[bool]:
 
 
 def _pass(schedule: Schedule, put: Document, skipped: int = 0) -> Plan[None]:
-    """Skip a tick: set the next tick, and push no message, unless the schedule has changed."""
+    """Skip ticks: set the next tick and push no message, unless the schedule has changed."""
     update = {"$set": {**put, "token": new_token()}, "$inc": {"skipped": skipped}}
     yield from Update(schedule.unchanged, update, majority=True)
 
@@ -157,7 +157,7 @@ def await_tick(waiting: Waiting, when: datetime | None) -> Plan[None]:
 
     Args:
         waiting: the processes of this client that wait for ticks.
-        when: when the next tick is due, if that is known.
+        when: when the next tick is due, or None if that is not known.
     """
     now = yield from ServerTime()
     until = now + random.uniform(1, 1.5) * IDLE

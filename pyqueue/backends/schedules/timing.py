@@ -1,9 +1,9 @@
 """The ticks of a schedule: the instants at which it pushes a message.
 
-Cron expressions and changes of daylight saving time follow cronsim. If both the minute and the hour
-are fixed times, they follow Debian's cron: a time that the change skips comes right after it, and a
-time that occurs twice counts once. Expressions whose minute or hour begins with a star match the
-local time at every instant, so they may match more or fewer times on that day.
+The package cronsim evaluates cron expressions. When daylight saving time begins or ends, it follows
+Debian's cron. If neither the minute nor the hour begins with a star, a skipped time ticks right
+after the change, and a time that occurs twice ticks once. Other expressions match the local time at
+every instant, so on that day they may have more or fewer ticks than usual.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from pyqueue import arguments
 from pyqueue.errors import ConfigurationError
 from pyqueue.limits import shown
 
-#: The precision of instants.
+#: The precision of instants in the database.
 MOMENT: Final = timedelta(milliseconds=1)
 #: The shortest time between two ticks, in seconds.
 LEAST_EVERY_S: Final = 1.0
-#: The number of fields of a cron expression: it has no seconds.
+#: The number of fields of a cron expression, which has no field for seconds.
 _FIELDS: Final = 5
 _LONGEST: Final = 200
 _EXAMPLE: Final = 'use five fields: minute, hour, day, month, weekday, such as "0 3 * * *"'
 
 
 class Timing(NamedTuple):
-    """When a schedule ticks: at the times of a cron expression, or at equal distances."""
+    """When a schedule ticks: at the times of a cron expression, or at equal intervals."""
 
-    #: The expression, or None if ``every_s`` counts.
+    #: The cron expression, or None if ``every_s`` sets the ticks.
     cron: str | None
     timezone: str = "UTC"
     every_s: float | None = None
@@ -47,7 +47,7 @@ class Timing(NamedTuple):
         """Return the first tick after ``now``, or None if there is none in the next 50 years.
 
         Args:
-            tick: a tick, or the beginning. Ticks at equal distances are counted from here.
+            tick: a tick, or the beginning. Equal intervals are counted from this instant.
             now: an instant that is not before ``tick``.
         """
         if self.every_s is not None:
@@ -61,7 +61,7 @@ class Timing(NamedTuple):
             step = timedelta(seconds=self.every_s)
             number = (until - tick) // step + 1
             return [tick + place * step for place in range(max(0, number - count), number)]
-        # Going back finds where to start; only going forward defines the ticks.
+        # Going back finds where to start. Only going forward gives exactly the right ticks.
         past = deque(islice(self._cron(until + MOMENT, reverse=True), count + 1), maxlen=1)
         start = max([tick, *(each.astimezone(UTC) for each in past)])
         found = deque[datetime](maxlen=count)
@@ -72,7 +72,7 @@ class Timing(NamedTuple):
         return list(found)
 
     def _from(self, when: datetime) -> Iterator[datetime]:
-        """Yield the times of the expression after ``when``."""
+        """Yield the times of the cron expression after ``when``, in UTC."""
         for each in self._cron(when):
             tick = each.astimezone(UTC)
             if tick > when:  # cronsim begins before ``when`` in an hour that occurs twice
@@ -120,7 +120,7 @@ def _check_zone(name: object) -> None:
         if isinstance(name, str):
             ZoneInfo(name)
             return
-    except (KeyError, ValueError, OSError):  # unknown, a path outside the database, a folder
+    except (KeyError, ValueError, OSError):  # unknown, a path outside the database, or a folder
         pass
     raise ConfigurationError(
         f'timezone: {shown(name)} is not allowed; use a name such as "UTC" or "Europe/Berlin"'

@@ -1,10 +1,10 @@
 """Streams: append to a log.
 
 An append inserts a pack at the *tail*, the position after the last message. The unique ``_id``
-keeps out a second pack, whose writer then reads the tail again. A tail is known only from an
-acknowledged append or from a read at majority: a fail-over could undo a tail that only the primary
-knew, and leave a gap. A tail is used for a minute, and a pack younger than 10 minutes is never
-deleted. So an append with an old tail meets the pack that is already at that position.
+prevents a second pack there, and the writer of that pack reads the tail again. A process learns a
+tail only from an acknowledged append or from a read at majority. A fail-over could undo a tail that
+only the primary knew, and leave a gap. A tail is used for a minute, and packs younger than 10
+minutes are never deleted. So an append with an old tail meets the pack that is at that position.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from pyqueue.requests import (
     Signal,
 )
 
-#: The most bytes of a pack of several messages.
+#: The maximum size of a pack with several messages, in bytes.
 MAX_PACK_BYTES: Final = 4 * 2**20
-#: An append with a tail older than this, in seconds, checks whether its position was deleted.
+#: If the tail of an append is older than this, in seconds, its position may have been deleted.
 LATE_S: Final = 120.0
 
-#: Even if its time is up, an append gives up only after other writers were faster this many times.
+#: An append fails only after other writers were faster this many times, even if its time is up.
 MAX_OVERTAKEN: Final = 5
 
 
 class Chunk(NamedTuple):
-    """Messages that go into one pack."""
+    """Messages that go into one pack, and their total size in bytes."""
 
     entries: list[RawBSONDocument]
     size: int
@@ -63,7 +63,7 @@ class Chunk(NamedTuple):
 def _document(
     stream: str, first: int, now: datetime, nonce: str, type_name: str | None, chunk: Chunk
 ) -> RawBSONDocument:
-    """Return the document of a pack; ``log`` explains its fields.
+    """Return the document of a pack; the module ``log`` explains its fields.
 
     ``nonce``: a value that only this append has.
     """
@@ -90,10 +90,10 @@ def append(
     Args:
         stream: the name of the stream.
         codec: how payloads are stored.
-        shape: the options of the record that the caller gave.
-        state: the state of the log in this process.
+        shape: the options of the stream that the caller gave, on which all users must agree.
+        state: the knowledge about the log that this process keeps.
         payloads: the payloads.
-        labels: the headers of each message.
+        labels: the headers of each message, or None if it has none.
         limit_s: how long an append with an unknown outcome is tried again, in seconds.
 
     Raises:
@@ -110,7 +110,7 @@ def append(
             chunk,
             batch,
             size=chunk.size,
-            max_in_flight=1,  # concurrent appends of one process would compete for the tail
+            max_in_flight=1,  # concurrent appends would compete for the tail
         )
         if isinstance(answer, Unavailable) and positions:
             text = f"{answer}; the first {len(positions)} messages are stored, up to position "
@@ -164,7 +164,7 @@ def _append_chunks(
             pack = Chunk(entries, size)
             first = yield from _append_pack(stream, type_name, state, limit_s, pack)
         except QueueError as error:
-            # After an unknown outcome, further packs would wait for the same server.
+            # If the outcome is unknown, further packs would have to wait for the same server.
             failed = len(chunks) - done if isinstance(error, Unavailable) else sharing
             answers += [error] * failed
             continue
@@ -179,7 +179,7 @@ def _append_chunks(
 
 @dataclass(slots=True)
 class _Append:
-    """A pack that is being appended to the log."""
+    """The state of one append of a pack."""
 
     stream: str
     state: LogState
@@ -187,16 +187,16 @@ class _Append:
     #: When to give up, by the monotonic clock.
     end: float
     nonce: str = field(default_factory=new_token)
-    #: The tail of the log, as this process last read it.
+    #: The tail at which this appends, or None before it is known.
     known: Known | None = None
-    #: The position of an insert with an unknown outcome.
+    #: The position of an insert with an unknown outcome, or None if there is none.
     unknown: int | None = None
     failure: Unavailable | None = None
     #: How many times another process appended first.
     overtaken: int = 0
 
     def check_time(self, mono: float) -> None:
-        """Raise Unavailable if the time to try again is over."""
+        """Raise Unavailable if there is no time left to try again."""
         if mono < self.end:
             return
         if self.failure is not None:
@@ -206,27 +206,27 @@ class _Append:
             raise Unavailable(f"stream {self.stream!r}: {text}")
 
     def was_stored(self) -> Plan[bool]:
-        """Return whether the append is in the log. If no part of it is stored, find the tail."""
+        """Return whether an earlier insert of the pack has succeeded. If not, find the tail."""
         if self.unknown is not None:
             writer = yield from _nonce_at(self.stream, self.unknown)
             if writer == self.nonce:
                 return True
-            if writer is not None:  # the position is taken, so our insert can no longer arrive
+            if writer is not None:  # this position is taken, so our insert can no longer succeed
                 self.unknown = self.state.tail = None
         if self.unknown is None:
             self.known = yield from tail(self.stream, self.state)
         return False
 
     def is_late(self, mono: float, now: datetime) -> bool:
-        """Return whether the position of an unacknowledged insert may have been deleted by now."""
+        """Return whether the pack of an unacknowledged insert may have been deleted by now."""
         if self.unknown is None:
             return False
         return self.known is None or self.known.age_s(mono, now) > TAIL_AGE_S
 
     def insert(self, first: int, document: RawBSONDocument) -> Plan[bool]:
-        """Insert the pack at a position. Return whether it is part of the log."""
+        """Insert the pack at a position. Return whether it is now part of the log."""
         try:
-            # In half of the time limit, so that another try is possible.
+            # The insert gets half of the time limit, so that another try is possible.
             refused = yield from Insert([document], majority=True, half_time=True)
         except Unavailable as error:
             self.failure, self.unknown = error, first
@@ -234,7 +234,7 @@ class _Append:
         if not refused:
             if (yield from _is_in_place(self.stream, first, self.nonce, self.known)):
                 return True
-            self.state.tail = self.unknown = None  # it was too late, and is deleted again
+            self.state.tail = self.unknown = None  # it came too late, and was deleted again
         elif isinstance(refused[0].error, Unavailable):
             self.failure, self.unknown = refused[0].error, first
         elif refused[0].field != "_id":
@@ -242,11 +242,11 @@ class _Append:
         elif self.unknown is None:
             self.state.tail = None  # another process was faster
             self.overtaken += 1
-        # Otherwise the pack at this position may be ours: the next round checks.
+        # Otherwise the pack at this position may be ours. The next round checks that.
         return False
 
     def stored_at(self, first: int, mono: float, now: datetime) -> int:
-        """Remember the new tail. Return the first position."""
+        """Remember the new tail. Return the first position of the pack."""
         self.state.tail = Known(first + len(self.chunk.entries), mono, now)
         return first
 
@@ -256,8 +256,8 @@ def _append_pack(
 ) -> Plan[int]:
     """Append a pack. Return its first position.
 
-    If the outcome of an insert is unknown, the nonce at its position says whether it was stored.
-    The same pack may be inserted there again: the position takes only one pack.
+    If the outcome of an insert is unknown, the nonce at its position shows whether it was stored.
+    The insert can be repeated at the same position, because only one pack can be there.
     """
     append = _Append(stream, state, chunk, (yield from MonotonicTime()) + limit_s)
     first = 0
@@ -269,11 +269,11 @@ def _append_pack(
                 return append.stored_at(append.unknown, mono, now)
         except Unavailable as error:
             if append.unknown is None:
-                raise  # no part of it is stored
+                raise  # nothing was inserted yet
             append.failure = error
             continue
         if append.is_late(mono, now):  # the outcome of the insert will never be known
-            append.end = mono  # so the next check of the time raises its failure
+            append.end = mono  # so that the next check of the time raises the failure
             continue
         if append.unknown is None and append.known is not None:
             first = append.known.position
@@ -290,9 +290,10 @@ def _nonce_at(stream: str, position: int) -> Plan[object]:
 
 
 def _is_in_place(stream: str, first: int, nonce: str, known: Known | None) -> Plan[bool]:
-    """Return whether an acknowledged pack is part of the log; delete it if it is not.
+    """Return whether an acknowledged pack is part of the log. If it is not, delete it.
 
-    A process that slept after it learned the tail may have appended where packs were deleted.
+    If a process sleeps after it has read the tail, packs may be deleted, and the process then
+    appends below the first position of the log.
 
     Args:
         stream: the name of the stream.

@@ -31,7 +31,7 @@ from pyqueue.requests import Delete, Filter, Find, Plan, ServerTime, Signal
 
 Duration = float | timedelta
 
-#: Operations and arguments that a consumer group does not support, and why.
+#: Why a consumer group does not support an operation or argument, and the remedy, by its name.
 _REFUSED: Final = {
     "move": "a message stays in its stream; push its payload to the queue, then commit",
     "progress": "a stream stores no progress; keep it in your own collection",
@@ -44,24 +44,24 @@ _REFUSED: Final = {
 
 
 def refusal(name: str) -> ConfigurationError:
-    """Return the error for an operation that a consumer group does not support."""
+    """Return the error for an operation or argument that a consumer group does not support."""
     return ConfigurationError(f"{name}: {_REFUSED[name]}")
 
 
 class GroupPlans:
-    """The plans of one consumer group, under the names of the plans of a queue.
+    """The plans of one consumer group. They have the same names as the plans of a queue.
 
     Args:
         stream: the name of the stream.
         group: the name of the group.
-        options: lease, max_tries, dead_letter, backoff and poll.
+        options: how the group handles messages: lease, max_tries, dead_letter, backoff and poll.
         codec: how payloads are stored.
-        start: where the group begins, if it does not exist yet.
-        shape: the options of the stream that the caller gave.
+        start: where the group begins if it does not exist yet.
+        shape: the options of the stream that the caller gave, on which all users must agree.
         owner: returns the label that reservations carry.
     """
 
-    #: The kind is known without reading a record.
+    #: The kind, which is known without reading the record of the stream.
     kind_name: Final = "stream"
 
     def __init__(
@@ -97,7 +97,7 @@ class GroupPlans:
         lease: Duration | None = None,
         misfits: Misfits | None = None,
     ) -> Plan[list[Any]]:
-        """Receive up to ``limit`` messages; wait up to ``timeout`` for the first one."""
+        """Receive up to ``limit`` messages. Wait up to ``timeout`` for the first message."""
         if pop:
             raise refusal("pop")
         options = self.options
@@ -134,7 +134,7 @@ class GroupPlans:
         result: Any = UNCHANGED,
         session: object = None,
     ) -> Plan[None]:
-        """Finish messages for the group."""
+        """Finish messages for this group. Other groups still receive them."""
         if session is not None:
             raise refusal("session")
         if payload is not UNCHANGED or result is not UNCHANGED:
@@ -167,7 +167,7 @@ class GroupPlans:
         )
 
     def release(self, held: Sequence[object], *, seen: bool = True) -> Plan[None]:
-        """Give messages back unprocessed, without counting the try or the delivery."""
+        """Give messages back unprocessed. This try and this delivery do not count."""
         given = settling.reservations(self.state, held)
         delay_by_tries = {each.tries: 0.0 for each in given}
         yield from settling.rollback(self.state, given, delay_by_tries, None, counted=False)
@@ -193,19 +193,19 @@ class GroupPlans:
 
     @property
     def target(self) -> NoReturn:
-        """Refuse to be the target of a move."""
+        """Raise ConfigurationError, because a group cannot be the target of a move."""
         raise ConfigurationError(f"to: {self.queue!r} is a consumer group; name a queue")
 
     def move(self, *_: object, **options: object) -> NoReturn:
-        """Refuse a move."""
+        """Raise ConfigurationError, because a message cannot leave its stream."""
         raise refusal("move")
 
     def progress(self, *_: object) -> NoReturn:
-        """Refuse to store progress."""
+        """Raise ConfigurationError, because a stream stores no progress."""
         raise refusal("progress")
 
     def checkpoint(self, *_: object) -> NoReturn:
-        """Refuse to store a checkpoint."""
+        """Raise ConfigurationError, because a stream stores no checkpoints."""
         raise refusal("checkpoint")
 
     # ---- the group
@@ -214,17 +214,17 @@ class GroupPlans:
         """Count the messages that the group has not finished, by state."""
         first, end = yield from log.bounds(self.stream)
         group = yield from reload(self.state)
-        if group is None:  # count as if it had been created now
+        if group is None:  # count as if the group were created now
             start = yield from log.position_at(self.stream, self.start)
             return ConsumerCounts(ready=max(0, end - start))
         return _counts(group, first, end, (yield from ServerTime()))
 
     def next_when(self) -> Plan[datetime | None]:
-        """Return the earliest instant at which a message can be received, including ends of leases.
+        """Return the earliest instant at which the group can receive a message.
 
-        None means that the group has finished the stream.
+        This may be the end of a lease. None means that the group has finished all messages.
         """
-        found = yield from self.counts()  # reads the group, too
+        found = yield from self.counts()  # this also reads the group
         group, now = self.state.seen, (yield from ServerTime())
         if found.ready or group is None:
             return now if found.ready else None
@@ -243,7 +243,7 @@ class GroupPlans:
         return group is not None and group.paused
 
     def seek(self, position: object) -> Plan[int]:
-        """Continue at a position. Every lease of the group ends. Return the position."""
+        """Make the group continue at a position. All its leases end. Return the position."""
         yield from log.ensure(self.stream, self.shape)
         at = yield from log.position_at(self.stream, position)
         yield from create(self.state, at)
@@ -255,7 +255,7 @@ class GroupPlans:
 
 
 def _counts(group: Group, first: int, end: int, now: datetime) -> ConsumerCounts:
-    """Count the messages of a group, given the first position and the tail of the log."""
+    """Count the messages of a group by state. ``first`` and ``end``: the bounds of the log."""
     held = sum(each.size for each in group.out if each.until > now)
     waiting = sum(each.size for each in group.back if each.until > now)
     retried = sum(each.size for each in (*group.out, *group.back) if each.until <= now)
@@ -268,12 +268,12 @@ def _counts(group: Group, first: int, end: int, now: datetime) -> ConsumerCounts
 
 
 def groups_filter(stream: str) -> Filter:
-    """Return the filter that matches the groups of a stream."""
+    """Return the filter that matches the consumer groups of a stream."""
     return {"_id": {"$gte": group_id(stream, ""), "$lt": f"~group:{stream}\x7f"}}
 
 
 def groups(stream: str) -> Plan[list[ConsumerInfo]]:
-    """Return the groups of a stream, by name."""
+    """Return the consumer groups of a stream, sorted by name."""
     first, end = yield from log.bounds(stream)
     now = yield from ServerTime()
     found = yield from Find(groups_filter(stream), sort=(("_id", 1),))
@@ -289,7 +289,7 @@ def delete_group(stream: str, name: str) -> Plan[bool]:
     """Delete a group. Its holders get LeaseLost. Return whether the group existed."""
     state = GroupState(stream, arguments.group(name, "name"))
     while (group := (yield from reload(state))) is not None:
-        if group.left:  # else no process would publish these dead letters any more
+        if group.left:  # otherwise these dead letters would never be published
             yield from publish_left(state, group.left)
         elif (yield from Delete({"_id": state.id, "left": []})):
             yield from Signal(stream, None)

@@ -1,7 +1,7 @@
 """Streams: give callers the messages of the ranges that were claimed for them.
 
 Ranges are claimed before their messages are read. So a caller may get fewer messages than were
-claimed: some do not fit, some are buried, and the retention of the stream may have deleted some.
+claimed, because some exceed its byte limit, are buried, or were deleted by the retention.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from pyqueue.requests import Document, Plan, ServerTime
 
 log = logging.getLogger("pyqueue")
 
-#: How many packs a process keeps, and their largest size. A consumer that receives one message at a
-#: time then reads each pack once.
+#: How many packs a process keeps in memory, and their maximum size. So a consumer that receives one
+#: message at a time reads each pack only once.
 _MAX_KEPT: Final = 2
 _MAX_KEPT_BYTES: Final = 2**20
 
 
 class Terms(NamedTuple):
-    """How messages are received. Concurrent calls with equal values share their claims."""
+    """How a group receives messages. Concurrent calls with equal terms share their claims."""
 
     state: GroupState
     start: object
@@ -65,7 +65,7 @@ Received = list[StreamReservation[Any]]
 
 
 class Share:
-    """The messages for one of several callers."""
+    """The messages that one of several callers gets."""
 
     __slots__ = ("_most", "full", "messages", "room")
 
@@ -74,7 +74,7 @@ class Share:
         self._most = most
         #: How many bytes still fit.
         self.room = room
-        #: Whether the caller gets no more messages, even if it wants some.
+        #: Whether the caller gets no further messages from this claim, even if it wants some.
         self.full = False
 
     @property
@@ -86,14 +86,14 @@ class Share:
 def packs_of(
     state: GroupState, ranges: Sequence[Range], max_bytes: int
 ) -> Plan[tuple[list[Pack], int]]:
-    """Read the packs of ranges, or take them from the packs that were read last.
+    """Return the packs of ranges. Read them, unless this process has kept them from earlier reads.
 
     Returns:
-        The packs, and the first position of the log, or 0 if no pack is missing.
+        The packs. Also, if packs are missing, the first position of the log, or else 0.
     """
     packs: list[Pack] = []
     missing = False
-    spans: list[list[int]] = []  # the ranges; adjacent ranges are joined, to be read together
+    spans: list[list[int]] = []  # the ranges; adjacent ranges are joined and read together
     for each in sorted(ranges, key=lambda one: one.start):
         if spans and each.start <= spans[-1][1]:
             spans[-1][1] = max(spans[-1][1], each.end)
@@ -114,23 +114,23 @@ def packs_of(
 
 @dataclass(slots=True)
 class _Delivery:
-    """The outcome of each position of a range."""
+    """The outcome for each position of a claimed range."""
 
     terms: Terms
     share: Share
     range: Range
-    #: Whether the message is buried because it was tried too often.
+    #: Whether the message of the range is buried because it was tried too often.
     out_of_tries: bool
-    #: Whether the size of each message matters.
+    #: Whether to measure each message, because not all of them may fit.
     measured: bool
-    #: Positions that go back to the group, from the first message on that does not fit.
+    #: Positions that go back to the group: the first message that does not fit, and all after it.
     rest: list[int] = field(default_factory=list)
-    #: Positions that the retention of the stream deleted.
+    #: Positions whose messages the retention of the stream deleted.
     skipped: list[int] = field(default_factory=list)
     dead: list[Buried] = field(default_factory=list)
 
     def divide(self, packs: Sequence[Pack], first: int, now: datetime) -> None:
-        """Decide the outcome of each position. ``first``: the log's first position, or 0."""
+        """Decide the outcome for each position. ``first``: see ``deliver``."""
         for position, pack in _with_packs(self.range.positions(), packs):
             if pack is not None:
                 self.take(pack, position, now)
@@ -138,15 +138,15 @@ class _Delivery:
                 (self.skipped if position < first else self.rest).append(position)
 
     def take(self, pack: Pack, position: int, now: datetime) -> None:
-        """Give the caller a message, bury it, or leave it because it does not fit."""
+        """Give the caller a message, bury it, or give it back because it does not fit."""
         share, size = self.share, 0
         if self.measured:
             size = len(bson.encode(pack.entry(position), codec_options=OPTIONS))
         if self.rest or (self.measured and size > share.room and share.messages):
-            share.room = 0  # further positions go back, too, so that the order stays
+            share.room = 0  # all further positions go back, to keep the order
             self.rest.append(position)
             return
-        share.room -= size  # a buried message counts, too: it limits the work of one call
+        share.room -= size  # buried messages count, too, to limit the work of one call
         decoded = _message(self.terms, self.range, pack, position, now)
         if isinstance(decoded, Exception) or self.out_of_tries:
             burial = _burial(self.terms, self.range, pack, position, decoded, now=now)
@@ -161,19 +161,19 @@ def deliver(
 ) -> Plan[bool]:
     """Give a caller the messages of a range. Return whether messages went back to the group.
 
-    An invalid message goes to the dead-letter queue, and so does a message that was tried too
-    often. Positions deleted by the retention of the stream are skipped.
+    Invalid messages and messages that were tried too often go to the dead-letter queue. Positions
+    that the retention of the stream deleted are skipped.
 
     Args:
         terms: how messages are received.
-        taken: the range.
-        share: the messages of the caller.
+        taken: the claimed range.
+        share: the messages of the caller, to which this adds.
         packs: the packs that were read, in order.
         first: the first position of the log, or 0 if no pack is missing.
         now: the current instant.
     """
     one, state = taken.range, terms.state
-    # All tries of a range may be the fault of one message, so it must have been alone.
+    # One message may have caused all failures of a range. So only a message alone is out of tries.
     out_of_tries = taken.alone and terms.max_tries is not None and one.tries > terms.max_tries
     touched = [each for each in packs if each.first < one.end and each.end > one.start]
     measured = sum(each.size for each in touched) > share.room
@@ -182,10 +182,10 @@ def deliver(
     delivery.divide(touched, first, now)
     received = len(share.messages) > before
     if one.lapses and received:
-        share.full = True  # lapsed messages are received on their own
+        share.full = True  # lapsed messages are received alone
     if received and not measured:
         share.room -= sum(each.size for each in touched)
-    if rest := delivery.rest:  # before anything that may fail
+    if rest := delivery.rest:  # first, because the other steps may fail
         yield from give_back(state, {one.token: rest})
     if delivery.dead:
         with suppress(LeaseLost):
@@ -193,13 +193,13 @@ def deliver(
     if delivery.skipped:
         yield from _skip(state, one.token, delivery.skipped, first)
     if rest and not touched and not share.messages:
-        text = f"stream {state.stream!r}: a majority lacks position {rest[0]} now; try again"
+        text = f"stream {state.stream!r}: no majority has position {rest[0]} yet; try again"
         raise Unavailable(text)
     return bool(rest)
 
 
 def _bury(state: GroupState, dead_letter: str, dead: Sequence[Buried]) -> Plan[None]:
-    """Bury messages, and report each burial of a message that was still held."""
+    """Bury messages. Tell the hooks about each message that was still held."""
     lost = yield from entomb(state, dead_letter, dead)
     for each in dead:
         if (each.position, each.token) not in lost:
@@ -213,7 +213,7 @@ def _bury(state: GroupState, dead_letter: str, dead: Sequence[Buried]) -> Plan[N
 def _with_packs(
     positions: Iterable[int], packs: Sequence[Pack]
 ) -> Iterator[tuple[int, Pack | None]]:
-    """Yield positions, in order, each with its pack, or with None if no pack has it."""
+    """Yield positions in order, each with the pack that contains it, or with None."""
     following = iter(packs)
     pack = next(following, None)
     for position in positions:
@@ -225,7 +225,7 @@ def _with_packs(
 def _message(
     terms: Terms, one: Range, pack: Pack, position: int, now: datetime
 ) -> StreamReservation[Any] | Exception:
-    """Return a message, or the error if it does not fit the model."""
+    """Return a message, or the error of the model if the message does not fit it."""
     entry = pack.entry(position)
     try:
         payload = terms.codec.load(entry["p"])
@@ -261,7 +261,7 @@ def _message(
 def _burial(
     terms: Terms, one: Range, pack: Pack, position: int, decoded: object, now: datetime
 ) -> Buried:
-    """Return the burial of a message. ``decoded``: the message, or the error if it is invalid."""
+    """Return the burial of a message. ``decoded``: the message, or the error of the model."""
     entry = pack.entry(position)
     document = {"payload": entry["p"]}
     if entry.get("h"):
@@ -276,13 +276,13 @@ def _burial(
         )
         error: Mapping[str, Any] | None = misfit
         reason, tries = "invalid", one.tries
-    else:  # this claim only buries it, and is no try
+    else:  # this claim only buries the message, and is not a try
         error, reason, tries = one.error, "tries", one.tries - 1
     return Buried(one.token, position, document, pack.pushed, tries, error=error, reason=reason)
 
 
 def _skip(state: GroupState, token: str, positions: Sequence[int], first: int) -> Plan[None]:
-    """Skip messages that the retention of the stream deleted, and all messages before them."""
+    """Skip messages that the retention deleted, and messages below ``first`` that are not held."""
     yield from settle(state, [Ending(token, frozenset(positions), skipped=True)])
     number = len(positions)
     group = yield from reload(state)

@@ -1,10 +1,10 @@
 """Streams: the entries of a consumer group, which are ranges of positions, and how they are merged.
 
-Messages that fail one by one are given back one by one. Each would be an entry of ``back`` until
-its next try, and every update of the group reads all its entries. So entries that are alike become
-one, whenever that halves their number. Entries are alike if they have the same number of tries,
-become due at nearly the same time, and cover positions that one claim can read. Everything here is
-pure.
+Messages that fail one by one are given back one by one. Each of them would be an entry of ``back``
+until its next try, and every update of the group reads all entries. So entries that are alike are
+merged into one, whenever that halves their number. Entries are alike if they have the same number
+of tries, become due at nearly the same time, and cover positions that one claim can read. All
+functions here are pure.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from pyqueue.backends.transitions import new_token
 
 #: The most messages of one range that a claim takes.
 MAX_RANGE: Final = 1000
-#: The most given-back ranges of a group.
+#: The most ranges that ``back`` of a group is to contain.
 MAX_BACK: Final = 1000
-#: Fewer ranges are not merged. Then processes that give messages back do not compete.
+#: Up to this number, ranges are not merged. So processes that give messages back do not compete.
 MERGE_ABOVE: Final = 64
-#: Ends of leases are alike if they differ by less than the delay divided by this number.
+#: Due times are alike if they differ by less than the delay divided by this number.
 _PART_OF_DELAY: Final = 16
-#: How many times the window of positions may double. It limits the bits of an entry to 8 KB.
+#: How many times the window of positions may double. This limits the bits of an entry to 8 KB.
 _MOST_DOUBLED: Final = 6
 #: The span of positions over which merging always leaves fewer than ``MAX_BACK`` ranges.
 MAX_BACK_SPAN: Final = MAX_BACK // 2 * (MAX_RANGE << _MOST_DOUBLED)
 #: A cell of this many bits of milliseconds contains all instants up to the year 9999.
 _ALL_TIME_BITS: Final = 48
-#: From this coarseness on, messages with different tries are merged, too.
+#: From this coarseness on, ranges with different numbers of tries are merged, too.
 _MIX_TRIES: Final = 8
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS: Final = timedelta(milliseconds=1)
@@ -38,7 +38,7 @@ _MS: Final = timedelta(milliseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A range of positions, some of which may have left it."""
+    """A range of positions of a group, some of which may have left the range."""
 
     token: str
     start: int
@@ -52,7 +52,7 @@ class Range:
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> Range:
-        """Return the range of a stored entry."""
+        """Return the range that an entry stores."""
         return cls(
             token=entry["t"],
             start=int(entry["s"]),
@@ -88,12 +88,12 @@ class Range:
         """Yield the positions that the range still has, in order."""
         alive = self.alive
         while alive:
-            lowest = alive & -alive  # all but this bit are cleared
+            lowest = alive & -alive  # only the lowest bit
             yield self.start + lowest.bit_length() - 1
             alive ^= lowest
 
     def mask(self, positions: Iterable[int]) -> int:
-        """Return the bits of the given positions that lie in the range."""
+        """Return a bit mask of the given positions, without positions outside the range."""
         found = 0
         for each in positions:
             if self.start <= each < self.end:
@@ -101,15 +101,15 @@ class Range:
         return found
 
     def part(self, mask: int, **changes: Any) -> Range:
-        """Return a range of the positions whose bits are in ``mask``, with changed fields."""
-        low = (mask & -mask).bit_length() - 1  # the lowest bit; a range begins with a position
+        """Return a range with the positions in the bit mask ``mask``, and with changed fields."""
+        low = (mask & -mask).bit_length() - 1  # the lowest bit: a range starts with a position
         width = mask.bit_length() - low
         done = ~(mask >> low) & ((1 << width) - 1)
         start = self.start + low
         return replace(self, start=start, end=start + width, done=done, **changes)
 
     def held_filter(self) -> dict[str, Any]:
-        """Return the filter that matches the entry, whatever the end of its lease is."""
+        """Return the filter that matches the entry, even if its lease was extended."""
         return {"t": self.token, "d": stored_bits(self.done)}
 
     def same_filter(self) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Range:
 
 
 def stored_bits(done: int) -> bytes:
-    """Return bits as they are stored, without zeros at the end."""
+    """Return the stored form of a bit mask: lowest byte first, without zero bytes at the end."""
     return done.to_bytes((done.bit_length() + 7) // 8, "little")
 
 
@@ -132,8 +132,8 @@ class Merged(NamedTuple):
 def merged(back: Sequence[Range], new: Sequence[Range], now: datetime) -> Merged | None:
     """Return the entries that merging removes and adds, or None to append the new ranges.
 
-    Merging never makes a message due earlier. It delays a message by less than a tenth of its
-    delay. Only if there would be more than ``MAX_BACK`` entries may it delay a message longer.
+    Merging never makes a message due earlier. It makes a message wait longer by less than a tenth
+    of its delay. Only if there would be more than ``MAX_BACK`` entries may it add a longer wait.
 
     Args:
         back: The ranges that are stored.
@@ -143,7 +143,7 @@ def merged(back: Sequence[Range], new: Sequence[Range], now: datetime) -> Merged
     every = [*back, *new]
     if len(every) <= MERGE_ABOVE:
         return None
-    # Let alike ranges differ more and more, until merging them halves the number.
+    # Let ranges that are merged differ more and more, until merging halves their number.
     for coarse in range(_ALL_TIME_BITS + 1):
         alike: dict[tuple[object, ...], list[int]] = {}
         for number, each in enumerate(every):
@@ -165,7 +165,7 @@ def merged(back: Sequence[Range], new: Sequence[Range], now: datetime) -> Merged
 
 
 def _likeness(one: Range, now: datetime, coarse: int) -> tuple[object, ...]:
-    """Return a key. Ranges with equal keys are merged. ``coarse``: how much may differ."""
+    """Return a key: ranges with equal keys are merged. ``coarse``: how much they may differ."""
     window = one.start // (MAX_RANGE << min(coarse, _MOST_DOUBLED))
     ignored_bits = max(0, coarse - _MIX_TRIES)
     tries = one.tries >> ignored_bits, one.lapses >> ignored_bits
@@ -173,8 +173,8 @@ def _likeness(one: Range, now: datetime, coarse: int) -> tuple[object, ...]:
     left_ms = (one.until - now) // _MS
     if left_ms <= 0:
         return (window, tries, error_type)
-    # Cells are fixed in time: a range that is merged again and again stays in its cell, so its
-    # wait ends. Their sizes are powers of two, so that delays with a jitter share them.
+    # Cells of time have fixed bounds. So a range that is merged repeatedly stays in its cell, and
+    # its wait ends. Sizes are powers of two, so that delays with a jitter get the same cells.
     cell_bits = max(0, (left_ms // _PART_OF_DELAY).bit_length() - 1) + coarse
     cell_bits = min(cell_bits, _ALL_TIME_BITS)
     cell = (one.until - _EPOCH) // _MS >> cell_bits
@@ -182,7 +182,7 @@ def _likeness(one: Range, now: datetime, coarse: int) -> tuple[object, ...]:
 
 
 def _union(members: Sequence[Range]) -> Range:
-    """Return one range with all positions of some ranges."""
+    """Return one range with all positions of these ranges."""
     start, end = min(each.start for each in members), max(each.end for each in members)
     alive = 0
     for each in members:
@@ -194,7 +194,7 @@ def _union(members: Sequence[Range]) -> Range:
         end=end,
         done=((1 << (end - start)) - 1) & ~alive,
         until=max(each.until for each in members),
-        # Fewer tries rather than more: too many would bury a message early.
+        # The smallest number of tries, because a larger one could bury a message too early.
         tries=min(each.tries for each in members),
         lapses=max(each.lapses for each in members),
         error=max(errors, key=lambda error: error["at"], default=None),

@@ -3,17 +3,17 @@
 A log is a sequence of *packs*. A pack is one document, which is never changed::
 
     _id     "~log:NAME~%016d": the position of its first message
-    q       "~log:NAME"; without ``when``, so that no claim and no count of a queue meets it
+    q       "~log:NAME"; there is no ``when``, so no claim and no count of a queue finds the pack
     s, n    the position of its first message, and how many messages it has
-    z       the bytes of its messages
+    z       the total size of its messages, in bytes
     pushed  when it was appended;  type: the name of the model
     nonce   distinguishes the writer of this pack from a writer that aimed at the same position
     b       the messages: {p: payload, h: headers}
 
-Positions are contiguous, and packs are read only once a majority of the members has stored them.
-So a reader that saw a position never sees a message appear below it later.
+Positions are contiguous, and a pack is read only once a majority of the members has stored it. So
+once a reader has seen a position, no message appears below it later.
 
-``first`` in the record of the stream is the position below which nothing is read any more.
+``first`` in the record of the stream is the first position that is still read.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ from pyqueue.requests import Document, EnsureQueue, Filter, Find, MonotonicTime,
 
 #: The most messages of a pack.
 MAX_PACK: Final = 1000
-#: How long a tail is used, in seconds.
+#: How long a process uses a tail that it knows, in seconds.
 TAIL_AGE_S: Final = 60.0
-#: The most packs of one read. A page with fewer packs ends the log if it is smaller than this many
-#: bytes.
+#: The most packs of one read. If a page has fewer packs and fewer bytes than this, it reaches the
+#: end of the log.
 _PAGE: Final = 100
 _PAGE_BYTES: Final = 8 * 2**20
-#: A number above every position.
+#: A number that is larger than every position.
 END: Final = 10**16 - 1
 
 ASCENDING: Final = (("_id", 1),)
 DESCENDING: Final = (("_id", -1),)
-#: The fields of a pack that give its positions.
+#: The fields that determine the positions of a pack.
 PLACE: Final = {"s": 1, "n": 1}
 
 
 class Known(NamedTuple):
-    """A tail, and when it became known, by the monotonic clock and by the primary's clock."""
+    """A tail, and the time when it was read, by the monotonic clock and by the primary's clock."""
 
     position: int
     mono: float
     at: datetime
 
     def age_s(self, mono: float, now: datetime) -> float:
-        """Return the seconds since it became known. The monotonic clock stops while a machine
-        sleeps, and the primary's clock may be set."""
+        """Return the seconds since the tail was read, by the clock that shows more: the monotonic
+        clock may stop while a machine sleeps, and the primary's clock may be set."""
         return max(mono - self.mono, abs((now - self.at).total_seconds()))
 
 
 class LogState:
-    """The state of a log that a process keeps between two calls."""
+    """The knowledge about a log that a process keeps between calls."""
 
     def __init__(self) -> None:
         self.tail: Known | None = None
@@ -106,12 +106,12 @@ def packs_between(stream: str, low: int = 0, high: int = END) -> Filter:
 
 
 def _pack(document: Document) -> Pack:
-    """Return a stored pack as a value."""
+    """Return the pack that a document stores."""
     return Pack(int(document["s"]), document["b"], document["pushed"], document["z"])
 
 
 def message_at(stream: str, codec: Codec[Any], pack: Pack, position: int) -> StreamMessage[Any]:
-    """Return a message of a pack."""
+    """Return the message at a position of a pack."""
     entry = pack.entry(position)
     payload = codec.load(entry["p"])
     headers = dict(entry.get("h") or {})
@@ -139,7 +139,7 @@ def ensure(stream: str, shape: Mapping[str, object]) -> Plan[None]:
     """Create the record of a stream if it is missing.
 
     Raises:
-        ConfigurationError: a queue has this name, or the stream has another retention.
+        ConfigurationError: a queue has this name, or the stream has other options than ``shape``.
     """
     stored_kind = yield from EnsureQueue(stream, STREAM, None, shape)
     _refuse_queue(stream, stored_kind)
@@ -149,7 +149,7 @@ def require_limit(stream: str, limit: Limit) -> None:
     """Refuse a limit that a stream does not support.
 
     Raises:
-        ConfigurationError: the limit is not only a rate.
+        ConfigurationError: the limit has ``concurrency`` or ``per``.
     """
     for name in ("concurrency", "per"):
         if getattr(limit, name) is not None:
@@ -159,7 +159,7 @@ def require_limit(stream: str, limit: Limit) -> None:
 
 
 def check(stream: str, state: LogState) -> Plan[None]:
-    """Refuse the name of a queue. Create no record.
+    """Check that the name does not belong to a queue. Create no record.
 
     Raises:
         ConfigurationError: a queue has this name.
@@ -183,19 +183,19 @@ def _refuse_queue(stream: str, stored_kind: str) -> None:
 
 
 def bounds(stream: str) -> Plan[tuple[int, int]]:
-    """Return the first position that can be read, and the tail. They are equal in an empty log."""
+    """Return the first position that can be read, and the tail. In an empty log they are equal."""
     either = [{"_id": record_id(stream)}, packs_between(stream)]
     fields = {"first": 1, **PLACE}
-    # In descending order the record, "~queue:...", comes before the packs, "~log:...".
+    # In descending order, the record, "~queue:...", precedes the packs, "~log:...".
     found = yield from Find({"$or": either}, fields, sort=DESCENDING, limit=2, majority=True)
-    # The record has ``first``, unless it is 0. A pack has ``n``.
+    # Only a pack has ``n``. In the record, a missing ``first`` means 0.
     first = next((each.get("first", 0) for each in found if "n" not in each), 0)
     end = next((each["s"] + each["n"] for each in found if "n" in each), 0)
     return first, max(first, end)
 
 
 def first_position(stream: str) -> Plan[int]:
-    """Return the position of the first message that can be read, or the tail if there is none."""
+    """Return the position of the first message that can be read, or the tail of an empty log."""
     first, end = yield from bounds(stream)
     found = yield from Find(
         packs_between(stream, first), PLACE, sort=ASCENDING, limit=1, majority=True
@@ -204,7 +204,7 @@ def first_position(stream: str) -> Plan[int]:
 
 
 def tail(stream: str, state: LogState) -> Plan[Known]:
-    """Return the tail. Read it if this process knows no tail, or only one that is too old."""
+    """Return the tail. Read it if this process knows none, or knows one that is too old."""
     mono, now = yield from instants()
     known = state.tail
     if known is None or known.age_s(mono, now) > TAIL_AGE_S:
@@ -221,7 +221,7 @@ def instants() -> Plan[tuple[float, datetime]]:
 def position_at(stream: str, start: object) -> Plan[int]:
     """Return the position that "first", "last", an instant or a position stands for.
 
-    An instant stands for the first pack that was appended then or later.
+    An instant stands for the beginning of the first pack that was appended then or later.
     """
     instant = check_start(start)
     if instant is None:
@@ -230,7 +230,7 @@ def position_at(stream: str, start: object) -> Plan[int]:
         if start == "first":
             return (yield from first_position(stream))
         return (yield from bounds(stream))[1]
-    # Bisect: each pack below ``low`` is older than the instant, and none is from ``high`` on.
+    # Bisect: packs below ``low`` are older than the instant, and packs from ``high`` on are not.
     low = yield from first_position(stream)
     _, high = yield from bounds(stream)
     while low < high:
@@ -250,7 +250,7 @@ def position_at(stream: str, start: object) -> Plan[int]:
 
 
 def check_start(start: object) -> datetime | None:
-    """Refuse a value that does not stand for a position. Return the instant if it is an instant.
+    """Check a value that stands for a position. If it is an instant, return it, or else None.
 
     Raises:
         ConfigurationError: the value is not "first", "last", an instant or a position.
@@ -283,9 +283,10 @@ def position_argument(name: str, value: object) -> int:
 def fetch(
     stream: str, low: int, high: int, *, limit: int = END, max_bytes: int = MAX_RECEIVED_BYTES
 ) -> Plan[list[Pack]]:
-    """Return the packs with messages from ``low`` to before ``high``, as a majority stored them.
+    """Return the packs with messages from ``low`` up to, but not including, ``high``.
 
-    Stop after ``limit`` messages or ``max_bytes``, but return at least the first pack.
+    Return only packs that a majority has stored. Stop after ``limit`` messages or ``max_bytes``,
+    but not before the first pack.
     """
     packs: list[Pack] = []
     size = number = 0
@@ -311,12 +312,12 @@ def fetch(
             number += pack.end - max(low, pack.first)
             low = pack.end
         if len(page) < _PAGE and sum(each["z"] for each in page) < _PAGE_BYTES:
-            break  # the log ends here: neither the count nor the bytes cut the page short
+            break  # the page was not cut short, so the log ends here
     return packs
 
 
 def _pack_over(stream: str, position: int) -> Plan[list[Document]]:
-    """Return the pack that begins before a position and contains it, if there is one."""
+    """Return a list of the pack that begins before a position and contains it, or an empty list."""
     before = packs_between(stream, max(0, position - MAX_PACK + 1), position)
     found = yield from Find(before, sort=DESCENDING, limit=1, majority=True)
     return [each for each in found if each["s"] + each["n"] > position]
@@ -325,7 +326,7 @@ def _pack_over(stream: str, position: int) -> Plan[list[Document]]:
 def read(
     stream: str, codec: Codec[Any], state: LogState, after: object, limit: int
 ) -> Plan[list[StreamMessage[Any]]]:
-    """Return messages by position, beginning after ``after``, or with the first message."""
+    """Return messages in the order of positions, after ``after`` or else from the first on."""
     arguments.count("limit", limit)
     start = 0 if after is None else position_argument("after", after) + 1
     yield from check(stream, state)
@@ -353,7 +354,7 @@ def message(stream: str, codec: Codec[Any], position: int) -> Plan[StreamMessage
 def _message_or_misfit(
     stream: str, codec: Codec[Any], pack: Pack, position: int, now: datetime
 ) -> StreamMessage[Any]:
-    """Return a message. If it does not fit the model, it has the raw payload and an error."""
+    """Return a message. If it does not fit the model, it has the raw payload and the error."""
     try:
         return message_at(stream, codec, pack, position)
     except Exception as misfit:  # the validators of a model are user code

@@ -1,4 +1,4 @@
-"""The table of contents of streams: the plan of each operation."""
+"""The operations of a stream, as plans."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class StreamPlans:
     Args:
         stream: the name of the stream.
         codec: how payloads are stored.
-        shape: the options that the caller gave. All users of the stream must agree on them.
+        shape: the options that the caller gave and that all users of the stream must agree on.
         owner: the label that reservations carry, or a function that returns it.
         command_timeout: the time limit of one command, in seconds.
     """
@@ -59,7 +59,7 @@ class StreamPlans:
         Args:
             payloads: the payloads.
             headers: the headers of every message.
-            labels: the headers of each message, in place of ``headers``.
+            labels: the headers of each message. They replace ``headers``.
         """
         listed = arguments.payloads(payloads, "append()")
         return appending.append(
@@ -73,11 +73,11 @@ class StreamPlans:
         )
 
     def read(self, after: object = None, limit: int = 1000) -> Plan[list[StreamMessage[Any]]]:
-        """Return messages by position."""
+        """Return up to ``limit`` messages in the order of positions, beginning after ``after``."""
         return log.read(self.stream, self.codec, self.state, after, limit)
 
     def group(self, name: str, options: Options, start: object) -> GroupPlans:
-        """Return the plans of a consumer group."""
+        """Return the plans of a consumer group. ``start``: where it begins if it is new."""
         return GroupPlans(
             self.stream,
             name,
@@ -89,7 +89,7 @@ class StreamPlans:
         )
 
     def groups(self) -> Plan[list[ConsumerInfo]]:
-        """Return the consumer groups."""
+        """Return the consumer groups of the stream."""
         yield from log.check(self.stream, self.state)
         return (yield from consumers.groups(self.stream))
 
@@ -98,5 +98,5 @@ class StreamPlans:
         return consumers.delete_group(self.stream, name)
 
     def trim(self, before: object) -> Plan[int]:
-        """Delete the packs that lie entirely before a position or an instant."""
+        """Delete packs that end before a position or an instant. Return the first position."""
         return retention.trim(self.stream, self.state, before)

@@ -5,25 +5,25 @@ A group is one document::
     _id      "~group:NAME~GROUP";  q: "~group:NAME"
     next     the first position that was never claimed
     out      the ranges that are held, or whose lease has lapsed
-    back     the ranges that were given back: they wait for their next try
-    left     copies in the dead-letter queue that were decided and are still hidden
+    back     the ranges that were given back and wait for their next try
+    left     the ids of buried messages' copies that may still be hidden; see ``settling``
     skipped  how many messages the retention deleted before they were finished
     paused   true while the group is paused
     changes  how many times it was changed
 
-Each message from the group's start on is in one of three states: at ``next`` or above it, in one
+Each message from the group's start on is in exactly one state: at ``next`` or above it, in one
 range, or finished. A range is an entry of ``out`` or ``back``::
 
-    t        the token of the claim; in ``back`` it only tells the entries apart
+    t        the token of the claim; in ``back`` it only distinguishes the entries
     s, e     the first position, and the position after the last
-    d        bits: which of its positions have left it. The lowest bit of the first byte is s
-    u        the end of the lease; in ``back`` when the next try may begin
-    k        how many times it was claimed;  x: how many of these claims lapsed
+    d        a bit for each position that has left the range. The lowest bit of the first byte is s
+    u        the end of the lease; in ``back``, when the next try may begin
+    k        how many times the range was claimed;  x: how many of these claims lapsed
     r        the error of the last try
 
-Every change is one update that matches the entry as it was read: its token, its bits and, where the
-lease counts, its end. So it never overwrites a change that another process made in between, and a
-former holder cannot change anything.
+Every change is one update that matches the entry as it was read: its token, its bits and, if the
+lease matters, the end of the lease. So an update never overwrites a change that another process has
+made since then, and a former holder cannot change anything.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from pyqueue.backends.streams.entries import (
 from pyqueue.backends.transitions import new_token
 from pyqueue.requests import Document
 
-#: No new position is claimed while ``out`` has this many ranges. Ranges in ``back`` still are.
+#: While ``out`` has this many ranges, no new positions are claimed, but ranges in ``back`` are.
 MAX_HELD: Final = 100
-#: After this many tries, a message that was given back lets new messages pass for a while. So they
-#: do not starve if it always fails, without a delay between its tries.
+#: After this many tries, a message that was given back lets new messages pass for a while. So these
+#: do not starve if the message always fails without a delay between its tries.
 PATIENCE: Final = 10
 RETRY_PAUSE: Final = timedelta(seconds=1)
 
@@ -72,7 +72,7 @@ class Group:
 
     @classmethod
     def of(cls, document: Document) -> Group:
-        """Return the group of a document."""
+        """Return the state that the document of a group stores."""
         return cls(
             int(document["next"]),
             [Range.of(each) for each in document["out"]],
@@ -84,16 +84,16 @@ class Group:
         )
 
     def held(self, token: str) -> Range | None:
-        """Return the range that a claim holds."""
+        """Return the range that the claim with this token holds, or None if it holds none."""
         return next((each for each in self.out if each.token == token), None)
 
     def due(self) -> datetime | None:
-        """Return the earliest instant at which a range can be claimed."""
+        """Return the earliest instant at which a range can be claimed, or None if there is none."""
         return min((each.until for each in (*self.out, *self.back)), default=None)
 
 
 class Step(NamedTuple):
-    """One update of the document of a group. A list is a pipeline."""
+    """One update of the document of a group. If ``update`` is a list, it is a pipeline."""
 
     match: dict[str, Any]
     update: dict[str, dict[str, Any]] | list[dict[str, Any]]
@@ -105,10 +105,10 @@ class Step(NamedTuple):
 class Taken(NamedTuple):
     """A range that a claim takes."""
 
-    #: Which of several callers gets the range.
+    #: The number of the caller that gets the range.
     place: int
     range: Range
-    #: Whether it was a single message whose lease had lapsed.
+    #: Whether the last claim had lapsed while the range had only this message.
     alone: bool = False
 
 
@@ -128,8 +128,8 @@ def claim_step(
         until: the end of the lease.
         tail: the tail of the log, as a majority stored it.
         wanted: how many messages each caller wants.
-        served: which callers have messages already. They get no message whose lease has lapsed: if
-            it crashes its consumer again, their other messages would seem guilty, too.
+        served: for each caller, whether it already has messages. If so, it gets no message whose
+            lease has lapsed: a crash by that message would also count against the other messages.
 
     Returns:
         None if there is nothing to claim.
@@ -158,9 +158,9 @@ def claim_step(
 
 
 def _first_caller(wanted: Sequence[int], served: Sequence[bool]) -> int | None:
-    """Return the first caller that wants messages and is not served yet, or None.
+    """Return the first caller that wants messages and has none yet, or None.
 
-    ``served`` tells which callers have messages already. It is empty if this does not matter.
+    ``served``: for each caller, whether it already has messages, or () if that does not matter.
     """
     for place, number in enumerate(wanted):
         if number > 0 and not (served and served[place]):
@@ -171,7 +171,7 @@ def _first_caller(wanted: Sequence[int], served: Sequence[bool]) -> int | None:
 def _turn(ready: tuple[Range, bool]) -> tuple[datetime, int]:
     """Return the sort key of a range among the ranges that were claimed before.
 
-    The longest wait comes first. By position, a message that always fails would always be first.
+    The longest wait comes first. By position, a message that always fails would block other ranges.
     """
     one, _ = ready
     return one.until, next(one.positions(), one.start)
@@ -180,35 +180,35 @@ def _turn(ready: tuple[Range, bool]) -> tuple[datetime, int]:
 def _divided(
     found: Range, has_lapsed: bool, until: datetime, wanted: int
 ) -> tuple[Range, Range | None]:
-    """Divide a range that was claimed before into the part that a claim takes and the rest.
+    """Divide a range that was claimed before into the part that a claim takes and the remainder.
 
-    Each lapse divides the largest part by ten. So a message that crashes its consumers is soon
-    alone, and its tries cost the other messages nothing.
+    Each lapse divides the maximum size of the part by ten. So a message that crashes its consumers
+    is soon alone, and its tries no longer affect other messages.
 
     Args:
         found: the range.
-        has_lapsed: whether its last claim has lapsed; if not, it was given back.
+        has_lapsed: whether its last claim has lapsed. If not, it was given back.
         until: the end of the lease of the part.
-        wanted: the most messages of the part.
+        wanted: the maximum number of messages in the part.
     """
     lapses = found.lapses + has_lapsed
     most = max(1, MAX_RANGE // 10**lapses) if lapses else MAX_RANGE
     alive = found.alive
     lowest = (alive & -alive).bit_length() - 1
-    near = alive & ((1 << (lowest + MAX_RANGE)) - 1)  # a claim also reads the gaps
+    near = alive & ((1 << (lowest + MAX_RANGE)) - 1)  # a claim also reads the positions in between
     mask = 0
     for _ in range(min(wanted, most, near.bit_count())):
         mask |= near & -near  # moves the lowest bit from ``near`` to ``mask``
         near &= near - 1
     new = {"token": new_token(), "until": until, "tries": found.tries + 1, "lapses": lapses}
     alive &= ~mask
-    # With a new token, so that an entry read earlier by another process does not match.
+    # It gets a new token, so that updates by processes that read the entry earlier do not match.
     rest = found.part(alive, token=new_token(), lapses=lapses) if alive else None
     return found.part(mask, **new), rest
 
 
 def _claim_again(found: Range, taken: Range, rest: Range | None, has_lapsed: bool) -> Step:
-    """Claim positions that were claimed before.
+    """Return the update that claims positions which were claimed before.
 
     Args:
         found: the stored range.
@@ -216,7 +216,7 @@ def _claim_again(found: Range, taken: Range, rest: Range | None, has_lapsed: boo
         rest: the other positions, which wait in ``back``, or None if there are none.
         has_lapsed: whether its last claim has lapsed, so that it is in ``out``, not in ``back``.
     """
-    # $set comes first: mongomock knows the matched entry only until another operator has run.
+    # $set comes first, because mongomock forgets the matched entry after another operator.
     match = {"out" if has_lapsed else "back": {"$elemMatch": found.same_filter()}}
     update: dict[str, dict[str, Any]] = {}
     if has_lapsed:
@@ -235,7 +235,7 @@ def _claim_again(found: Range, taken: Range, rest: Range | None, has_lapsed: boo
 def _claim_new(
     group: Group, until: datetime, tail: int, wanted: Sequence[int]
 ) -> tuple[Step, list[Taken]] | None:
-    """Claim positions that were never claimed; see ``claim_step``."""
+    """Return the update that claims new positions, and their ranges; see ``claim_step``."""
     taken: list[Taken] = []
     position = group.next
     if len(group.back) >= MAX_BACK:
@@ -251,16 +251,16 @@ def _claim_new(
             position = end
     if not taken:
         return None
-    # The second condition: ``out`` still has room for these ranges.
+    # The second condition means that ``out`` still has room for these ranges.
     match = {"next": group.next, f"out.{MAX_HELD - len(taken)}": {"$exists": False}}
     pushed = {"$each": [each.range.stored() for each in taken]}
     return Step(match, {"$set": {"next": position}, "$push": {"out": pushed}}), taken
 
 
 def skip_steps(group: Group, first: int, now: datetime) -> list[tuple[int, Step]]:
-    """Return the updates that skip messages below position ``first`` that no consumer holds.
+    """Return the updates that skip the messages below ``first`` that no consumer holds.
 
-    Each comes with the number of messages that it skips.
+    Each update comes with the number of messages that it skips.
     """
     steps: list[tuple[int, Step]] = []
     lapsed = [("out", each) for each in group.out if each.until <= now]
@@ -281,28 +281,28 @@ def skip_steps(group: Group, first: int, now: datetime) -> list[tuple[int, Step]
 
 
 class Back(NamedTuple):
-    """How positions are given back."""
+    """How messages are given back."""
 
-    when: datetime
-    #: Whether the try counts.
+    when: datetime  # of the next try
+    #: Whether the last try counts.
     counted: bool
     error: Mapping[str, Any] | None = None
 
 
 class Ending(NamedTuple):
-    """How the claim of some positions ends: they are finished, unless ``back`` is given."""
+    """How the claim of some messages ends: they are finished, unless ``back`` is given."""
 
     token: str
     positions: frozenset[int]
     back: Back | None = None
-    #: The copy in the dead-letter queue that replaces the message.
+    #: The _id of the copy for the dead-letter queue, if the message is buried.
     copy: Any = None
     #: Whether the retention of the stream deleted the messages.
     skipped: bool = False
 
 
 class Settled(NamedTuple):
-    """An update that ends claims, and its endings, each with the positions that were lost."""
+    """An update that ends claims, and the numbers of its endings, with the positions not held."""
 
     step: Step
     endings: list[tuple[int, frozenset[int]]]
@@ -313,8 +313,8 @@ def settle_step(
 ) -> tuple[Settled | None, dict[int, frozenset[int]]]:
     """Return the next update that ends some of these claims.
 
-    It ends up to 50 ranges of which no position stays held, or else a part of one range. The rest
-    of the endings needs further updates.
+    The update ends up to 50 ranges of which no position stays held, or else a part of one range.
+    The other endings need further updates.
 
     Args:
         group: the group as it was read.
@@ -322,13 +322,13 @@ def settle_step(
         now: the current instant.
 
     Returns:
-        The update, and the endings of which no position is held any more, by number, with their
-        positions.
+        The update, or None if no position is held; and the positions of each ending that has no
+        held position, by the number of the ending.
     """
     held = {each.token: each for each in group.out}
     numbers_of: dict[str, list[int]] = {}  # the endings of each range
     lost: dict[int, frozenset[int]] = {}
-    masks: dict[int, int] = {}  # the bits of the positions that each ending ends
+    masks: dict[int, int] = {}  # by ending: a bit mask of the positions that it ends
     staying = {token: each.alive for token, each in held.items()}
     for number, ending in endings.items():
         mask = 0
@@ -359,7 +359,7 @@ def settle_step(
 
 
 def _not_held(held: Mapping[str, Range], ending: Ending, mask: int) -> frozenset[int]:
-    """Return the positions of an ending that are not among the bits that it ends."""
+    """Return the positions of an ending that it does not end, because they are not held."""
     start = held[ending.token].start
     return frozenset(
         each for each in ending.positions if each < start or not mask >> (each - start) & 1
@@ -367,7 +367,7 @@ def _not_held(held: Mapping[str, Range], ending: Ending, mask: int) -> frozenset
 
 
 class _Given(NamedTuple):
-    """The destinations of the positions of ended claims."""
+    """Where the positions of ended claims go, unless they are finished."""
 
     back: list[Range]
     copies: list[Any]
@@ -380,12 +380,12 @@ def _given_back(
     masks: Mapping[int, int],
     numbers: Iterable[int],
 ) -> _Given:
-    """Return the destinations to which these endings move their positions.
+    """Return where these endings move their positions.
 
     Args:
         held: the held ranges by token.
         endings: the endings by number.
-        masks: the bits of the positions that each ending ends, by number.
+        masks: a bit mask of the positions that each ending ends, by number.
         numbers: the numbers of the endings.
     """
     back: list[Range] = []
@@ -407,15 +407,15 @@ def _given_back(
 
 
 _NOTHING: Final = _Given([], [], 0)
-#: Entries of ``out``, each with the range that stays, or None.
+#: Entries of ``out``, each with the range that remains of it, or None.
 _Outs = Sequence[tuple[Range, Range | None]]
 
 
 def _end(ranges: _Outs, given: _Given) -> Step:
-    """End claims, and append the ranges that are given back."""
+    """Return the update that ends claims and appends the ranges that are given back."""
     update: dict[str, dict[str, Any]]
     ((before, rest), *_) = ranges
-    if rest is not None:  # then it is the only range
+    if rest is not None:  # in this case it is the only range
         update = {"$set": {"out.$.d": stored_bits(rest.done)}}
         match: dict[str, Any] = {"out": {"$elemMatch": before.held_filter()}}
     else:
@@ -431,11 +431,11 @@ def _end(ranges: _Outs, given: _Given) -> Step:
 
 
 def _merge(ranges: _Outs, merge: Merged, given: _Given = _NOTHING) -> Step:
-    """Change entries of ``out``, and merge the ranges that were given back.
+    """Return the update that changes entries of ``out`` and merges ranges in ``back``.
 
-    Only a pipeline can both remove and add entries of an array. It matches every entry that it
-    removes: an entry of ``back`` never changes while it keeps its token. Entries that another
-    process added after the group was read stay.
+    It is a pipeline, because only a pipeline can both remove and add entries of an array. It
+    matches every entry that it removes. The token suffices for an entry of ``back``, which never
+    changes under one token. Entries that another process has added since are kept.
     """
     match: dict[str, Any] = {
         "$and": [{"out": {"$elemMatch": before.same_filter()}} for before, _ in ranges]

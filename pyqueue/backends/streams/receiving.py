@@ -1,8 +1,9 @@
 """Streams: how a consumer group receives messages.
 
 A claim reads the group, takes ranges of positions with one update, and then reads their packs, as a
-majority stored them. Only the update decides who holds which messages. A process may therefore
-remember a stale group: its update then matches nothing, and it reads the group again.
+majority stored them. Only the update determines the holder of a message. So a process may use the
+group as it was read by an earlier call. If that is stale, the update matches nothing, and the
+process reads the group again.
 """
 
 from __future__ import annotations
@@ -46,19 +47,19 @@ from pyqueue.requests import (
 
 log = logging.getLogger("pyqueue")
 
-#: How long a pause may go unnoticed without a bus, in seconds.
+#: How often a process checks for the end of a pause if no signal arrives, in seconds.
 PAUSE_READ_INTERVAL_S: Final = 5.0
 
 
 class Limits(NamedTuple):
-    """The limits of one receiving call."""
+    """The limits of one call that receives messages."""
 
     messages: int
     bytes: int
 
 
 def create(state: GroupState, start: object) -> Plan[Group]:
-    """Return the group; create it if it is missing.
+    """Return the group. Create it if it does not exist.
 
     Raises:
         ConfigurationError: ``start`` is not allowed.
@@ -94,7 +95,7 @@ def receive(
     poll_s: float,
     shape: Mapping[str, object],
 ) -> Plan[Received]:
-    """Receive up to ``limit`` messages; wait up to ``timeout`` for the first one."""
+    """Receive up to ``limit`` messages. Wait up to ``timeout`` for the first message."""
     arguments.count("limit", limit)
     arguments.count("max_bytes", max_bytes)
     timeout_s = None if timeout is None else arguments.duration("timeout", timeout)
@@ -127,7 +128,7 @@ def receive(
 
 
 def _follow_limit(stream: str, shape: Mapping[str, object], followed: FollowedLimit) -> Plan[None]:
-    """Learn the limit of the stream, which the client reads again after some seconds."""
+    """Learn the limit of the stream. The client reads it again every few seconds."""
     yield from stream_log.ensure(stream, shape)
     followed.follow(stream, (yield from QueueShape(stream)))
     if followed.limit is not None:
@@ -137,25 +138,25 @@ def _follow_limit(stream: str, shape: Mapping[str, object], followed: FollowedLi
 def wake_time(
     state: GroupState, waiting: Any, limit: FollowedLimit, poll_s: float
 ) -> Plan[datetime]:
-    """Return when to claim again if no event arrives. Forget a signalled instant that has come.
+    """Return when to claim again if no event arrives. Forget a signaled instant that has passed.
 
     Args:
         state: the state of the group.
-        waiting: the waiting consumers of the group; ``scan.due`` is the next signalled instant.
+        waiting: the waiting consumers of the group. ``scan.due`` is the next signaled instant.
         limit: the limit of the stream.
         poll_s: the longest wait, in seconds.
     """
     now = yield from ServerTime()
     scan, group = waiting.scan, state.seen
     if scan.due is not None and scan.due <= now:
-        scan.due = None  # the claim before this wait has found its messages
+        scan.due = None  # its messages were found by the claim before this wait
     until = [now + timedelta(seconds=poll_s)]
     if limit.next_start is not None and limit.waits(now):
         until.append(limit.next_start)
     if limit.unreadable is not None or (group is not None and group.paused):
         until.append(now + timedelta(seconds=PAUSE_READ_INTERVAL_S))
     elif group is None:
-        until.append(now)  # another call found that the known group was stale
+        until.append(now)  # another call has found that the known group is stale
     else:
         until += [each for each in (group.due(), scan.due) if each is not None]
     return max(min(until), now + timedelta(milliseconds=1))
@@ -164,12 +165,12 @@ def wake_time(
 def _give_back(
     state: GroupState, received: Iterable[StreamReservation[Any]], claimed: Sequence[Taken] = ()
 ) -> Plan[None]:
-    """Give back positions that callers do not get, without counting the try.
+    """Give back messages that the callers do not get, without counting the try.
 
     Args:
         state: the state of the group.
-        received: the messages that were read.
-        claimed: the claimed ranges whose messages were not read.
+        received: messages that were claimed and read.
+        claimed: claimed ranges whose messages were not read yet.
     """
     positions = {each.range.token: [*each.range.positions()] for each in claimed}
     for each in received:
@@ -181,7 +182,7 @@ def _give_back(
 
 
 def _claim_for_callers(terms: Terms, limits: Sequence[Limits]) -> Plan[list[Received]]:
-    """Claim for several callers. No two of them share a range."""
+    """Claim for several callers. Each claimed range goes to one of them."""
     shares = [Share([], limit.messages, limit.bytes) for limit in limits]
     while True:
         now = yield from ServerTime()
@@ -201,25 +202,25 @@ def _claim_for_callers(terms: Terms, limits: Sequence[Limits]) -> Plan[list[Rece
                     terms, each, shares[each.place], packs, first, now=now
                 )
         except QueueError:
-            # No caller gets anything. A message whose burial failed is held until its lease ends:
-            # if given back, the next claims would take it first and fail, too.
+            # No caller gets a message. If a burial failed, its message stays held until the lease
+            # ends. If it were given back, the next claims would take it first, and fail, too.
             yield from _give_back(terms.state, chain(*(each.messages for each in shares)), unread)
             raise
         if returned:
-            break  # returned positions would be claimed again at once
+            break  # the next round would claim these messages again
     return [sorted(each.messages, key=attrgetter("position")) for each in shares]
 
 
 def _take_ranges(
     terms: Terms, now: datetime, wanted: Sequence[int], served: Sequence[bool]
 ) -> Plan[list[Taken]]:
-    """Claim ranges for several callers. The result is empty if there is nothing to claim.
+    """Claim ranges for several callers. Return [] if there is nothing to claim.
 
     Args:
         terms: how messages are received.
         now: the current instant.
         wanted: how many messages each caller wants.
-        served: which callers have messages already; see ``claim_step``.
+        served: for each caller, whether it already has messages; see ``claim_step``.
     """
     state = terms.state
     if terms.limit.unreadable is not None:
@@ -238,7 +239,7 @@ def _take_ranges(
             continue
         found = claim_step(group, now, until, state.tail, wanted, served=served)
         if found is not None and not permits.asked:
-            # Ask for permits for the ranges that the claim would take. It may then take less.
+            # Ask for permits for the ranges that the claim would take. It may get fewer.
             wanted = yield from permits.ask(found[1], wanted, now)
             found = claim_step(group, now, until, state.tail, wanted, served=served)
             if not any(wanted):
@@ -255,7 +256,7 @@ def _take_ranges(
                 permits, wanted = _Permits(terms), wanted_at_first
         elif fresh:
             break
-        else:  # the known group or tail may be stale
+        else:  # the group or the tail in memory may be stale
             _, end = yield from stream_log.bounds(state.stream)
             state.tail = max(state.tail, end)
             group, fresh = None, True
@@ -264,22 +265,22 @@ def _take_ranges(
 
 
 class _Permits:
-    """The permits of one claim, if the stream has a limit. Each group has its own permits."""
+    """The permits of one claim, if the stream has a limit. Each group has a separate rate."""
 
     __slots__ = ("_permits", "asked")
 
     def __init__(self, terms: Terms) -> None:
         self._permits = Permits(terms.state.stream, terms.limit, terms.state.name)
-        #: Whether permits were asked for, or none are needed.
+        #: Whether the claim has asked for permits, or needs none.
         self.asked = terms.limit.limit is None
 
     @property
     def until(self) -> datetime | None:
-        """The end of the permits, or None if there are none."""
+        """When the first permits expire, or None if no permits are held."""
         return self._permits.until
 
     def ask(self, taken: Sequence[Taken], wanted: Sequence[int], now: datetime) -> Plan[list[int]]:
-        """Ask for permits for these ranges. Return how many messages each caller may take."""
+        """Ask for permits for these ranges. Return how many messages each caller may take now."""
         self.asked = True
         left = yield from self._permits.number(sum(each.range.size for each in taken), now)
         share = [0] * len(wanted)
@@ -289,7 +290,7 @@ class _Permits:
         return share
 
     def late(self) -> Plan[bool]:
-        """Return whether it is too late to use the permits."""
+        """Return whether some of the permits may have expired."""
         return self._permits.late()
 
     def give_back(self, taken: Sequence[Taken]) -> Plan[None]:

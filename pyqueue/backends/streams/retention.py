@@ -1,7 +1,7 @@
 """Streams: delete the oldest packs of a log.
 
-``first`` in the record of the stream is raised before packs are deleted. The last pack stays,
-because it says where the log ends. So does every pack that is younger than 10 minutes.
+Before packs are deleted, ``first`` in the record of the stream is raised. The last pack is kept,
+because it shows where the log ends, and so is every pack that is younger than 10 minutes.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from pyqueue.backends.transitions import record_id
 from pyqueue.errors import QueueError
 from pyqueue.requests import Delete, Find, Plan, ServerTime, Update
 
-#: No pack that is younger than this is ever deleted.
+#: A pack that is younger than this is never deleted, except with its whole stream.
 LEAST_AGE: Final = timedelta(minutes=10)
-#: The time between two checks for packs to delete, in seconds, and how many packs one check
+#: The time between two checks for packs to delete, in seconds, and the most packs that one check
 #: deletes.
 RETENTION_INTERVAL_S: Final = 60.0
 _MAX_DELETED: Final = 200
 
 
 def retain(stream: str, state: LogState) -> Plan[None]:
-    """Delete packs that are older than the retention of the stream, once a minute.
+    """Delete packs that are older than the retention of the stream, if a check is due.
 
-    It deletes a few at a time. After a failure, the next check tries again.
+    A check is due once a minute, or at once if packs are left over. It ignores failures.
     """
     mono, now = yield from instants()
     if mono < state.retain_at:
@@ -73,7 +73,7 @@ def trim(stream: str, state: LogState, before: object) -> Plan[int]:
 def _delete_portion(
     stream: str, position: int | None, instant: datetime | None
 ) -> Plan[tuple[int, bool]]:
-    """Delete the first packs, as long as each is old enough and another pack follows.
+    """Delete the first packs, up to ``_MAX_DELETED``, as long as they are old enough.
 
     Args:
         stream: the name of the stream.
@@ -92,7 +92,7 @@ def _delete_portion(
         majority=True,
     )
     end = 0
-    for each in page[:-1]:  # the last pack is never deleted: it says where the log ends
+    for each in page[:-1]:  # never the last pack, which shows where the log ends
         too_new = instant is not None and each["pushed"] >= instant
         if too_new or each["pushed"] >= now - LEAST_AGE:
             break
@@ -108,9 +108,9 @@ def _delete_portion(
 
 
 def drop(stream: str) -> Plan[int]:
-    """Delete all packs. Return how many messages they had.
+    """Delete all packs. Return how many messages they contained.
 
-    First raise ``first`` to the tail, so that a later append continues the positions.
+    This first raises ``first`` to the tail, so that later appends continue with the next position.
     """
     first = yield from first_position(stream)
     _, end = yield from bounds(stream)

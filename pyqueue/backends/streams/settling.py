@@ -1,10 +1,10 @@
 """Streams: how a consumer group ends its claims and extends their leases.
 
 A burial changes two documents: the group finishes the message, and a copy appears in the
-dead-letter queue. The copy is first inserted hidden, at majority. The update that ends the claim
-lists the copy in ``left``, which decides the burial. Then the copy is published and taken off
-the list. Each claim publishes the copies that it finds listed. So a process that dies in between
-leaves the message in one place, never in both or in none.
+dead-letter queue. The copy is first inserted hidden, with majority write concern. The update that
+ends the claim adds the copy to the list ``left``, which commits the burial. Then the copy is
+published and removed from the list. Each claim publishes the copies that it finds in the list. So
+even if a process dies in between, the message ends up in exactly one of the two places.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ from pyqueue.requests import (
     Update,
 )
 
-#: The longest text of an error in the document of a group, and the other fields of an error there.
+#: The longest error text in the document of a group, and the other error fields that it stores.
 _MAX_ERROR_TEXT: Final = 200
 _ERROR_FIELDS: Final = ("type", "at", "fp")
-#: A burial whose copies are older than this fails. Copies of undecided burials are deleted after a
-#: day.
+#: A burial fails if inserting its copies took longer than this. Copies of burials that were never
+#: committed are deleted after a day.
 _MAX_BURIAL: Final = timedelta(minutes=10)
 _ABANDONED: Final = timedelta(days=1)
 
@@ -60,7 +60,7 @@ Held = Sequence[StreamReservation[Any]]
 
 
 class GroupState:
-    """The state of a group that a process keeps between two calls.
+    """The knowledge about a group that a process keeps between calls.
 
     Args:
         stream: the name of the stream.
@@ -71,18 +71,18 @@ class GroupState:
         self.stream = stream
         self.name = group
         self.id = group_id(stream, group)
-        #: The group as it was last seen, or None to read it.
+        #: The group as it was last read, or None if it must be read.
         self.seen: Group | None = None
-        #: The log reaches at least this position, as a majority stored it.
+        #: The last known tail of the log, as a majority stored it. The log may be longer.
         self.tail = 0
-        #: Whether this process has deleted the copies of burials that were never decided.
+        #: Whether this process has deleted the copies of burials that were never committed.
         self.swept = False
         #: The packs that were read last.
         self.kept: list[Pack] = []
 
     @property
     def label(self) -> str:
-        """The name of the group among queues and groups. No queue can have it."""
+        """The name of the group where queues are named, too. No queue can have this name."""
         return f"{self.stream}~{self.name}"
 
     @property
@@ -96,7 +96,7 @@ def reload(state: GroupState) -> Plan[Group | None]:
     before = state.seen
     found = yield from Find({"_id": state.id}, limit=1)
     group = Group.of(found[0]) if found else None
-    if state.seen is before:  # no other answer arrived during the read
+    if state.seen is before:  # no other result arrived during the read
         state.seen = group
     else:
         _learn(state, group)
@@ -104,9 +104,9 @@ def reload(state: GroupState) -> Plan[Group | None]:
 
 
 def change(state: GroupState, step: Step, *, w1: bool = False) -> Plan[Group | None]:
-    """Update the group if it matches. Return its new state, or None if it did not match.
+    """Update the group if ``step`` matches it. Return its new state, or None if it did not match.
 
-    Each change counts in ``changes``, so that a later state can be told from an earlier one.
+    Each change increments ``changes``, so that a later state can be distinguished from an earlier.
     """
     update = step.update
     counted: Any
@@ -121,7 +121,7 @@ def change(state: GroupState, step: Step, *, w1: bool = False) -> Plan[Group | N
 
 
 def _learn(state: GroupState, group: Group | None) -> None:
-    """Store the group, unless a later state is known, because answers may arrive out of order."""
+    """Remember the group, unless a later state is known: results may arrive out of order."""
     if group is None or state.seen is None or group.changes >= state.seen.changes:
         state.seen = group
 
@@ -130,7 +130,7 @@ def _learn(state: GroupState, group: Group | None) -> None:
 
 
 def settle(state: GroupState, endings: Sequence[Ending]) -> Plan[list[frozenset[int]]]:
-    """End claims. Return, for each ending, the positions that were no longer held."""
+    """End claims of messages. Return, for each ending, the positions that were no longer held."""
     return (
         yield from Coalesce(
             ("stream settle", state.id), endings, partial(_settle_batch, state), max_in_flight=2
@@ -141,7 +141,7 @@ def settle(state: GroupState, endings: Sequence[Ending]) -> Plan[list[frozenset[
 def _settle_batch(
     state: GroupState, batch: Sequence[Sequence[Ending]]
 ) -> Plan[list[list[frozenset[int]]]]:
-    """End the claims of several callers. Return the positions that each of them lost."""
+    """End claims for several callers. Return for each caller the positions no longer held."""
     flat = [ending for endings in batch for ending in endings]
     results = yield from _settle_all(state, flat)
     answers: list[list[frozenset[int]]] = []
@@ -153,17 +153,17 @@ def _settle_batch(
 
 
 def _settle_all(state: GroupState, endings: Sequence[Ending]) -> Plan[list[frozenset[int]]]:
-    """End claims, update by update. Return, for each ending, the positions no longer held."""
+    """End claims in one or more updates. Return, for each ending, the positions no longer held."""
     pending = dict(enumerate(endings))
     results: dict[int, frozenset[int]] = {}
     group = state.seen
-    fresh = False  # whether the group was read, or returned by an update, just now
+    fresh = False  # whether ``group`` was just read or returned by an update
     while pending:
         if group is None:
             group, fresh = (yield from reload(state)), True
             if group is None:
                 break  # the group was deleted
-        # One at a time: each step is computed from the group that the last step returned.
+        # One step at a time, because each is computed from the group that the last one returned.
         one, lost = settle_step(group, pending, (yield from ServerTime()))
         if lost and not fresh:
             group = None  # the known group may be stale: read it before giving up
@@ -180,15 +180,15 @@ def _settle_all(state: GroupState, endings: Sequence[Ending]) -> Plan[list[froze
             for number, missing in one.endings:
                 results[number] = missing
                 del pending[number]
-            if was_full:  # consumers of other processes may wait for room
+            if was_full:  # other processes may wait until ``out`` has room
                 yield from Signal(state.stream, (yield from ServerTime()))
     return [results.get(number, each.positions) for number, each in enumerate(endings)]
 
 
 def give_back(state: GroupState, ranges: Mapping[str, Range | Sequence[int]]) -> Plan[None]:
-    """Give back positions that no caller gets, without counting the try.
+    """Give back messages that no caller gets, without counting the try.
 
-    ``ranges``: the positions by the token of their claim.
+    ``ranges``: the positions of the messages, by the token of their claim.
     """
     now = yield from ServerTime()
     back = Back(now, counted=False)
@@ -196,13 +196,13 @@ def give_back(state: GroupState, ranges: Mapping[str, Range | Sequence[int]]) ->
         Ending(token, frozenset(each.positions() if isinstance(each, Range) else each), back)
         for token, each in ranges.items()
     ]
-    with suppress(Unavailable):  # then they come back when the lease lapses
+    with suppress(Unavailable):  # the messages then come back when the lease ends
         if endings:
             yield from settle(state, endings)
 
 
 def reservations(state: GroupState, given: Sequence[object]) -> list[StreamReservation[Any]]:
-    """Return the given reservations of this group, without duplicates."""
+    """Return the given reservations without duplicates. Check that they are of this group."""
     unique: dict[tuple[int, str], StreamReservation[Any]] = {}
     for each in given:
         if not isinstance(each, StreamReservation):
@@ -238,9 +238,9 @@ def rollback(
     Args:
         state: the state of the group.
         given: the reservations.
-        delay_by_tries: the delay in seconds for each number of tries. It may have further numbers.
-        record: the error that the messages store, or None.
-        counted: whether the try counts.
+        delay_by_tries: the delay in seconds for each number of tries that a message has had.
+        record: the error that the messages store, or None to keep their last error.
+        counted: whether this try counts.
     """
     held = reservations(state, given)
     if not held:
@@ -267,9 +267,9 @@ def rollback(
 def delay_by_tries(
     held: Held, backoff: Backoff, delay: float | timedelta | None
 ) -> dict[int, float]:
-    """Return the delay for each number of tries, in seconds.
+    """Return the delay in seconds for each number of tries of these messages.
 
-    Messages that fail together come back together.
+    Messages with equal tries get the same delay, so that they come back together.
     """
     given_s = None if delay is None else arguments.duration("delay", delay)
     return {
@@ -279,9 +279,9 @@ def delay_by_tries(
 
 
 def _settle_held(state: GroupState, held: Held, backs: Mapping[int, Back]) -> Plan[None]:
-    """End claims, and raise LeaseLost if any reservations were lost.
+    """End claims. Raise LeaseLost if any reservations are no longer held.
 
-    ``backs``: how messages are given back, by their tries. If it is empty, they are finished.
+    ``backs``: how to give messages back, by their number of tries. If empty, finish the messages.
     """
     groups: dict[tuple[str, int], list[StreamReservation[Any]]] = {}
     for each in held:
@@ -303,7 +303,7 @@ def _settle_held(state: GroupState, held: Held, backs: Mapping[int, Back]) -> Pl
 
 
 def raise_lost(state: GroupState, held: Held, lost: Held) -> None:
-    """Raise LeaseLost if any reservations were lost."""
+    """Raise LeaseLost if ``lost`` contains any of the reservations ``held``."""
     if lost:
         raise LeaseLost(
             f"{len(lost)} of {len(held)} reservations of group {state.name!r} of stream "
@@ -322,7 +322,7 @@ def extend(
     """Hold messages for another lease, from now. Messages of one range share a lease.
 
     Raises:
-        LeaseLost: some messages were no longer held; the rest are extended.
+        LeaseLost: some messages were no longer held. The other leases are extended.
     """
     held = reservations(state, given)
     lease_s = None if lease is None else arguments.duration("lease", lease, positive=True)
@@ -331,7 +331,7 @@ def extend(
 
 
 def renew(state: GroupState, held: Held) -> Plan[list[QueueError | None]]:
-    """Extend each lease by its own length. Return an error or None for each reservation."""
+    """Extend each lease by its own length. Return for each reservation None or an error."""
     lost = {id(each) for each in (yield from _extend(state, held, None, w1=True))}
     text = "is no longer held: its lease ended, or it was settled"
     return [
@@ -341,7 +341,7 @@ def renew(state: GroupState, held: Held) -> Plan[list[QueueError | None]]:
 
 
 def _extend(state: GroupState, held: Held, lease_s: float | None, *, w1: bool) -> Plan[Held]:
-    """Extend leases, with one command per range. Return the reservations no longer held."""
+    """Extend leases, with one command per range. Return the reservations that are not held now."""
     now = yield from ServerTime()
     lost: list[StreamReservation[Any]] = []
     ranges: dict[str, list[StreamReservation[Any]]] = {}
@@ -350,7 +350,7 @@ def _extend(state: GroupState, held: Held, lease_s: float | None, *, w1: bool) -
     for token, members in ranges.items():
         length_s = max(each.lease for each in members) if lease_s is None else lease_s
         until = now + timedelta(milliseconds=round(length_s * 1000))
-        # Never a shorter lease: the rest of the range may have other holders.
+        # $max never shortens the lease, because other messages of the range may be held, too.
         step = Step({"out": {"$elemMatch": {"t": token}}}, {"$max": {"out.$.u": until}})
         group = yield from change(state, step, w1=w1)
         found = None if group is None else group.held(token)
@@ -371,7 +371,7 @@ class Buried(NamedTuple):
 
     token: str
     position: int
-    #: Fields for the copy: payload, headers, type.
+    #: Fields of its copy: payload, headers and type.
     document: Mapping[str, Any]
     pushed: datetime
     tries: int
@@ -395,7 +395,7 @@ def bury(
         dead_letter: the name of the dead-letter queue.
         held: the messages.
         reason: why they are buried, in one word.
-        error: the error that they store, or None if each keeps the error of its last try.
+        error: the error that they store, or None if each message keeps its last error.
     """
     if not held:
         return
@@ -419,9 +419,9 @@ def bury(
 def entomb(
     state: GroupState, dead_letter: str, messages: Sequence[Buried]
 ) -> Plan[set[tuple[int, str]]]:
-    """Move messages to the dead-letter queue. Return the position and token of each lost message.
+    """Move messages to the dead-letter queue, in the steps that the head of this module describes.
 
-    The docstring of this module describes the steps.
+    Return the position and the token of each message that was no longer held.
     """
     target = yield from namespace.target(dead_letter)
     now = yield from ServerTime()
@@ -430,7 +430,7 @@ def entomb(
     if refused:
         raise refused[0].error
     if (yield from ServerTime()) - now > _MAX_BURIAL:
-        # A copy that looks abandoned may be deleted; see ``delete_undecided``.
+        # Old copies may be deleted before the burial is committed; see ``delete_undecided``.
         raise Unavailable("the burial took too long and buried nothing; try again")
     endings = [
         Ending(each.token, frozenset({each.position}), copy=copy["_id"])
@@ -451,7 +451,7 @@ def entomb(
 
 
 def _copy(state: GroupState, queue: str, message: Buried, now: datetime) -> Document:
-    """Return the hidden copy of a message that is buried. ``queue``: the dead-letter queue."""
+    """Return the hidden copy of a message to bury. ``queue``: the dead-letter queue."""
     death: Document = {"from": state.stream, "at": now, "reason": message.reason}
     death |= {"tries": message.tries, "error": message.error}
     death |= {"group": state.name, "position": message.position}
@@ -464,9 +464,9 @@ def _copy(state: GroupState, queue: str, message: Buried, now: datetime) -> Docu
 
 
 def publish_left(state: GroupState, ids: Sequence[Any]) -> Plan[None]:
-    """Publish the copies of decided burials, which ``left`` of the group lists.
+    """Publish the copies of committed burials, which ``left`` of the group lists.
 
-    This can run any number of times.
+    Repeating this changes nothing.
     """
     found = yield from Find({"_id": {"$in": list(ids)}, "q": state.hidden}, {"to": 1})
     targets: dict[str, list[Any]] = {}
@@ -484,7 +484,7 @@ def publish_left(state: GroupState, ids: Sequence[Any]) -> Plan[None]:
 
 
 def delete_undecided(state: GroupState) -> Plan[None]:
-    """Delete copies of burials that were never decided, once per process."""
+    """Delete old copies of burials that were never committed. Do this once per process."""
     if state.swept or state.seen is None:
         return
     state.swept = True
