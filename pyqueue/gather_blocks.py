@@ -96,7 +96,7 @@ def _sealing(gather: Gather) -> Plan[None]:
     """Seal a gather at the end of its block.
 
     Raises:
-        Unavailable: a push to it failed, so some of its messages may be missing.
+        Unavailable: A push to the gather failed, so some of its messages may be missing.
     """
     if not gather.failed:
         yield from gathering.seal(gather.id)
