@@ -120,7 +120,7 @@ __all__ = [
 __version__ = "0.2.0.dev0"
 
 if not TYPE_CHECKING:
-    # These need pydantic and anyio, which the executors of a Spark cluster need not have.
+    # These modules need pydantic and anyio, which the executors of a Spark cluster may lack.
     __getattr__ = importer(
         __name__,
         {

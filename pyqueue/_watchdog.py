@@ -4,8 +4,8 @@ The watchdog makes sure that mongod never outlives its owner. It stops mongod wh
 ends, for any reason, or when the owner sends SIGTERM. If the watchdog itself dies, the kernel
 kills mongod. The watchdog exits with the status of mongod, or with ``IN_USE``.
 
-It runs as a script (``python -I -S _watchdog.py OWNER PATH PORT MONGOD...``). So it imports little,
-and only from the standard library.
+It runs as a script (``python -I -S _watchdog.py OWNER PATH PORT MONGOD...``). For this reason, it
+imports little, and only from the standard library.
 
 Why a process? PR_SET_PDEATHSIG on mongod alone would follow the *thread* that started it, not the
 owner. A pipe to the owner would stay open in every fork of the owner. The watchdog waits on a
@@ -23,8 +23,8 @@ import sys
 import time
 
 IN_USE = 75  # EX_TEMPFAIL; mongod never exits with it
-GRACE_S = 5.0  # for a clean shutdown of mongod
-LOCK_TIMEOUT_S = 2 * GRACE_S  # for the last server of a directory to stop
+GRACE_S = 5.0  # how long mongod may take to shut down cleanly
+LOCK_TIMEOUT_S = 2 * GRACE_S  # how long to wait for the previous server of a directory to stop
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG = 1
@@ -47,9 +47,10 @@ def pidfd(pid: int) -> int:
 
 
 def read_lock(path: str) -> tuple[int, list[int]]:
-    """Return the port of the last server, or 0, and the ids of the processes that hold the lock.
+    """Return the port of the last server, and the ids of the processes that hold the lock.
 
-    The holders are the owner and its watchdog. The list is empty once they stop.
+    The holders are the owner and its watchdog; the list is empty once they stop. Without a previous
+    server, the port is 0.
     """
     with open(os.path.join(path, "lock")) as lock:
         port, *holders = map(int, lock.read().split() or ["0"])
@@ -102,7 +103,8 @@ def die_with_parent(parent: int) -> None:  # not covered: between fork and exec
 def watch(owner: int, path: str, port: str, command: list[str]) -> int:
     """Run the command until it ends, the owner ends, or SIGTERM arrives. Return the exit status.
 
-    A SIGTERM that arrives too early, or a second one, ends this process and mongod at once.
+    A SIGTERM that arrives before mongod runs, or a second SIGTERM, ends this process and mongod at
+    once.
     """
     # The owner may ignore SIGTERM, and the thread that started this process may block it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Checks of arguments.
+"""Checks of the arguments that users pass.
 
 Each check runs before anything is written. Its error names the argument and the remedy.
 """
@@ -34,7 +34,7 @@ _MAX_HEADERS_BYTES = 8192
 
 
 def queue_name(value: Any, argument: str = "name") -> str:
-    """Return a valid queue name: 1-110 of A-Z a-z 0-9 _ - . : > (not counting ".dead")."""
+    """Return a valid queue name: 1-110 of A-Z a-z 0-9 _ - . : > (not counting a final ".dead")."""
     if not isinstance(value, str):
         raise InvalidName(
             f"{argument}: expected the name of a queue as a str, found {type(value).__name__}"
@@ -48,7 +48,7 @@ def queue_name(value: Any, argument: str = "name") -> str:
 
 
 def dead_letter(queue: str, value: Any) -> str:
-    """Return the name of the dead-letter queue of a queue, by default its name and ".dead"."""
+    """Return the name of the dead-letter queue of a queue; by default "<queue>.dead"."""
     if value is None:
         return f"{queue}.dead"
     if value == queue:
@@ -78,7 +78,7 @@ def targets(queue: str, value: Any, *, least: int = 1) -> tuple[str, ...]:
 def choices(queue: str, to: Any) -> tuple[bool, tuple[str, ...]]:
     """Return whether the rows of a Spark stage choose among its targets, and the targets.
 
-    Give a str for one target, and None for no target.
+    ``to`` is a str for one target, a list if the rows choose, and None for no target.
     """
     if to is None:
         return False, ()
@@ -88,12 +88,12 @@ def choices(queue: str, to: Any) -> tuple[bool, tuple[str, ...]]:
 
 
 def transaction_body(name: str, function: Any, *, awaited: bool) -> Callable[..., Any]:
-    """Wrap a function: raise if its result is awaitable but must not be, or the reverse.
+    """Wrap a function so that it raises if its result is of the wrong kind, awaitable or not.
 
     Args:
         name: The name of the argument.
         function: The function. If it is obviously of the wrong kind, this raises without calling
-            it.
+            the function.
         awaited: Whether the caller awaits the result, as an AsyncClient does.
     """
     fitting, reason = (
@@ -118,10 +118,10 @@ def transaction_body(name: str, function: Any, *, awaited: bool) -> Callable[...
 
 
 def takes_second(what: str, function: Callable[..., Any], names: tuple[str, str]) -> bool:
-    """Return whether a function takes both arguments, and not only the first.
+    """Return whether a function takes both of two arguments, and not only the first.
 
     Args:
-        what: The beginning of the error text.
+        what: The beginning of the error text, which names the function.
         function: The function.
         names: The names of the arguments. An optional second parameter counts if it has this name.
     """
@@ -148,7 +148,7 @@ def takes_second(what: str, function: Callable[..., Any], names: tuple[str, str]
 
 
 def group(value: Any, name: str = "group") -> str:
-    """Return a valid name of a claim group. The rules of queue names apply."""
+    """Return a valid name of a claim group or a consumer group. The rules of queue names apply."""
     if not isinstance(value, str) or not _QUEUE.fullmatch(value):
         raise ConfigurationError(
             f"{name}: invalid name {shown(value)}; use 1-110 of A-Z a-z 0-9 _ - . : >"
@@ -167,7 +167,7 @@ def namespace_name(value: Any) -> str:
 
 
 def collection_name(namespace: str, suffix: Any) -> str:
-    """Return the name of another collection that belongs to a namespace."""
+    """Return the name of another collection of a namespace, "<namespace>.<suffix>"."""
     name = f"{namespace}.{suffix}"
     if not isinstance(suffix, str) or not _NAMESPACE.fullmatch(name):
         raise InvalidName(
@@ -201,7 +201,7 @@ def duration(name: str, value: Any, *, positive: bool = False) -> float:
 
 
 def retention(value: Any) -> float:
-    """Return how long a stream keeps messages, in seconds: at least 10 minutes."""
+    """Return a valid retention of a stream in seconds: at least 10 minutes."""
     length = duration("retention", value)
     if length < _LEAST_RETENTION_S:
         raise ConfigurationError(
@@ -234,7 +234,7 @@ def instant(name: str, value: Any) -> datetime:
 
 
 def starting(now: datetime, delay: Any, at: Any) -> datetime:
-    """Return when a message becomes eligible: after ``delay``, or at ``at``; never before now."""
+    """Return when a message becomes eligible: after ``delay`` or at ``at``, but not before now."""
     if delay is not None and at is not None:
         raise ConfigurationError("delay, at: pass one of the two, not both")
     if at is not None:
@@ -253,7 +253,7 @@ def is_unicode(text: str) -> bool:
 
 
 def payloads(value: Any, single: str) -> list[Any]:
-    """Return the payloads of a call. ``single`` names the operation that takes one payload."""
+    """Return the payloads as a list. ``single`` names the operation that takes one payload."""
     if isinstance(value, (str, bytes, bytearray, Mapping)) or not isinstance(value, Iterable):
         raise ConfigurationError(
             f"payloads: expected a list of payloads, found {type(value).__name__}; "
@@ -306,7 +306,7 @@ def spellings(value: Any) -> list[Id]:
 
 
 def headers(value: Any) -> dict[str, str | int | float | bool] | None:
-    """Return valid headers: up to 64, with up to 8 KB in names and values.
+    """Return valid headers: up to 64 headers, with up to 8 KB of names and values.
 
     Names are not empty, contain no dot and do not start with "$".
     """
@@ -372,7 +372,7 @@ def _check_header(name: Any, item: Any) -> None:
 
 
 def backoff(value: Any) -> None:
-    """Check a Backoff: base, factor and maximum are at least 0, and jitter is from 0 to 1."""
+    """Check a Backoff: base, factor and maximum must be at least 0, and jitter from 0 to 1."""
     if not isinstance(value, Backoff):
         raise ConfigurationError(f"backoff: expected a Backoff, found {type(value).__name__}")
     for name, most in (
@@ -393,7 +393,7 @@ def backoff(value: Any) -> None:
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """Return a value that must be one of the allowed words."""
+    """Check that a value is one of the allowed words, and return it."""
     if value not in allowed:
         raise ConfigurationError(
             f"{name}: {shown(value)} is not allowed; use one of {', '.join(map(repr, allowed))}"
@@ -412,19 +412,19 @@ def count(name: str, value: Any, *, least: int = 1) -> int:
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return True or False."""
+    """Check that a value is True or False, and return it."""
     if not isinstance(value, bool):
         raise ConfigurationError(f"{name}: expected True or False, found {type(value).__name__}")
     return value
 
 
 def ordered_group(value: Any) -> str:
-    """Return a valid group of ordered messages: a str of 1-512 characters without NUL."""
+    """Return a valid group of an ordered queue: a str of 1-512 characters without NUL."""
     return key(value, "group")
 
 
 def priority(value: Any) -> int:
-    """Return a priority: a whole number from 0 to 9."""
+    """Return a valid priority: a whole number from 0 to 9."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= HIGHEST_PRIORITY:
         raise ConfigurationError(
             f"priority: {shown(value)} is not allowed; use a whole number from 0 to "
@@ -434,7 +434,7 @@ def priority(value: Any) -> int:
 
 
 def pack(value: Any) -> int:
-    """Return the size of packs: a whole number from 2 to 1000."""
+    """Return a valid maximum size of packs: a whole number from 2 to 1000 messages."""
     if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= MAX_PACK:
         raise ConfigurationError(
             f"pack: {shown(value)} is not allowed; use a whole number from 2 to {MAX_PACK}"
@@ -443,7 +443,7 @@ def pack(value: Any) -> int:
 
 
 def reservation(value: Any) -> Reservation[Any]:
-    """Return a value that must be a reservation."""
+    """Check that a value is a reservation, and return it."""
     if isinstance(value, Reservation):
         return value
     text = f"reservations: expected reservations from reserve(), found {type(value).__name__}"
@@ -459,7 +459,7 @@ def reservation(value: Any) -> Reservation[Any]:
 
 
 def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
-    """Return the given reservations of this queue without repetitions."""
+    """Check that reservations are from this queue, and return them without repetitions."""
     unique: dict[tuple[Hashable, str], Reservation[Any]] = {}
     for each in given:
         if reservation(each).queue != queue:
@@ -472,7 +472,7 @@ def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
 
 
 def owner(label: Any) -> str | None:
-    """Return a label for claims and records, or None for the default."""
+    """Return a valid label for claims and records, or None for the default label."""
     if label is not None and (
         not isinstance(label, str) or len(label) > 256 or not is_unicode(label)
     ):
@@ -481,7 +481,7 @@ def owner(label: Any) -> str | None:
 
 
 def session(value: Any) -> None:
-    """Check the session of a transaction."""
+    """Check that a value is the session of a transaction that has not ended, or None."""
     if value is not None and not hasattr(value, "in_transaction"):
         raise ConfigurationError(
             f"session: expected the session of transaction() or run_transaction(), "

@@ -1,6 +1,6 @@
-"""Commands to the collections beside the queues, such as ``<namespace>.metrics``.
+"""Commands to the other collections of a namespace, such as ``<namespace>.metrics``.
 
-They go through the database of the client, and so through its drivers. A failure here
+They go through the database and the driver of the client. A failure of such a command
 says nothing about the queues, so the driver neither counts it nor expects another primary.
 """
 
@@ -43,7 +43,7 @@ class BesideReads(Beside[Answer]):
 
 
 def aside(suffix: str, command: Command[Answer]) -> Beside[Answer]:
-    """Return the request that sends a command to the collection with this suffix."""
+    """Return a request that sends a command to the collection ``<namespace>.<suffix>``."""
     kind = BesideReads if command.cursor else Beside
     return kind(suffix, command, w1=True)
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class AsyncManageable(AsyncReadable[T]):
-    """The methods of a queue for operators, for async code."""
+    """The methods by which operators manage a queue, for async code."""
 
     async def redrive(self, limit: int | None = None) -> int:
         """Send buried messages back to the queues that they came from.
@@ -44,22 +44,22 @@ class AsyncManageable(AsyncReadable[T]):
         return await self._runner.run(self._backend.remove(id))
 
     async def cancel(self, id: Id, force: bool = False) -> Cancelled | None:
-        """Cancel a message. If it is not held, it ends, with the outcome "cancelled".
+        """Cancel a message. A message that is not held ends, with the outcome "cancelled".
 
-        Otherwise its holder is asked to end it: a worker cancels its handler, or sets
+        If the message is held, its holder is asked to end it: a worker cancels the handler, or sets
         ``Delivery.cancelled``. If the holder commits the message, it is committed. If the holder
         moves it or gives it back, the next claim ends it.
 
         Args:
             id: As in ``remove``.
-            force: End a held message at once. Its holder gets ``LeaseLost``.
+            force: Whether to end even a held message at once. Its holder gets ``LeaseLost``.
 
         Returns:
             "cancelled" if the message has ended, "requested" if its holder was asked to end it.
-            None if the id is unknown in this queue, or the message is finished.
+            None if the id is unknown in this queue, or the message is already finished.
 
         Raises:
-            ConfigurationError: The message is in a pack of a bucket and held.
+            ConfigurationError: The message is held in a pack of a bucket.
         """
         return await self._runner.run(self._cancel(id, force))
 
@@ -67,14 +67,14 @@ class AsyncManageable(AsyncReadable[T]):
         """Make a scheduled or dead message ready now.
 
         A scheduled message keeps its tries, and in an ordered queue its place in its group. A dead
-        message goes back to the queue that it came from, as by ``redrive``.
+        message goes back to the queue that it came from, as with ``redrive``.
 
         Args:
             id: As in ``remove``.
 
         Returns:
-            False if the id is unknown in this queue, or the message is finished or held. The
-            messages of a pack are held together.
+            False if the id is unknown in this queue, or the message is finished or held. If one
+            message of a pack is held, all of them are.
 
         Raises:
             ConfigurationError: A dead message came from a stream; use ``move`` for it.
@@ -89,7 +89,7 @@ class AsyncManageable(AsyncReadable[T]):
             priority: As in ``push``.
 
         Returns:
-            False if the id is unknown, or the message is finished.
+            False if the id is unknown in this queue, or the message is finished.
         """
         return await self._runner.run(self._reprioritize(id, priority))
 
@@ -104,16 +104,16 @@ class AsyncManageable(AsyncReadable[T]):
     ) -> Page[T]:
         """Return a page of messages in any state, sorted by the time when they become eligible.
 
-        A held message is eligible at the end of its lease; finished messages come last. If nothing
-        changes, the pages together have each message once.
+        A held message is eligible at the end of its lease; finished messages come last. If no
+        message changes in the meantime, the pages together contain each message once.
 
         Args:
             state: "scheduled", "ready", "reserved", "finished" or "dead", or None for any state.
-            where: Maps paths, such as "payload.n", "headers.tenant" or "error.type", to values or
-                to conditions of ``pyqueue.where``.
-            after: The ``after`` of the previous page, or None to start at the beginning.
+            where: A mapping from paths, such as "payload.n", "headers.tenant" or "error.type", to
+                values or to conditions of ``pyqueue.where``.
+            after: The ``after`` of the previous page, or None for the first page.
             limit: The maximum number of messages to return.
-            newest: Start at the end of the order.
+            newest: Whether to return the messages in the opposite order, the last one first.
             budget: The maximum number of messages to examine. If it is reached, a page has fewer
                 than ``limit`` messages although it is not the last page.
 
@@ -131,12 +131,12 @@ class AsyncManageable(AsyncReadable[T]):
     async def pause(self) -> None:
         """Stop the consumers of every process from receiving. Pushes still work.
 
-        Consumers notice this at once with a bus, and within 5 s without.
+        With a bus, consumers notice this at once; without a bus, within 5 s.
         """
         return await self._runner.run(self._backend.pause(True))
 
     async def resume(self) -> None:
-        """Let the consumers receive again."""
+        """Let the consumers of every process receive again."""
         return await self._runner.run(self._backend.pause(False))
 
     async def notify(self) -> None:
@@ -150,8 +150,8 @@ class AsyncManageable(AsyncReadable[T]):
         deleted last, when the transaction ends.
 
         Returns:
-            The number of deleted messages. If it raises ``Unavailable``, because the server did
-            not answer or a transaction is still open, the text says how many were deleted.
+            The number of deleted messages. If the call raises ``Unavailable``, because the server
+            did not answer or a transaction is still open, the text says how many were deleted.
         """
         return await self._runner.run(self._backend.purge())
 
@@ -164,6 +164,6 @@ class AsyncManageable(AsyncReadable[T]):
             ids: The ids of messages in the history, as in ``get``.
 
         Returns:
-            The number of ids that were found.
+            The number of messages that were found and made ready.
         """
         return await self._runner.run(self._backend.replay(ids))

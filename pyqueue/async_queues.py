@@ -1,7 +1,7 @@
 # Generated from queues.py by `make faces`. Edit queues.py, and run `make faces`.
 """The ``AsyncQueue`` class: each operation is one line that runs the plan of the same name.
 
-The plans in ``backends`` define each operation. The docstrings here describe arguments and results.
+The plans in ``backends`` define the operations. The docstrings here describe arguments and results.
 The module is long because users look up all operations of a queue in one class.
 """
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class AsyncQueue(AsyncManageable[T]):
-    """A queue, for async code. ``AsyncClient.queue`` makes it, without I/O.
+    """A queue, for async code. ``AsyncClient.queue`` creates it, without I/O.
 
     Durations are seconds or timedeltas, and instants are aware datetimes. Every operation may raise
     ``Unavailable`` (the server did not answer in time) and ``QueueClosed``. Invalid arguments raise
@@ -79,26 +79,26 @@ class AsyncQueue(AsyncManageable[T]):
             on_duplicate: The action if the key is taken. "ignore" writes nothing. "replace"
                 overwrites the payload, headers, time and priority of the live message; its tries
                 start again, and its holder loses the lease. "error" raises ``DuplicateKey``.
-            headers: Small labels, {str: str | int | float | bool}.
+            headers: Small labels, as a mapping {str: str | int | float | bool}.
             id: An ObjectId, or a str of 1-512 characters not starting with "~". A second push with
                 the same id does not store a second message.
-            priority: From 0 to 9, highest first; None means 4. Only with ``kind="priority"``.
+            priority: 0 to 9; higher priorities go first. None: 4. Only with ``kind="priority"``.
             group: The name of a group, 1-512 characters. Its messages are received in order, one at
                 a time. Without a group there is no order. Only with ``kind="ordered"``.
-            result: Seconds for which the end of the message is kept, with the result of its
-                handler, at most 30 days; see ``AsyncClient.wait``. None: only a history keeps it.
-            expires: Seconds after which no consumer begins to work on the message. It then ends as
-                "expired", unless it was tried before. None: it never expires.
-            unique_for: Seconds for which a commit or a pop leaves the key taken. None: it frees it.
+            result: Seconds, at most 30 days, for which the finished message is kept with its result
+                for ``AsyncClient.wait``. None: it is kept only if the queue has a history.
+            expires: Seconds after which no consumer begins to work on the message. It then ends
+                with the outcome "expired". None, or once the message was tried: it never expires.
+            unique_for: Seconds for which the key stays taken after a commit or a pop. None: 0.
             gather: The gather that it joins: the value of ``AsyncClient.gather``, or the ``gather``
-                of a held reservation. A message in the queue does not join. Not with ``session``.
+                of a held reservation. If nothing is written, nothing joins. Not with ``session``.
             also: More queues (names, or ``AsyncQueue`` objects). All get the message, or none does.
                 There it has a new id, and neither ``result`` nor ``gather``. Not with ``key``.
             session: The session of a transaction. The push happens when the transaction commits.
 
         Returns:
-            The id of the message. None if the key was taken and ``on_duplicate`` is "ignore", or if
-            ``unique_for`` of a finished message keeps it and ``on_duplicate`` is "replace".
+            The id of the message. None if the key is taken and ``on_duplicate`` is "ignore", or if
+            it is "replace" and ``unique_for`` of a finished message keeps the key taken.
 
         Raises:
             InvalidMessage: The payload is not BSON, is too large or does not fit the model.
@@ -128,8 +128,8 @@ class AsyncQueue(AsyncManageable[T]):
         """Push many messages at once. If one is invalid, none is written.
 
         Args:
-            payloads: The payloads; or a ``Push`` for each message, with its own options. Then
-                only ``on_duplicate`` and ``session`` can be set for all.
+            payloads: The payloads, or a ``Push`` for each message. A ``Push`` has the options of
+                its message, so only ``on_duplicate`` and ``session`` can then be given here.
             delay: Seconds until the messages can be received; not with ``at``.
             at: The instant from which the messages can be received.
             headers: The headers of every message.
@@ -142,7 +142,7 @@ class AsyncQueue(AsyncManageable[T]):
             session: The session of a transaction.
 
         Returns:
-            The ids, as in ``push``, whose errors it raises, too.
+            One id for each payload, or None as in ``push``, whose errors this raises, too.
         """
         how = PushOptions(delay=delay, at=at, headers=headers, keys=keys, on_duplicate=on_duplicate)
         how |= PushOptions(ids=ids, priorities=priorities, groups=groups, session=session)
@@ -154,7 +154,7 @@ class AsyncQueue(AsyncManageable[T]):
         Delivery is at most once: the message is lost if this process dies before its work is done.
 
         Args:
-            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
+            timeout: Seconds to wait for a message. None waits forever; 0 does not wait.
 
         Returns:
             The message, or None after the timeout.
@@ -175,10 +175,10 @@ class AsyncQueue(AsyncManageable[T]):
 
         Args:
             limit: The maximum number of messages.
-            timeout: Seconds to wait for the first message. None waits for ever; 0 does not wait.
+            timeout: Seconds to wait for the first message. None waits forever; 0 does not wait.
             max_bytes: The maximum size of all messages together, in bytes as stored. The first
                 message is returned even if it is larger. If messages grow from one call to the
-                next, a call may claim too many; it gives these back before it returns.
+                next, a call may claim too many; it gives the excess back before it returns.
 
         Returns:
             The messages in order, or an empty list after the timeout.
@@ -195,7 +195,7 @@ class AsyncQueue(AsyncManageable[T]):
         Delivery is at least once: the message comes back if it is not settled in time.
 
         Args:
-            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
+            timeout: Seconds to wait for a message. None waits forever; 0 does not wait.
             lease: Seconds to hide the message from other consumers. None uses the queue's lease.
 
         Returns:
@@ -220,7 +220,7 @@ class AsyncQueue(AsyncManageable[T]):
         Args:
             limit: The maximum number of messages.
             timeout: As in ``pop_many``.
-            lease: Seconds. None uses the queue's lease.
+            lease: The lease in seconds. None uses the queue's lease.
             max_bytes: As in ``pop_many``. The try of a message that is given back is not counted.
 
         Returns:
@@ -231,7 +231,7 @@ class AsyncQueue(AsyncManageable[T]):
         )
 
     async def reserve_id(self, id: Id, *, lease: Duration | None = None) -> Reservation[T] | None:
-        """Reserve a chosen message, ready or scheduled, without waiting.
+        """Reserve the message with this id, ready or scheduled, without waiting.
 
         Args:
             id: As in ``remove``.
@@ -239,7 +239,7 @@ class AsyncQueue(AsyncManageable[T]):
 
         Returns:
             The reservation. None if the id is unknown in this queue, the message is finished or
-            held, the queue is paused, or a limit or an earlier message of its group is in the way.
+            held, the queue is paused, or a limit or an earlier message of the group prevents it.
             A message in a pack of a bucket raises ConfigurationError.
         """
         received = await self._runner.run(self._reserve_id(id, lease))
@@ -260,12 +260,12 @@ class AsyncQueue(AsyncManageable[T]):
         the block settles the reservation itself, nothing more is done.
 
         Args:
-            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
-            lease: Seconds. None uses the queue's lease.
+            timeout: Seconds to wait for a message. None waits forever; 0 does not wait.
+            lease: The lease in seconds. None uses the queue's lease.
             on_lost: Called with the reservation as soon as a renewal finds that the lease was lost,
-                or that the client was closed. It is called in the event loop, and
-                should return at once: set an event, or cancel a task. Its exceptions are logged and
-                ignored.
+                or that the client was closed. It is called in the event loop, so
+                it should return at once, for example after setting an event. Its exceptions are
+                logged and ignored.
 
         Returns:
             An async context manager that yields the reservation, or None after the timeout.
@@ -287,7 +287,7 @@ class AsyncQueue(AsyncManageable[T]):
     ) -> AbstractAsyncContextManager[None]:
         """Renew leases while an ``async with`` block runs. Leaving the block settles nothing.
 
-        For a message of a pack, the lease of the whole pack is renewed.
+        For a message in a pack of a bucket, the lease of the whole pack is renewed.
 
         Args:
             reservations: Reservations of this queue. Once settled, they are no longer renewed.
@@ -301,17 +301,17 @@ class AsyncQueue(AsyncManageable[T]):
     def each(
         self, timeout: Duration | None = None, *, lease: Duration | None = None
     ) -> AsyncEach[Reservation[T]]:
-        """Return the messages of this queue, to loop over.
+        """Return an object to loop over the messages of this queue.
 
-        The loop gives one reservation after the other, and renews its lease. When it asks for the
-        next one, the last one is committed while the next message is claimed. If the loop is left
-        in its body, by an exception, ``break`` or ``return``, the message is rolled back; in a
-        ``with`` block on this object, ``break`` and ``return`` commit it at the end of the block. A
-        message that the body settles is left alone. Any number of loops may use the object at once.
+        The loop yields one reservation after the other, and renews its lease. At the end of the
+        body, the message is committed while the next message is claimed. If an exception, ``break``
+        or ``return`` leaves the body, the message is rolled back. But in an ``async with`` block on
+        this object, ``break`` and ``return`` commit the message at the end of the block. A message
+        that the body settles itself is left alone. Any number of loops may use the object at once.
 
         Args:
             timeout: Seconds to wait for the next message before the loop ends; as in ``reserve``.
-            lease: Seconds. None uses the queue's lease.
+            lease: The lease in seconds. None uses the queue's lease.
 
         Raises:
             LeaseLost: The lease was lost before the body ended, so nothing was committed. The loop
@@ -326,20 +326,20 @@ class AsyncQueue(AsyncManageable[T]):
         result: Any = UNCHANGED,
         session: Any = None,
     ) -> None:
-        """Finish messages: they move to the history if the queue has one; else they are deleted.
+        """Finish messages. They move to the history if the queue has one; else they are deleted.
 
         Args:
             reservations: Reservations of this queue.
             payload: The payload that the history keeps, instead of the payload of the message.
-                Packed messages of a bucket have no history and refuse it.
-            result: The result of the work, a BSON value of at most 256 KB. It is kept with the end
-                of a message, and dropped if nothing keeps the end.
+                It is refused for the packed messages of a bucket, which have no history.
+            result: The result of the work, a BSON value of at most 256 KB. It is kept with the
+                finished message, or dropped if no history and no ``result=`` of the push keeps it.
             session: The session of a transaction.
 
         Raises:
-            LeaseLost: Some were no longer held (``lost``, ``unknown``). The rest were finished.
+            LeaseLost: Some messages were not held (see ``lost``, ``unknown``); the rest finished.
             InvalidMessage: The payload or the result cannot be stored. Nothing was written.
-            ConfigurationError: With a session, a lease has too little time left. Nothing was
+            ConfigurationError: The lease of a message ends too soon for a transaction. Nothing was
                 written.
         """
         return await self._runner.run(
@@ -365,36 +365,36 @@ class AsyncQueue(AsyncManageable[T]):
             reservations: Reservations of this queue.
             delay: Seconds until the next try. None uses the queue's backoff; 0 means at once.
             error: The reason, kept in ``Message.error``.
-            counted: Whether the try counts. If not, ``Message.tries`` is again what it was before,
-                no message is buried, and ``Message.attempts`` does not get the try.
+            counted: Whether the try counts. If not, ``Message.tries`` returns to its former value,
+                no message is buried, and ``Message.attempts`` does not record the try.
             session: The session of a transaction.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were rolled back.
+            LeaseLost: Some messages were no longer held. The rest were rolled back.
         """
         how = RollbackOptions(delay=delay, error=error, counted=counted, session=session)
         return await self._runner.run(self._rollback(reservations, how))
 
     async def extend(self, *reservations: Reservation[T], lease: Duration | None = None) -> None:
-        """Hold messages for another lease, counted from now. This updates ``until``.
+        """Hold messages for another lease that begins now. This updates ``Reservation.until``.
 
         Args:
             reservations: Reservations of this queue.
-            lease: Seconds. None uses the lease with which each message was reserved.
+            lease: The lease in seconds. None repeats the lease that each message was reserved with.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were extended.
+            LeaseLost: Some messages were no longer held. The rest were extended.
         """
         return await self._runner.run(self._backend.extend(reservations, lease=lease))
 
     async def release(self, *reservations: Reservation[T]) -> None:
-        """Give messages back unprocessed. They return to their old places; the try is not counted.
+        """Give messages back unprocessed, to their old places. The try is not counted.
 
         Args:
             reservations: Reservations of this queue.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were released.
+            LeaseLost: Some messages were no longer held. The rest were released.
         """
         return await self._runner.run(
             self._settles("release", reservations, None, self._backend.release(reservations))
@@ -418,21 +418,21 @@ class AsyncQueue(AsyncManageable[T]):
 
         Args:
             reservations: Reservations of this queue.
-            to: A queue's name, or the ``AsyncQueue`` itself, of the same namespace.
+            to: The target: the name of a queue, or the ``AsyncQueue``, of the same namespace.
             payload: The new payload of each message, a value of the model of the target.
-            update: Instead of a payload, an update of the payload with the operators $set $unset
-                $inc $mul $min $max $rename $push $pull $addToSet of MongoDB.
-            headers: Merged into the headers.
+            update: In place of a new payload, an update of the stored payload. It uses MongoDB's
+                $set, $unset, $inc, $mul, $min, $max, $rename, $push, $pull and $addToSet.
+            headers: Headers to merge into the headers of each message.
             delay: Seconds until the message can be received in that queue; not with ``at``.
-            at: The instant from which it can be received there.
-            key: The message key in that queue; for one reservation only.
+            at: The instant from which the message can be received in that queue.
+            key: The message key in that queue; only with a single reservation.
             priority: The priority in that queue, if it has priorities; None keeps the message's
                 priority.
             group: The group in that queue, if it is ordered; None keeps the message's group.
             session: The session of a transaction.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were moved.
+            LeaseLost: Some messages were no longer held. The rest were moved.
             DuplicateKey: The key is taken in that queue. The reservation is still held.
             InvalidMessage: The payload, or the result of the update, cannot be stored.
         """
@@ -470,7 +470,7 @@ class AsyncQueue(AsyncManageable[T]):
             session: As in ``move``.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were moved.
+            LeaseLost: Some messages were no longer held. The rest were moved.
             InvalidMessage: A payload cannot be stored. Nothing was moved.
         """
         edits = MoveOptions(update=update, headers=headers, delay=delay, at=at, key=key)
@@ -487,7 +487,7 @@ class AsyncQueue(AsyncManageable[T]):
             error: The reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were buried.
+            LeaseLost: Some messages were no longer held. The rest were buried.
             ConfigurationError: A message is already in a dead-letter queue.
         """
         return await self._runner.run(
@@ -502,7 +502,7 @@ class AsyncQueue(AsyncManageable[T]):
         Args:
             reservation: A reservation of this queue.
             fraction: From 0 to 1.
-            note: A few words.
+            note: A short text for people, or None.
 
         Raises:
             LeaseLost: The message is no longer held.
@@ -532,15 +532,15 @@ class AsyncQueue(AsyncManageable[T]):
     ) -> AbstractAsyncContextManager[AsyncClaim]:
         """Claim many messages for an ``async with`` block, for bulk work such as a Spark job.
 
-        All of them have one lease, which is renewed. If an earlier claim of the group is
-        unfinished, for example because its process died, the block takes that claim over. If the
-        block raises an exception, or ends without ``commit()``, the claim is rolled back.
+        The messages share one lease, which is renewed while the block runs. If an earlier claim of
+        the group is unfinished, for example because its process died, the block takes it over. If
+        the block raises an exception, or ends without ``commit()``, the claim is rolled back.
 
         Args:
-            group: The durable name of this consumer: 1-110 of A-Z a-z 0-9 _ - . : >. One process at
-                a time may use it.
-            limit: The maximum number of messages, up to 100 000. A bucket may exceed it by part of
-                a pack, because its packs (documents with many messages) are claimed whole.
+            group: The durable name of this consumer: 1-110 characters of A-Z a-z 0-9 _ - . : >.
+                Only one process at a time may use it.
+            limit: The maximum number of messages, up to 100 000. In a bucket, a claim may exceed it
+                by part of a pack, because packs (documents with many messages) are claimed whole.
             lease: Seconds for which the messages stay held if this process dies. None uses the
                 queue's lease.
             max_bytes: The maximum size of all messages together, in bytes as stored. At least one

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class AsyncReadable(AsyncSelectable[T]):
-    """The part of a queue that reads, for async code."""
+    """The methods of a queue that only read, for async code."""
 
     async def get(self, id: Id) -> Message[T] | Finished[T] | None:
         """Return a message in any state.
@@ -38,7 +38,7 @@ class AsyncReadable(AsyncSelectable[T]):
         return await self._runner.run(self._backend.peek(limit))
 
     async def counts(self, cap: int | None = None) -> Counts:
-        """Count the messages by state. The more messages, the longer it takes.
+        """Count the messages by state. The more messages there are, the longer this takes.
 
         On a replica set, all numbers describe the same instant. On a standalone server and on
         "memory:", a message that changes its state during the count may be counted twice, or not at
@@ -56,17 +56,17 @@ class AsyncReadable(AsyncSelectable[T]):
         The last few seconds may be missing.
 
         Args:
-            since: How many seconds ago, or at which instant, to begin: up to 30 days ago.
+            since: The beginning: how many seconds ago, or an instant. At most 30 days ago.
 
         Returns:
-            The stats of whole minutes; of whole hours if they begin more than a day ago.
+            The stats in whole minutes, or in whole hours if they begin more than a day ago.
         """
         return await self._runner.run(stats(self.name, since))
 
     async def next_when(self) -> datetime | None:
-        """Return the earliest time, past or future, at which a message is eligible, or None.
+        """Return when the first message becomes, or became, eligible; None if there is no message.
 
-        A reserved message counts as eligible from the end of its lease.
+        A reserved message becomes eligible at the end of its lease.
         """
         return await self._runner.run(self._backend.next_when())
 

@@ -34,7 +34,7 @@ class AsyncScheduling(Connected[AsyncConnection]):
             options: ``every``: instead of ``cron``, the seconds between two ticks, at least 1.
                 ``timezone``: the time zone of ``cron``; default "UTC". ``payload`` (default {}),
                 ``headers``, ``key``, ``priority`` and ``group``: of the messages, as for a push. If
-                another message has the key, the new message has none. ``missed``: after ticks at
+                another message has the key, the new message gets no key. ``missed``: after ticks at
                 which no worker ran, push one message for all of them ("once", the default), none
                 ("skip"), or one for each of the last 100 ("all", which needs ``overlap=True``).
                 ``overlap``: whether a tick pushes a message while the last one is still in a queue
@@ -68,7 +68,7 @@ class AsyncScheduling(Connected[AsyncConnection]):
         return await self._connection.run(schedules.unschedule(name))
 
     async def pause_schedule(self, name: str) -> bool:
-        """Stop the ticks of a schedule, in all processes. A change of the schedule keeps it paused.
+        """Stop the ticks of a schedule in all processes. It stays paused even if it is changed.
 
         Args:
             name: The name of the schedule.
@@ -79,7 +79,7 @@ class AsyncScheduling(Connected[AsyncConnection]):
         return await self._connection.run(schedules.pause(name, True))
 
     async def resume_schedule(self, name: str) -> bool:
-        """Let a paused schedule continue at its next tick. Ticks in the pause are not missed ticks.
+        """Let a paused schedule continue at its next tick. Ticks during the pause are not missed.
 
         Args:
             name: The name of the schedule.

@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class AsyncStream(StreamBase[T, AsyncPlanRunner]):
-    """A stream, for async code. ``AsyncClient.stream`` makes it, without I/O.
+    """A stream, for async code. ``AsyncClient.stream`` creates it, without I/O.
 
     Each message has a position: 0, 1, 2, ... without gaps. Once a reader has seen a position, no
     message can appear below it. Every operation may raise ``Unavailable`` and ``QueueClosed``.
@@ -51,7 +51,8 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
 
         Raises:
             InvalidMessage: The payload is not BSON, is too large or does not fit the model.
-            Unavailable: The message may be stored. If you append it again, it may be stored twice.
+            Unavailable: It is unknown whether the message is stored. A repeated append may store it
+                twice.
         """
         positions = await self._runner.run(self._append([payload], headers))
         return positions[0]
@@ -61,8 +62,8 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
     ) -> list[int]:
         """Append many messages. If one is invalid, none is appended.
 
-        They are stored in packs, documents of up to 1000 messages. Messages of other callers may
-        come between two packs.
+        The messages are stored in packs, documents of up to 1000 messages. Messages of other
+        callers may come between two packs.
 
         Args:
             payloads: The payloads.
@@ -73,12 +74,12 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
 
         Raises:
             InvalidMessage: A payload cannot be stored. Nothing was written.
-            Unavailable: Some messages may be stored. The text says how many certainly are.
+            Unavailable: Some messages may be stored. The text says how many are certainly stored.
         """
         return await self._runner.run(self._append(payloads, headers))
 
     async def read(self, *, after: int | None = None, limit: int = 1000) -> list[StreamMessage[T]]:
-        """Return messages by position. This needs no consumer group, and changes nothing.
+        """Return messages in order of position. This needs no consumer group and changes nothing.
 
         Args:
             after: Return the messages after this position. None begins with the first message.
@@ -98,8 +99,8 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
         deleted. The last pack stays, and so do packs that are younger than 10 minutes.
 
         Args:
-            before: A position or an instant. It deletes the packs that lie entirely before this
-                position, or that were appended before this instant.
+            before: A position or an instant. The packs that lie entirely before this position, or
+                that were appended before this instant, are deleted.
 
         Returns:
             The position of the first message that is left.
@@ -119,14 +120,14 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
     ) -> AsyncConsumer[T]:
         """Return a consumer group of this stream. This does no I/O.
 
-        The group is created when it first receives, and stays stored until ``delete_consumer``. Any
+        The first call that receives creates the group, and it exists until ``delete_consumer``. Any
         number of processes may receive for it; together they get every message.
 
         Args:
-            name: The durable name of the group: 1-110 of A-Z a-z 0-9 _ - . : >
+            name: The durable name of the group: 1-110 characters of A-Z a-z 0-9 _ - . : >
             start: Where a new group begins: "first", "last" (messages appended from now on), an
-                instant, or a position. It has no effect if the group exists; use
-                ``AsyncConsumer.seek`` then.
+                instant, or a position. It has no effect on an existing group; use
+                ``AsyncConsumer.seek`` instead.
             lease: Seconds for which a reserved message is held.
             max_tries: How many times a message is tried before it is buried, or None for no limit.
             dead_letter: The name of the queue for buried messages; "<stream>.<group>.dead" by
@@ -152,9 +153,9 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
         return await self._runner.run(self._backend.groups())
 
     async def delete_consumer(self, name: str) -> bool:
-        """Delete a consumer group. Its holders get ``LeaseLost``.
+        """Delete a consumer group. The holders of its messages get ``LeaseLost``.
 
-        A process that still receives for the group creates it again, at its ``start``.
+        A process that still receives for the group creates it again, at the ``start`` that it gave.
 
         Args:
             name: The name of the group.
@@ -172,8 +173,8 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
 class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
     """A consumer group of a stream, for async code. ``AsyncStream.consumer`` makes it, without I/O.
 
-    Its ``name`` is the name of the stream, "~" and the name of the group. The messages of one call
-    share leases, one for each range of up to 1000 messages.
+    Its ``name`` is the name of the stream, "~" and the name of the group. Messages that one call
+    reserves share leases, one lease for each range of up to 1000 messages.
     """
 
     async def reserve(
@@ -182,7 +183,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         """Receive a message under a lease.
 
         Args:
-            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
+            timeout: Seconds to wait for a message. None waits forever; 0 does not wait.
             lease: Seconds to hide the message from other consumers of the group. None uses the
                 group's lease.
 
@@ -208,8 +209,8 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
 
         Args:
             limit: The maximum number of messages.
-            timeout: Seconds to wait for the first message. None waits for ever; 0 does not wait.
-            lease: Seconds. None uses the group's lease.
+            timeout: Seconds to wait for the first message. None waits forever; 0 does not wait.
+            lease: The lease in seconds. None uses the group's lease.
             max_bytes: The maximum size of all messages together, in bytes as stored. The first
                 message is returned even if it is larger.
 
@@ -234,9 +235,9 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         rolled back if the block raises an exception.
 
         Args:
-            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
-            lease: Seconds. None uses the group's lease.
-            on_lost: Called with the reservation as soon as a renewal finds that the lease was lost.
+            timeout: Seconds to wait for a message. None waits forever; 0 does not wait.
+            lease: The lease in seconds. None uses the group's lease.
+            on_lost: Called with the reservation as soon as a renewal finds that its lease was lost.
 
         Returns:
             An async context manager that yields the reservation, or None after the timeout.
@@ -257,7 +258,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
     ) -> AbstractAsyncContextManager[None]:
         """Renew leases while an ``async with`` block runs. Leaving the block settles nothing.
 
-        Messages that were reserved together share a lease.
+        Messages that were reserved together share a lease, so all of them stay held.
 
         Args:
             reservations: Reservations of this group. Once settled, they are no longer renewed.
@@ -271,12 +272,12 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
     def each(
         self, timeout: Duration | None = None, *, lease: Duration | None = None
     ) -> AsyncEach[StreamReservation[T]]:
-        """Return the messages of this group, to loop over, as ``AsyncQueue.each`` does.
+        """Return an object to loop over the messages of this group, as ``AsyncQueue.each`` does.
 
         Args:
-            timeout: Seconds to wait for the next message before the loop ends. None waits without
-                limit, 0 does not wait.
-            lease: Seconds. None uses the group's lease.
+            timeout: Seconds to wait for the next message before the loop ends. None waits forever;
+                0 does not wait.
+            lease: The lease in seconds. None uses the group's lease.
         """
         return AsyncEach(self._runner, self._loops(timeout, lease))
 
@@ -287,7 +288,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             reservations: Reservations of this group.
 
         Raises:
-            LeaseLost: Some were no longer held (``lost``). The rest were finished.
+            LeaseLost: Some messages were no longer held (see ``lost``). The rest were finished.
         """
         return await self._runner.run(
             self._settles("commit", reservations, None, self._plans.commit(reservations))
@@ -306,11 +307,11 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             reservations: Reservations of this group.
             delay: Seconds until the next try. None uses the group's backoff; 0 means at once.
             error: The reason, kept in ``Message.error``.
-            counted: Whether the try counts. If not, ``Message.tries`` is again what it was before,
+            counted: Whether the try counts. If not, ``Message.tries`` returns to its former value,
                 and no message is buried.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were rolled back.
+            LeaseLost: Some messages were no longer held. The rest were rolled back.
         """
         how = RollbackOptions(delay=delay, error=error, counted=counted)
         return await self._runner.run(self._rollback(reservations, how))
@@ -318,17 +319,17 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
     async def extend(
         self, *reservations: StreamReservation[T], lease: Duration | None = None
     ) -> None:
-        """Hold messages for another lease, counted from now. This updates ``until``.
+        """Hold messages for another lease that begins now. This updates ``Reservation.until``.
 
         Messages that were reserved together share a lease; the longest lease applies to all of
         them.
 
         Args:
             reservations: Reservations of this group.
-            lease: Seconds. None uses the lease with which each message was reserved.
+            lease: The lease in seconds. None repeats the lease that each message was reserved with.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were extended.
+            LeaseLost: Some messages were no longer held. The rest were extended.
         """
         return await self._runner.run(self._plans.extend(reservations, lease=lease))
 
@@ -339,7 +340,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             reservations: Reservations of this group.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were released.
+            LeaseLost: Some messages were no longer held. The rest were released.
         """
         return await self._runner.run(
             self._settles("release", reservations, None, self._plans.release(reservations))
@@ -348,14 +349,14 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
     async def bury(
         self, *reservations: StreamReservation[T], error: BaseException | str | None = None
     ) -> None:
-        """Send messages to the dead-letter queue of this group now. Other groups keep them.
+        """Send messages to the dead-letter queue of this group now. Other groups still get them.
 
         Args:
             reservations: Reservations of this group.
             error: The reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were buried.
+            LeaseLost: Some messages were no longer held. The rest were buried.
         """
         plan = self._plans.bury(reservations, error=error)
         return await self._runner.run(self._settles("bury", reservations, None, plan))
@@ -364,12 +365,13 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
         """Count the messages that the group has not finished yet, by state.
 
         Returns:
-            ready, scheduled, reserved, their total, and skipped.
+            The numbers of ready, scheduled and reserved messages, their total, and the number of
+            skipped messages.
         """
         return await self._runner.run(self._plans.counts())
 
     async def stats(self, since: Duration | datetime = 3600) -> QueueStats:
-        """Return rates and latencies of this group. See ``AsyncQueue.stats``."""
+        """Return the rates and latencies of this group. See ``AsyncQueue.stats``."""
         return await self._runner.run(stats(self.name, since))
 
     async def pause(self) -> None:
@@ -395,6 +397,6 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             position: "first", "last", an instant, or the position of the next message.
 
         Returns:
-            The position.
+            The position at which the group continues.
         """
         return await self._runner.run(self._plans.seek(position))

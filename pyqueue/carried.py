@@ -1,7 +1,7 @@
-"""The part of its queue that a reservation carries, so that a client can settle it.
+"""The plans or options of a queue that its reservations carry, so that a client can settle them.
 
-In the process that received it, these are the plans of its queue or consumer group. They do not
-leave the process: a pickled reservation carries the options by which it is settled.
+In the process that received it, a reservation carries the plans of its queue or consumer group. The
+plans cannot be pickled, so a pickled reservation carries the options by which it is settled.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class CarriedOptions(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carried:
-    """The plans or the options by which a reservation is settled: one of the two."""
+    """Either the plans or the options by which a reservation is settled."""
 
     plans: Any = None
     options: CarriedOptions | None = None
 
     @property
     def key(self) -> Hashable:
-        """A value that is equal for reservations that are settled alike."""
+        """A value that is equal for reservations that are settled in the same way."""
         return self.options or id(self.plans)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -46,7 +46,7 @@ class Carried:
 
 
 def carrying(plans: Any, receiving: Plan[list[Any]]) -> Plan[list[Any]]:
-    """Run a plan that receives, and let the reservations carry the plans of their queue."""
+    """Run a plan that receives, and store the plans of the queue in the reservations."""
     received = yield from receiving
     carried = Carried(plans)
     for each in received:
@@ -67,7 +67,7 @@ def _options_of(plans: Any) -> CarriedOptions:
 
 
 def _pickled(model: object) -> bytes | None:
-    """Return a pickled model, as bytes: another process may lack its module or pydantic."""
+    """Return a pickled model, as bytes because another process may lack its module or pydantic."""
     try:
         return pickle.dumps(model)
     except Exception:  # for example, the class is local to a function

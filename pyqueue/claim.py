@@ -31,10 +31,10 @@ class ClaimSize(NamedTuple):
     max_bytes: int
 
     def check(self) -> None:
-        """Refuse sizes that are not allowed.
+        """Check both limits.
 
         Raises:
-            ConfigurationError: A size is not allowed.
+            ConfigurationError: A limit is not allowed.
         """
         if arguments.count("limit", self.limit) > MAX_CLAIM:
             raise ConfigurationError(
@@ -54,7 +54,7 @@ class ClaimBase(Generic[Runs]):
         self._settled = False
         #: The ids of the claimed messages, or [] if no message was ready.
         self.ids: list[Id] = []
-        #: Their reservations, without payloads, or [] if the client has no hooks.
+        #: The reservations of these messages, without payloads, or [] if the client has no hooks.
         self._held: list[Reservation[Any]] = []
         #: The name of the group.
         self.group = claims.group
@@ -163,13 +163,13 @@ class ClaimBase(Generic[Runs]):
 
 
 class Claim(ClaimBase[PlanRunner]):
-    """Many messages under one lease, which is renewed. They are settled together."""
+    """Many messages that share a lease, which is renewed. They are settled together."""
 
     def dataframe(self, spark: Any) -> Any:
         """Return the messages as a DataFrame.
 
         Its columns are id, queue, payload, headers, key, when, pushed and tries. The payload is a
-        struct if the queue has a pydantic model, else a JSON string.
+        struct if the queue has a pydantic model, and a JSON string otherwise.
 
         Args:
             spark: A Spark session, classic or Connect.
@@ -180,7 +180,7 @@ class Claim(ClaimBase[PlanRunner]):
 
         Raises:
             InvalidMessage: A payload does not fit the model.
-            Fenced: Another runner of the group took over.
+            Fenced: Another process took over the group.
         """
         from pyqueue.spark.models import frame
 
@@ -190,8 +190,8 @@ class Claim(ClaimBase[PlanRunner]):
         """Finish the messages.
 
         Raises:
-            LeaseLost: Some were no longer held and are unchanged. The rest were finished.
-            Fenced: Another runner of the group took over. Nothing is changed.
+            LeaseLost: Some messages were no longer held, and are unchanged. The rest were finished.
+            Fenced: Another process took over the group. Nothing was changed.
         """
         self._runner.run(self._commit())
 
@@ -199,10 +199,10 @@ class Claim(ClaimBase[PlanRunner]):
         """Give the messages back for another try, as ``Queue.rollback`` does.
 
         Args:
-            error: The reason, shown in ``Message.error``.
+            error: The reason, kept in ``Message.error``.
 
         Raises:
-            Fenced: Another runner of the group took over. Nothing is changed.
+            Fenced: Another process took over the group. Nothing was changed.
         """
         self._runner.run(self._rollback(error))
 

@@ -1,4 +1,4 @@
-"""``Client``: the public form of one ``Connection``. It creates queues and pipelines."""
+"""``Client``: the public side of one ``Connection``. It creates queues and pipelines."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ T = TypeVar("T")
 class Client(Scheduling):
     """A client for blocking code. Any number of threads of the process that made it may use it.
 
-    Creating a client does no I/O. It connects to the server at the first operation, or when it is
-    entered.
+    Creating a client does no I/O. The client connects to the server at its first operation, or at
+    the start of a ``with`` block.
 
     Args:
         target: "mongodb://host/db", "mongodb+srv://...",
@@ -60,18 +60,18 @@ class Client(Scheduling):
             "embedded:PATH" (starts a private mongod with its data in PATH, and stops it on close),
             or a database of pymongo or mongomock, which the client never closes. If a URL
             names no database, the database is "pyqueue".
-        namespace: The collection that holds the queues.
-        signals: The bus that wakes blocked consumers: a URL ("memory:", "capped:",
+        namespace: The name of the collection that holds the queues.
+        signals: The bus that wakes waiting consumers: a URL ("memory:", "capped:",
             "redis://host:port/0", "none:") or a bus object.
         durability: "majority" (a write returns when it is in the journals of a majority of the
-            members), or "acknowledged" (when the primary has confirmed it; this is faster, but a
-            fail-over may lose writes or deliver a message again).
-        owner: A label, written into the messages that this client holds; "host:pid" by default.
+            members), or "acknowledged" (a write returns when the primary has confirmed it; this is
+            faster, but a fail-over may lose writes or deliver a message again).
+        owner: A label that is stored in the messages that this client holds; default "host:pid".
         command_timeout: Seconds that a command may take, retries included, before ``Unavailable``
             is raised.
-        hooks: Objects whose methods are called when something happens to messages; see ``Hooks``.
-        telemetry: Whether to count messages, and to store the figures for all processes; see
-            ``Queue.stats``.
+        hooks: Objects whose methods are called when messages are pushed, received or settled, for
+            example; see ``Hooks``.
+        telemetry: Whether to store rates and latencies of messages; see ``Queue.stats``.
     """
 
     def __init__(
@@ -130,17 +130,17 @@ class Client(Scheduling):
         All users of a queue must agree on ``strict`` and on the options after it.
 
         Args:
-            name: 1-110 of A-Z a-z 0-9 _ - . : > (a trailing ".dead" not counted), or a QueueSpec.
-            model: The type of the payloads, for pydantic's TypeAdapter, or None for any BSON value.
+            name: 1-110 of A-Z a-z 0-9 _ - . : > (not counting a final ".dead"), or a QueueSpec.
+            model: A type of payloads that pydantic can validate, or None for any BSON value.
             lease: Seconds for which a reserved message is held.
             max_tries: How many times a message is tried before it is buried, or None for no limit.
             dead_letter: The name of the queue for buried messages; default "<name>.dead".
-            history: Seconds for which finished messages are kept, or None to delete them.
+            history: Seconds for which finished messages are kept, or None to delete them at once.
             backoff: How long a message waits after a rollback.
             poll: Seconds after which a waiting consumer checks the queue even without a signal.
-            kind: "standard", "priority", "ordered" or "bucket", or None for the queue's own kind.
+            kind: "standard", "priority", "ordered" or "bucket". None: the kind that the queue has.
             strict: For a queue with priorities: whether high priorities may starve low priorities.
-            on_failure: For an ordered queue: a failed message blocks its group, or not ("skip").
+            on_failure: For an ordered queue: "block" (a failed message blocks its group) or "skip".
             pack: For a bucket: the maximum number of messages in one document, up to 1000.
             limit: A cap on reserved messages, or on starts per period, across all processes.
             auto_delete: Seconds after which the queue is deleted if it is unused and empty.
@@ -188,10 +188,10 @@ class Client(Scheduling):
         """Return a stream of this namespace. This does no I/O.
 
         Args:
-            name: 1-110 of A-Z a-z 0-9 _ - . : >. No queue of the namespace may have it.
+            name: 1-110 characters of A-Z a-z 0-9 _ - . : >. No queue may have the same name.
             model: Anything that pydantic's TypeAdapter accepts, as for ``queue``.
             retention: Seconds, at least 600, for which messages are kept. All users of the stream
-                must agree. None means the stored value, or 7 days for a new stream.
+                must give the same value. None means the stored value, or 7 days for a new stream.
             limit: A Limit with a rate: how many messages each consumer group starts per period.
 
         Returns:
@@ -227,21 +227,21 @@ class Client(Scheduling):
     ) -> list[Reservation[Any]]:
         """Receive up to ``limit`` messages under a lease, from several queues in a strict order.
 
-        Messages of the first queue come before messages of the second queue, and so on. While a
-        queue has enough messages, the queues after it have to wait. The call waits in all queues at
-        once, and for the first message only; then it takes the messages that are ready.
+        Messages of the first queue come before messages of the second queue, and so on. As long as
+        a queue has enough messages, later queues have to wait. The call waits for all queues at
+        once, until one of them has a message; then it takes the messages that are ready.
 
         Args:
-            queues: Queues and consumer groups of this client, of any kinds, each of them once.
+            queues: Queues and consumer groups of this client, of any kinds, each listed once.
             limit: The maximum number of messages.
-            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
+            timeout: Seconds to wait for a message. None waits forever; 0 does not wait.
 
         Returns:
             The reservations in the order of ``queues``, or an empty list after the timeout. Each
-            has the lease of its queue. Settle them with ``commit`` and the like of this client.
+            has the lease of its queue. Settle them with this client, for example by ``commit``.
 
         Raises:
-            ConfigurationError: ``queues`` has something else, or the same queue twice.
+            ConfigurationError: ``queues`` contains something else, or one queue twice.
         """
         plan = client_receiving.receive(self._connection, queues, limit, timeout)
         return self._connection.run(plan)
@@ -255,18 +255,18 @@ class Client(Scheduling):
     ) -> None:
         """Finish messages of any queues and consumer groups, as ``Queue.commit`` does.
 
-        This and the other verbs that settle use the options of the queue that received a message,
-        which its reservation carries, also if it was pickled. Nothing is settled if an argument is
-        not allowed for one of the messages.
+        Like all methods of a client that settle messages, this uses the options of the queue that
+        received each message. A reservation carries these options, even when it is pickled. If an
+        argument is not allowed for one of the messages, nothing is settled.
 
         Args:
-            reservations: Reservations of this namespace, in any mixture.
+            reservations: Reservations from any queues and consumer groups of this namespace.
             payload: The payload that the history keeps, instead of the payload of the message.
             result: As in ``Queue.commit``.
             session: The session of a transaction; not for messages of streams.
 
         Raises:
-            LeaseLost: Some were no longer held (``lost``, ``unknown``). The rest were finished.
+            LeaseLost: Some messages were not held (see ``lost``, ``unknown``); the rest finished.
         """
         plan = client_settling.commit(self._connection, reservations, payload, result, session)
         return self._connection.run(plan)
@@ -289,7 +289,7 @@ class Client(Scheduling):
             session: As in ``commit``.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were rolled back.
+            LeaseLost: Some messages were no longer held. The rest were rolled back.
         """
         how = RollbackOptions(delay=delay, error=error, counted=counted, session=session)
         plan = client_settling.rollback(self._connection, reservations, how)
@@ -302,19 +302,19 @@ class Client(Scheduling):
             reservations: As in ``commit``.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were released.
+            LeaseLost: Some messages were no longer held. The rest were released.
         """
         return self._connection.run(client_settling.release(self._connection, reservations))
 
     def extend(self, *reservations: Reservation[Any], lease: Duration | None = None) -> None:
-        """Hold messages for another lease, counted from now. This updates ``until``.
+        """Hold messages for another lease that begins now. This updates ``Reservation.until``.
 
         Args:
             reservations: As in ``commit``.
-            lease: Seconds. None uses the lease with which each message was reserved.
+            lease: The lease in seconds. None repeats the lease that each message was reserved with.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were extended.
+            LeaseLost: Some messages were no longer held. The rest were extended.
         """
         return self._connection.run(client_settling.extend(self._connection, reservations, lease))
 
@@ -328,7 +328,7 @@ class Client(Scheduling):
             error: The reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were buried.
+            LeaseLost: Some messages were no longer held. The rest were buried.
             ConfigurationError: A message is already in a dead-letter queue. Nothing was buried.
         """
         return self._connection.run(client_settling.bury(self._connection, reservations, error))
@@ -350,20 +350,20 @@ class Client(Scheduling):
         """Move messages of any queues to another queue, as ``Queue.move`` does.
 
         Args:
-            reservations: As in ``commit``. Messages of streams are refused: they stay there.
-            to: As in ``Queue.move``, like the following arguments.
+            reservations: As in ``commit``, but none of a stream, because its messages cannot move.
+            to: The target queue, or its name, as in ``Queue.move``.
             payload: The new payload of each message.
-            update: Instead of a payload, an update of the payload.
-            headers: Merged into the headers.
+            update: An update of the stored payload, in place of a new payload.
+            headers: Headers to merge into the headers of each message.
             delay: Seconds until the message can be received in that queue; not with ``at``.
             at: The instant from which the message can be received in that queue.
-            key: The message key in that queue; for one reservation only.
+            key: The message key in that queue; only with a single reservation.
             priority: The priority in that queue; None keeps the message's priority.
             group: The group in that queue; None keeps the message's group.
             session: As in ``commit``.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were moved.
+            LeaseLost: Some messages were no longer held. The rest were moved.
             DuplicateKey: The key is taken in that queue. The reservation is still held.
             InvalidMessage: The payload, or the result of the update, cannot be stored.
         """
@@ -375,10 +375,10 @@ class Client(Scheduling):
     def queues(self, *, cap: int | None = None, held: bool = True) -> list[QueueInfo]:
         """List every queue that has a record or a message, with its counts and options.
 
-        The numbers of a queue may not describe the same instant; ``Queue.counts`` is exact.
+        The counts of one queue may be from different instants; ``Queue.counts`` is exact.
 
         Args:
-            cap: Stop counting a state at this number. Then ``cap`` means "``cap`` or more".
+            cap: Stop counting a state at this number. A count of ``cap`` means "``cap`` or more".
             held: False counts reserved messages as scheduled. This is faster if many messages are
                 reserved or scheduled, because telling them apart requires reading each message.
 
@@ -391,7 +391,7 @@ class Client(Scheduling):
         """Return a message, wherever it is in the namespace.
 
         This includes dead-letter queues, histories and streams. A message that waits in a
-        dead-letter queue has the state "dead". The payload is as stored, without a model.
+        dead-letter queue has the state "dead". The payload is the stored one; no model loads it.
 
         Args:
             id: The id of the message; you may pass an ObjectId as text. The id of a message in a
@@ -400,27 +400,27 @@ class Client(Scheduling):
 
         Returns:
             The message: a Finished if it is in a history, a StreamMessage if it is in a stream.
-            None if it was never stored, or if it is finished and no history keeps it.
+            None if it was never stored, or is finished and not kept in a history.
         """
         return self._connection.run(finding.find(id))
 
     def wait(self, id: Id, timeout: Duration | None = None) -> Finished[Any]:
-        """Wait until a message has finished, in whichever queue. Push it with ``result=``.
+        """Wait until a message, pushed with ``result=``, has finished in any queue.
 
-        If this client pushed it, it hears of the end at once, given a bus; otherwise within a
-        second.
+        If this client pushed the message and has a bus, it learns of the end at once; otherwise
+        within a second.
 
         Args:
-            id: As in ``find``. Messages of streams and of packs keep no end.
-            timeout: Seconds to wait. None waits for ever; 0 does not wait.
+            id: As in ``find``. The end of a message in a stream or a pack is not kept.
+            timeout: Seconds to wait. None waits forever; 0 does not wait.
 
         Returns:
             The finished message, with its ``result``.
 
         Raises:
-            JobFailed: The message was buried, removed or cancelled, it has expired, or it is gone
-                and its end was not kept.
-            TimeoutError: It has not finished within the timeout. It stays where it is.
+            JobFailed: The message was buried, removed or cancelled, it has expired, or it no longer
+                exists and its end was not kept.
+            TimeoutError: The message has not finished within the timeout. It stays in its queue.
         """
         waiters = self._connection.waiters(self._connection.results)
         return self._connection.run(awaiting.wait(waiters, id, timeout))
@@ -440,18 +440,18 @@ class Client(Scheduling):
         Args:
             queue: The queue, or its name.
             payload: As in ``Queue.push``.
-            timeout: Seconds to wait. Then the message is cancelled, and no worker begins to work on
-                it; see ``expires`` of ``Queue.push``.
+            timeout: Seconds to wait. After that, the message is cancelled, and no worker begins to
+                work on it; see ``expires`` of ``Queue.push``.
             headers: As in ``Queue.push``.
             priority: As in ``Queue.push``.
             group: As in ``Queue.push``.
 
         Returns:
-            The result that the handler returned, or None.
+            The result that the handler returned, or None if the message has no result.
 
         Raises:
             JobFailed: As in ``wait``.
-            TimeoutError: As in ``wait``.
+            TimeoutError: The message has not finished within the timeout.
         """
         target = self.queue(queue) if isinstance(queue, str) else queue
         own = {"headers": headers, "priority": priority, "group": group}
@@ -460,23 +460,23 @@ class Client(Scheduling):
     def gather(self, then: To[Any], *, dead: WhenDead = "hold") -> AbstractContextManager[Gather]:
         """Push a message once all messages that a block pushes with ``gather=`` have ended.
 
-        A message has ended when it is finished, removed or cancelled. One that moves to another
-        queue, or is tried again, has not. The message is pushed once, by whichever process finds
-        that all have ended, also after this process has ended. If the block raises an exception, or
-        a push in it fails, no message is pushed; the messages of the block stay.
+        A message has ended when it is finished, removed or cancelled, but not when it moves to
+        another queue or is tried again. The final message is pushed once, by any process that finds
+        that all messages have ended, so this process may exit before. If the block raises an
+        exception, or a push in it fails, the final message is not pushed; the pushed messages stay.
 
         Args:
-            then: The message: its queue, its payload and the other options of a ``To``.
-            dead: Whether a message in a dead-letter queue is waited for ("hold"), until it is sent
-                back and finished, or removed; or counts as ended ("end").
+            then: The final message: its queue, its payload and the other options of a ``To``.
+            dead: The effect of a message in a dead-letter queue: "hold" waits until it is sent back
+                and finished, or is removed; "end" counts it as ended.
 
         Returns:
-            A context manager that gives the gather, to be passed as ``gather=``.
-            Its ``id`` will be the id of the message.
+            A context manager that yields the gather, to be passed as ``gather=``.
+            The ``id`` of the gather will be the id of the final message.
 
         Raises:
-            ConfigurationError: The queue of the message is a stream or does not offer an option, or
-                the payload is missing.
+            ConfigurationError: ``then`` has no payload, its queue is a stream, or its queue does
+                not offer an option.
             Unavailable: A push in the block failed, or the server did not answer.
         """
         return gathered(self._connection, then, dead)
@@ -486,40 +486,40 @@ class Client(Scheduling):
 
         Args:
             id: As in ``find``.
-            force: End a held message at once. Its holder gets ``LeaseLost``.
+            force: Whether to end even a held message at once. Its holder gets ``LeaseLost``.
 
         Returns:
             "cancelled" if the message has ended, "requested" if its holder was asked to end it.
-            None if no queue has the message, or it is finished.
+            None if no queue has the message, or it is already finished.
 
         Raises:
-            ConfigurationError: The message is in a pack of a bucket and held, or in a stream.
+            ConfigurationError: The message is held in a pack of a bucket, or is in a stream.
         """
         return self._connection.run(cancelling.cancel(id, force))
 
     def force_release(self, id: Id) -> bool:
-        """Take a message from its holder: it becomes ready again, and the try still counts.
+        """Take a message away from its holder. It becomes ready again, and the try still counts.
 
-        The holder gets ``LeaseLost`` when it settles the message or renews the lease. It may still
-        be working while another consumer receives the message.
+        The holder gets ``LeaseLost`` when it settles the message or renews the lease. The holder
+        may still work on the message while another consumer receives it.
 
         Args:
             id: As in ``find``.
 
         Returns:
-            False if no queue has the message, or it is not held.
+            False if no queue has the message, or if the message is not held.
 
         Raises:
-            ConfigurationError: The message is in a pack of a bucket and held, or in a stream.
+            ConfigurationError: The message is held in a pack of a bucket, or is in a stream.
         """
         return self._connection.run(freeing.force_release(id))
 
     def delete_queue(self, name: str, force: bool = False) -> int:
         """Delete a queue with its record and its history. With ``force``, delete all its messages.
 
-        Without ``force``, it never deletes a message that can still be received, even if the
-        message is pushed at the same time. Processes that still use the queue create it again: a
-        consumer within seconds, a producer within a minute.
+        Without ``force``, a message that can still be received is never deleted, even if it is
+        pushed at the same time. Processes that still use the queue create it again: a consumer
+        within seconds, a producer within a minute.
 
         Args:
             name: The name of the queue. Its dead-letter queue is a separate queue and stays.
@@ -530,7 +530,7 @@ class Client(Scheduling):
 
         Raises:
             ConfigurationError: The queue has live messages, and ``force`` is False.
-            Unavailable: The server did not answer; call it again.
+            Unavailable: The server did not answer. Repeat the call.
         """
         return self._connection.run(all_queues.delete_queue(name, force))
 
@@ -596,7 +596,7 @@ class Client(Scheduling):
                 once.
 
         Returns:
-            The result of ``fn``.
+            The return value of ``fn``.
 
         Raises:
             ConfigurationError: The server is not a replica set, or ``fn`` is async. Nothing is
@@ -605,7 +605,7 @@ class Client(Scheduling):
         return self._connection.run_transaction(fn)
 
     def close(self) -> None:
-        """Close everything that this client opened. May be called again.
+        """Close everything that this client opened. Repeated calls are allowed.
 
         Waiting consumers wake up and raise ``QueueClosed``.
         """

@@ -43,7 +43,7 @@ _REMOVABLE: Final = frozenset({"limit", uses.AUTO_DELETE})
 
 
 def shape_of(**given: Unpack[ShapeOptions]) -> dict[str, object]:
-    """Return the given options on which all users of a queue must agree, as they are stored.
+    """Check and return the given options, on which all users of a queue must agree.
 
     Raises:
         ConfigurationError: A value is not allowed.
@@ -64,8 +64,8 @@ def make_backend(
     """Check the options of a queue and return its plans.
 
     Args:
-        connection: The connection.
-        name: The name, or a QueueSpec; then all options must have their defaults.
+        connection: The connection of the client that uses the queue.
+        name: The name, or a QueueSpec. With a QueueSpec, all options must have their defaults.
         model: As for ``Client.queue``.
         given: All options of ``Client.queue``.
     """

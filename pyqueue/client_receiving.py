@@ -27,7 +27,7 @@ def receive(
     """Receive up to ``limit`` messages; wait up to ``timeout`` for the first one.
 
     Raises:
-        ConfigurationError: ``queues`` are not queues and consumer groups of this client.
+        ConfigurationError: ``queues`` is not a list of queues and consumer groups of this client.
     """
     sources = [_source(runner, each) for each in _checked(runner, queues)]
     return receiving_any.receive(sources, limit, timeout)

@@ -1,8 +1,8 @@
 """The verbs by which a client settles reservations of any of its queues and consumer groups.
 
 A reservation carries the options of its queue; see ``carried``. So each message is settled as the
-``Queue`` that received it would settle it. Only reservations that an older release pickled carry
-none: for them, the record of the queue has some of its options.
+``Queue`` that received it would settle it. Only reservations that an older release pickled carry no
+options; for these, the record of the queue supplies some of the options.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from pyqueue.requests import Plan, ServerTime
 from pyqueue.runtime.connecting import BaseConnection
 
 Held = Sequence[Reservation[Any]]
-#: Returns the plan that settles reservations of one queue. Some verbs check arguments at once.
+#: Returns the plan that settles reservations of one queue. Some verbs check arguments in this call.
 Settle = Callable[[QueuePlans, Held], Plan[None]]
 
 
 class Verb(NamedTuple):
     """How a client settles reservations."""
 
-    #: Its name for hooks, or None if the messages stay held and hooks are not called.
+    #: The name of the verb for hooks, or None if the messages stay held and hooks are not called.
     name: str | None
     settle: Settle
     session: object = None
@@ -74,7 +74,7 @@ def release(connection: BaseConnection[Any], given: Held) -> Plan[None]:
 
 
 def extend(connection: BaseConnection[Any], given: Held, lease: Duration | None) -> Plan[None]:
-    """Hold messages for another lease, from now."""
+    """Hold messages for another lease that begins now."""
     verb = Verb(None, lambda plans, held: plans.extend(held, lease=lease))
     return _settled(connection, given, verb)
 
@@ -90,7 +90,7 @@ def bury(
 def move(
     connection: BaseConnection[Any], given: Held, to: object, payload: Any, edits: MoveOptions
 ) -> Plan[None]:
-    """Pass messages on to another queue."""
+    """Move messages to another queue."""
     target = target_of(to, connection)
     check_key(edits.get("key"), _unique(given))
 
@@ -110,10 +110,10 @@ def move(
 
 
 def _settled(connection: BaseConnection[Any], given: Held, verb: Verb) -> Plan[None]:
-    """Settle reservations, queue by queue. Arguments are checked for all queues before that.
+    """Settle reservations, queue by queue, after the arguments were checked for all queues.
 
     Raises:
-        LeaseLost: some messages were no longer held; the rest are settled.
+        LeaseLost: some messages were no longer held; the rest were settled.
     """
     arguments.session(verb.session)
     alike: dict[Hashable, list[Reservation[Any]]] = {}
@@ -185,7 +185,7 @@ def _queue_plans(
     options: Options,
     carried: CarriedOptions | None = None,
 ) -> QueuePlans:
-    """Return the plans of a queue. Without ``carried``, they have no kind."""
+    """Return the plans of a queue. Without ``carried``, the kind of the queue is left open."""
     return plans_of(
         queue,
         options,
@@ -199,7 +199,7 @@ def _queue_plans(
 def _group_plans(
     connection: BaseConnection[Any], held: StreamReservation[Any], carried: CarriedOptions | None
 ) -> QueuePlans:
-    """Return the plans of a consumer group. Without ``carried``, its options are the defaults."""
+    """Return the plans of a consumer group. Without ``carried``, they use the default options."""
     stream, group = held.queue, held.group
     options = Options(dead_letter=f"{stream}.{group}.dead")
     model = None
@@ -226,7 +226,7 @@ def _options(carried: CarriedOptions) -> Options:
 
 
 def _checked(queue: str, shown: Mapping[str, Any]) -> Options:
-    """Return the options that the record of a queue shows, or the defaults if some are invalid."""
+    """Return the options in the record of a queue, or the defaults if some of them are invalid."""
     most, history, name = shown.get("max_tries", 20), shown.get("history"), shown.get("dead_letter")
     try:
         return Options(
@@ -243,5 +243,5 @@ def _codec(model: bytes | None) -> Codec[Any]:
     """Return the codec of a pickled model, or a codec without a model if it cannot be loaded."""
     try:
         return Codec(None if model is None else pickle.loads(model))
-    except Exception:  # this process lacks its module, or pydantic
+    except Exception:  # this process lacks the model's module, or pydantic
         return Codec()

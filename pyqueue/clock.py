@@ -14,20 +14,20 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-#: Instants given by users are earlier. The ``when`` of a finished message is this or later.
+#: Instants given by users are before this. The ``when`` of a finished message is this or later.
 BAND = datetime(8000, 1, 1, tzinfo=UTC)
-#: The ``when`` of a finished message that is kept for its message key only is this or later.
+#: The ``when`` of a finished message that is kept only for its message key is this or later.
 BARE_BAND = datetime(9500, 1, 1, tzinfo=UTC)
 
-#: When the primary was asked and when it answered, by the monotonic clock, and its answer.
+#: When the primary was asked and when it answered, both by the monotonic clock, and its time.
 Sample = tuple[float, float, datetime]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: How long an estimate is used before it is refreshed: a random time between these bounds, so that
 #: the clients of a fleet do not ask all at once.
 REFRESH_INTERVAL_S = (10.0, 15.0)
-#: A larger step between the clocks of the machine means that its wall clock was set, or that it was
-#: suspended. A larger step of the estimate means that the primary's clock was set.
+#: If the wall clock moves farther than this from the monotonic clock, it was set or the machine was
+#: suspended. If the estimate moves farther than this, the primary's clock was set.
 _JUMP_S = 1.0
 #: How far a sample may differ from an estimate and still agree with it: instants are in whole
 #: milliseconds, and clocks drift between two samples.
@@ -42,13 +42,13 @@ def seconds(duration: float | timedelta) -> float:
 class Clock:
     """An estimate of the clock of the primary, in UTC and whole milliseconds.
 
-    It never steps back by less than a second.
+    It stands still rather than step back by less than a second; it follows larger steps.
     """
 
     def __init__(self) -> None:
         self._offset = time.time() - time.monotonic()  # from the monotonic clock to the epoch
         self._apart = self._offset
-        #: By how many seconds ``advance`` has moved the clock.
+        #: The number of seconds by which ``advance`` has moved the clock forward.
         self.ahead = 0.0
         self._last = 0
         self._instant = _EPOCH
@@ -59,7 +59,7 @@ class Clock:
         self.changes = 0
 
     def now(self) -> datetime:
-        """Return the instant at the primary."""
+        """Return the estimated current instant at the primary."""
         stamp = int((time.monotonic() + self._offset) * 1000)
         # Wait out a small step back, and follow a large one.
         if not -_JUMP_S * 1000 < stamp - self._last <= 0:
@@ -90,11 +90,11 @@ class Clock:
         return max(0.0, self._taken + self._interval - time.monotonic())
 
     def expire(self) -> None:
-        """Ask for new samples, because another member may be primary now."""
+        """Mark the estimate as stale, because another member may be primary now."""
         self._taken = float("-inf")
 
     def touch(self) -> None:
-        """Use the present estimate for another 10 to 15 s."""
+        """Use the current estimate for another 10 to 15 s."""
         self._interval = random.uniform(*REFRESH_INTERVAL_S)
         self._taken = time.monotonic()
         self._apart = time.time() - self._taken
@@ -106,7 +106,7 @@ class Clock:
         return received - sent < _JUMP_S and sent - _TOLERANCE_S <= ahead <= received + _TOLERANCE_S
 
     def sample(self, samples: list[Sample]) -> None:
-        """Take the best of several samples."""
+        """Set the estimate by the best of several samples, the one that took the shortest time."""
         sent, received, instant = min(samples, key=lambda each: each[1] - each[0])
         offset = instant.timestamp() + self.ahead - (sent + received) / 2
         self.changes += abs(offset - self._offset) > _JUMP_S
@@ -120,7 +120,7 @@ class Clock:
 
 
 def _from_now() -> Iterator[int]:
-    """Count from the present time. No process can use up 4096 numbers per millisecond."""
+    """Count from the current time, because no process uses 4096 numbers per millisecond."""
     return itertools.count(time.time_ns() // 1_000_000 << 12)
 
 
@@ -133,7 +133,7 @@ def next_number() -> int:
 
 
 def _forked() -> None:
-    """Start from the time again, because an earlier child may have used the next numbers."""
+    """Start from the current time again: an earlier child may have used the next numbers."""
     global _numbers
     _numbers = _from_now()
 

@@ -1,6 +1,7 @@
 """Requests for long work on many documents: several plans at once, and pauses.
 
-The server runs each command on one processor, and each command waits for the journal separately.
+Several plans at once are faster, because the server runs each command on one processor, and each
+command waits for the journal separately.
 """
 
 from __future__ import annotations
@@ -21,20 +22,21 @@ AT_ONCE: Final = 4
 class Concurrently(Request[list[T]], Generic[T]):
     """Run plans that do not depend on each other. The answer is the list of their results.
 
-    If some fail, the error of one of them is raised once all plans that have begun have ended; the
-    rest may never begin. Drivers run ``AT_ONCE`` plans at once; mongomock runs one at a time.
+    If some plans fail, the error of one of them is raised once all plans that have begun have
+    ended; the remaining plans may never begin. Drivers run ``AT_ONCE`` plans at once, or one at a
+    time on mongomock.
     """
 
     plans: Sequence[Plan[T]]
-    #: Whether the task or thread of the caller runs the first plan, and the plans in other tasks
-    #: run to their end if the caller is cancelled, which then does not wait for them. Threads
-    #: always do, and their caller waits.
+    #: Whether the task or thread of the caller runs the first plan, and plans in other tasks run to
+    #: their end if the caller is cancelled, which then does not wait for them. Plans in other
+    #: threads always run to their end, and the caller waits for them.
     outlive: bool = False
 
 
 @dataclass(slots=True)
 class Sleep(Request[None]):
-    """Pause for this time, in seconds."""
+    """Pause for this number of seconds."""
 
     seconds: float
 

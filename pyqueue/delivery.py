@@ -29,20 +29,20 @@ else:  # Python 3.11 knows no defaults, and typing_extensions may be missing
 class To(Generic[Q]):
     """A handler's answer: move the message to this queue, which the stage's ``to`` must list.
 
-    The return annotation ``To[Literal["late", "on-time"]]`` of a handler is checked against ``to``
-    before anything runs. In ``Many``, each ``To`` is a new message with the headers of the message.
+    A return annotation such as ``To[Literal["late", "on-time"]]`` is checked against ``to`` before
+    anything runs. In ``Many``, each ``To`` is a new message, with the headers of the handled one.
 
     Args:
         queue: The name of the queue.
         payload: The new payload; by default the message keeps its payload.
-        delay: Seconds until it can be received in that queue; not with ``at``.
-        at: The instant from which it can be received there.
-        key: Its message key in that queue. If a live message there has this key, the message is
-            buried.
-        headers: Merged into its headers.
-        priority: Its priority in that queue, if it has priorities. By default the message keeps its
-            priority, and each output of ``Many`` gets the priority of the message.
-        group: Its group in that queue, if it is ordered. By default the message keeps its group.
+        delay: Seconds until the message can be received in that queue; not with ``at``.
+        at: The instant from which the message can be received in that queue.
+        key: The message key in that queue. If a live message there has this key, the moved message
+            is buried.
+        headers: Headers to merge into the headers of the message.
+        priority: The priority in that queue, if it has priorities. By default the message keeps its
+            priority, and each output of ``Many`` gets the priority of the handled message.
+        group: The group in that queue, if it is ordered. By default the message keeps its group.
 
     Raises:
         ConfigurationError: An option is not allowed.
@@ -94,9 +94,9 @@ class Many:
 
     Args:
         outputs: A ``To`` for each output. A ``To`` without a payload keeps the payload of the
-            message.
+            handled message.
         then: Another message, which is pushed once all outputs have ended; see ``Client.gather``.
-        dead: Whether an output in a dead-letter queue is waited for ("hold"), or counts as ended
+        dead: Whether an output in a dead-letter queue delays ``then`` ("hold"), or counts as ended
             ("end").
 
     Raises:
@@ -141,8 +141,8 @@ class RetryLater(Exception):
 
     Args:
         delay: Seconds or a timedelta.
-        reason: The reason, which ``Message.error`` then shows.
-        counted: Whether this try counts. If not, it never uses up the tries of the message.
+        reason: The reason, which is kept in ``Message.error``.
+        counted: Whether this try counts toward ``max_tries`` of the queue.
 
     Raises:
         ConfigurationError: An argument is not allowed.
@@ -161,7 +161,7 @@ class BatchFailed(Exception):
     Each exception applies only to its message, as if a handler of that message had raised it.
 
     Args:
-        errors: The exceptions, by the index of the message in the batch.
+        errors: The exceptions, keyed by the index of the message in the batch.
         results: The results of the batch, as the handler would have returned them. In a link or a
             choice, they are required. The results of failed messages are ignored.
 
@@ -200,11 +200,11 @@ class Delivery(Generic[T, S]):
 
     A handler of batches takes a list of deliveries.
 
-    Async code awaits the two methods; other code calls them. Both raise ``LeaseLost`` once the
-    handler no longer holds the message.
+    Async code awaits ``progress`` and ``checkpoint``; other code calls them. Both raise
+    ``LeaseLost`` once the handler no longer holds the message.
 
-    ``Delivery[Order, State]`` is the type for a model and the value of a lifespan. Both may be left
-    out.
+    ``Delivery[Order, State]`` is the type for payloads of the model ``Order``, and a lifespan whose
+    value is a ``State``. Both parameters are optional.
     """
 
     __slots__ = ("_loop", "_notes", "cancelled", "lost", "message", "state")
@@ -219,7 +219,7 @@ class Delivery(Generic[T, S]):
         loop: asyncio.AbstractEventLoop | None,
         state: S | None = None,
     ) -> None:
-        #: The message: its id, tries, headers, error, the checkpoint of the last try, and so on.
+        #: The message, with its id, tries, headers, error, the last try's checkpoint, and so on.
         self.message = message
         #: Whether the handler no longer holds the message, because the lease was lost, the time
         #: limit was reached or the worker was stopped. An async handler is then cancelled. A
@@ -229,8 +229,8 @@ class Delivery(Generic[T, S]):
         self.state: S = state  # type: ignore[assignment]  # S is None without a lifespan
         #: Whether the message was cancelled; see ``Queue.cancel``. An async handler is then
         #: cancelled, unless its batch has other messages. A handler in a thread should check this
-        #: from time to time, and raise an exception if it is true. After any exception, the message
-        #: ends. If the handler returns, its answer counts.
+        #: from time to time, and raise an exception if it is true. Any exception then ends the
+        #: message. If the handler returns, its answer counts.
         self.cancelled = False
         self._notes = notes
         self._loop = loop  # None for an async handler, which runs in the loop itself
@@ -244,7 +244,7 @@ class Delivery(Generic[T, S]):
 
         Args:
             fraction: From 0 to 1.
-            note: A few words.
+            note: A short text for people, or None.
         """
         done: Awaitable[None] = self._run(self._notes.progress, fraction, note)
         return done

@@ -1,4 +1,4 @@
-"""How a stored document becomes a message, and which of its fields are invalid.
+"""Convert a stored document into a message, and find its invalid fields.
 
 Any program may write to the collection, so a stored document is checked before it is used. This
 module does no I/O.
@@ -26,15 +26,15 @@ from pyqueue.messages import (
     State,
 )
 
-#: From this year on, instants are reserved for pyqueue.
+#: Instants from this year on are reserved for pyqueue.
 _RESERVED_YEAR: Final = 8000
 #: Integers below this have an exact floating-point form.
 _MAX_EXACT: Final = 1 << 53
 
 #: The prefix of a stored group; see ``stored_group``.
 GROUP_PREFIX: Final = re.compile("[0-9a-f]{3}:")
-#: The fields that may hold the group of a message, in this order: while it waits, while it is held,
-#: and after it left its ordered queue.
+#: The fields that may hold the group of a message: while it waits, while it is held, and after it
+#: has left its ordered queue.
 STORED_GROUP: Final = ("group", "lock", "last_group")
 #: The types of the fields that the code relies on. Other fields may have any value.
 _FIELD_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
@@ -123,7 +123,7 @@ def without_fields(document: Mapping[str, Any], invalid: Sequence[str]) -> dict[
 
 
 def priority_of(document: Mapping[str, Any]) -> int | None:
-    """Return the priority of a stored message, or None if it has no valid one."""
+    """Return the priority of a stored message, or None if it has no valid priority."""
     value = document.get("priority")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -131,12 +131,12 @@ def priority_of(document: Mapping[str, Any]) -> int | None:
 
 
 def stored_group(group: str) -> str:
-    """Return the stored form of a group. Its short hash prefix spreads groups over an index."""
+    """Return the stored form of a group. Its prefix, a short hash, spreads groups over an index."""
     return f"{crc32(group.encode()) & 0xFFF:03x}:{group}"
 
 
 def group_of(document: Mapping[str, Any]) -> str | None:
-    """Return the group of a stored message, or None if it has no valid one."""
+    """Return the group of a stored message, or None if it has no valid group."""
     for name in STORED_GROUP:
         value = document.get(name)
         if isinstance(value, str):
@@ -145,7 +145,7 @@ def group_of(document: Mapping[str, Any]) -> str | None:
 
 
 def key_of(document: Mapping[str, Any]) -> str | None:
-    """Return the message key of a stored message, or the last key of a finished or dead one."""
+    """Return the key of a stored message. A finished or dead message has its last key."""
     key: str | None = document.get("key")
     if not key and ("processed" in document or "dead" in document):
         return document.get("last_key")
@@ -164,7 +164,8 @@ def state_of(document: Mapping[str, Any], now: datetime) -> State:
 def deferral_of(document: Mapping[str, Any], now: datetime) -> Deferral | None:
     """Return why a message waits although its time has come, or None if it does not wait.
 
-    A scan that met it moved its ``when`` into the future, and left ``due``; see ``turns``.
+    A scan that found the message blocked moved its ``when`` into the future, and kept the original
+    instant in ``due``; see ``turns``.
     """
     if "token" in document or "processed" in document:
         return None
@@ -182,14 +183,14 @@ def is_cancelled(document: Mapping[str, Any]) -> bool:
 
 
 def may_end(document: Mapping[str, Any]) -> bool:
-    """Return whether a claim may end a message; see ``ends_at_claim``. Few messages may end."""
+    """Return whether a claim may end a message; see ``ends_at_claim``. This is a quick test."""
     return "cancel" in document or "best_before" in document or "dies" in document
 
 
 def may_expire(document: Mapping[str, Any], counted: bool) -> bool:
     """Return whether a claimed message is in its first try, and has an instant of expiry.
 
-    ``counted``: whether the claim counted as a try.
+    ``counted`` says whether the claim counted as a try.
     """
     if "best_before" not in document and "dies" not in document:
         return False
@@ -198,10 +199,10 @@ def may_expire(document: Mapping[str, Any], counted: bool) -> bool:
 
 
 def ends_at_claim(document: Mapping[str, Any], now: datetime, counted: bool) -> str | None:
-    """Return the outcome with which a claim ends a message; None: it delivers the message.
+    """Return the outcome with which a claim ends a message, or None if it delivers the message.
 
     Args:
-        document: The claimed message; or, for a pop that deletes it, the message before that.
+        document: The message after its claim; for a pop that deletes it, before the deletion.
         now: The instant of the claim.
         counted: Whether the claim counted as a try.
     """
@@ -215,7 +216,7 @@ def ends_at_claim(document: Mapping[str, Any], now: datetime, counted: bool) -> 
 
 
 def mark_dead(message: Message[Any]) -> Message[Any]:
-    """Give a message that waits in a dead-letter queue the state "dead".
+    """Set the state of a message to "dead" if it waits in a dead-letter queue. Return the message.
 
     Such a message has the field ``dead`` from its burial until it leaves that queue.
     """
@@ -227,8 +228,8 @@ def mark_dead(message: Message[Any]) -> Message[Any]:
 def eligible_since(document: Mapping[str, Any]) -> datetime | None:
     """Return the instant since which a message is eligible, or None if no stored value shows it.
 
-    Another program may have written the message without ``due``. The ``when`` of a held message is
-    the end of its lease, so the time of its claim is used instead.
+    Another program may have written the message without ``due``. Then ``when`` is used, or for a
+    held message the time of its claim, because its ``when`` is the end of its lease.
     """
     for name in ("due", "reserved" if "token" in document else "when"):
         value = document.get(name)
@@ -238,10 +239,10 @@ def eligible_since(document: Mapping[str, Any]) -> datetime | None:
 
 
 def trail_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the queues that a message passed through, each with what is known of its stay there.
+    """Return the queues that a message passed through, each with the known facts about its stay.
 
-    A message comes when it leaves the queue before. The first entry of a full trail does not tell
-    when it came, because earlier entries may be gone.
+    A message enters a queue when it leaves the previous queue. For the first entry of a full trail,
+    this time is unknown, because earlier entries may have been dropped.
     """
     stored = document.get("trail") or ()
     came = document.get("pushed") if len(stored) < TRAIL_LENGTH else None

@@ -1,4 +1,4 @@
-"""Durations and rates as people write them: "90", "1m", "2h30m"; 4 per minute."""
+"""Parse durations, and show rates, as people write them: "90", "1m", "2h30m"; 4 per minute."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyqueue.limits import shown
 
 _NUMBER: Final = r"([0-9]{1,12}(?:\.[0-9]{1,9})?)"
 _SECONDS: Final = re.compile(_NUMBER)
-#: The units from the longest to the shortest, and how many seconds each has.
+#: The units, from the longest to the shortest, with their lengths in seconds.
 _UNITS: Final = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _WITH_UNITS: Final = re.compile("".join(f"(?:{_NUMBER}{unit})?" for unit in _UNITS))
 #: The units of rates, and how many seconds each has.
@@ -19,13 +19,13 @@ _LEAST_RATE: Final = 0.1
 
 
 def seconds_of(text: str) -> float:
-    """Return how many seconds a text stands for.
+    """Return the number of seconds that a text stands for.
 
     Args:
         text: A number of seconds, or numbers with the units d, h, m, s and ms in this order.
 
     Raises:
-        ValueError: The text is no duration.
+        ValueError: The text is not a duration.
     """
     if _SECONDS.fullmatch(text):
         return float(text)

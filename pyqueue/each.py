@@ -1,12 +1,11 @@
 """The loops of ``Queue.each``: a message is committed when the loop asks for the next one.
 
 ``each`` returns an ``Each``, and each loop over it has its own iterator. The iterator is asked for
-the next message only after a body that ended. In any other case the loop drops the iterator, which
-cannot see why: the message then goes back for another try. In a ``with`` block, the ``Each`` keeps
-the message until the block ends, and commits it unless there is an exception.
+the next message only if the body ran to its end. If the loop is left in any other way, it drops the
+iterator, which cannot see why, and the message goes back for another try. In a ``with`` block, the
+``Each`` keeps the message until the block ends, and commits it unless the block raises.
 
-The iterator must be dropped when its loop is left. So nothing here refers to it, not even the
-``Each``.
+Python drops an iterator only if nothing refers to it. So nothing here does, not even the ``Each``.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from pyqueue.telling import tell_lost
 H = TypeVar("H", bound=Reservation[Any])
 Runs = TypeVar("Runs", PlanRunner, AsyncPlanRunner)
 
-#: The error of a message in whose body a loop was left, for a reason that is not known.
+#: The error that a message gets if its loop was left in its body, for an unknown reason.
 _LEFT = "a loop over each() was left while the message was in its body"
 
 
@@ -44,7 +43,8 @@ class LoopPlans(NamedTuple, Generic[H]):
     queue: str
     #: Commit the last message, if there is one, and receive the next one, if there is one.
     next: Callable[[H | None], Plan[list[H]]]
-    #: Commit messages. If Ctrl-C interrupts it, it is repeated, and hooks hear only of that.
+    #: Commit messages. If Ctrl-C interrupts the commit, it is repeated, and hooks see only the
+    #: repetition.
     commit: Callable[[Sequence[H]], Plan[None]]
     rollback: Callable[[Sequence[H], BaseException | str], Plan[None]]
 
@@ -63,7 +63,7 @@ def _complete(runner: Runs, plans: LoopPlans[H], held: Sequence[H]) -> None:
 
 
 def _unless_lost(plan: Plan[None]) -> Plan[None]:
-    """Settle messages, and ignore those that are no longer held."""
+    """Settle messages, and ignore messages that are no longer held."""
     with suppress(LeaseLost):
         yield from plan
 
@@ -100,7 +100,7 @@ class EachBase(Generic[H, Runs]):
         return left
 
     def _settle(self, left: Sequence[H], error: BaseException | None) -> Plan[None]:
-        """Settle messages at the end of the ``with`` block, unless their bodies did."""
+        """Settle messages at the end of the ``with`` block, unless their bodies settled them."""
         renewer = self._runner.renewer
         states = [renewer.state(each) for each in left]
         pairs = list(zip(left, states, strict=True))
@@ -155,7 +155,7 @@ class LoopBase(Generic[H, Runs]):
             self._leave(self._held)
 
     def _begin(self) -> H | None:
-        """Begin to ask for the next message. Return the last one, whose body has ended."""
+        """Begin to ask for the next message. Return the previous message, whose body has ended."""
         if self._asked:
             raise ConfigurationError(
                 "each: two tasks or threads use one iterator; let each of them write its own loop "
@@ -165,7 +165,7 @@ class LoopBase(Generic[H, Runs]):
         return last
 
     def _next(self, last: H | None) -> Plan[H | None]:
-        """Commit the last message and receive the next one. Renew its lease from now on."""
+        """Commit the last message, receive the next message, and renew its lease from now on."""
         renewer = self._runner.renewer
         state = None if last is None else renewer.state(last)
         if last is not None and state == "lost":
@@ -182,7 +182,7 @@ class LoopBase(Generic[H, Runs]):
         return message
 
     def _failed(self, error: BaseException, last: H | None) -> None:
-        """Note that no message was received."""
+        """Handle the failure of ``_next``: if the caller was cancelled, complete the commit."""
         # If nothing runs this loop any more, that is a GeneratorExit.
         if last is not None and not isinstance(error, (Exception, GeneratorExit)):
             _complete(self._runner, self._plans, [last])

@@ -3,8 +3,8 @@
 It is a replica set of one node, so transactions and retryable writes work. It listens on 127.0.0.1
 without a password: every process of this machine can read and change its data. So it must never
 serve production, never listen on another address, and never outlive the process that started it. A
-watchdog process ensures the last rule, even after ``kill -9`` (see ``_watchdog.py``). The data
-stay.
+watchdog process ensures the last rule, even after ``kill -9`` (see ``_watchdog.py``). The data stay
+in their directory.
 
 The directory holds ``db`` (the data), ``mongod.log`` (the log since the last start) and ``lock``
 (held while the server runs). Only its owner may enter it: each start sets the mode 0700. If the
@@ -59,7 +59,7 @@ _PARAMETERS = {
 }
 _OURS = {"db", "lock", "mongod.log"}  # the contents of the directory
 _START_TIMEOUT_S = 60.0  # recovery of a large directory after a crash takes long
-_PORT_TRIES = 5  # another program may take a free port before mongod does
+_PORT_TRIES = 5  # another program may take a free port before mongod takes it
 _PORT_TAKEN = 48  # the exit status of mongod if its port is taken
 _NOT_INITIATED = 94  # server error NotYetInitialized
 
@@ -119,7 +119,7 @@ def _packaged_mongod() -> str | None:
 
 
 def _free_port(wanted: int) -> int:
-    """Return the wanted port if it is free. Return another free port if it is taken or 0."""
+    """Return the wanted port if it is free. If it is taken, or 0, return another free port."""
     # Stay below the range that the kernel gives to outgoing connections. A client that keeps
     # connecting to a stopped server could get the port of that server for its own end. It would
     # then be connected to itself, and the server could not come back on its port.
@@ -147,14 +147,14 @@ class EmbeddedServer:
 
     Raises:
         ConfigurationError: No mongod was found (see ``find_mongod``), the directory cannot be used
-            or is in use, or mongod failed to start. The text has the end of mongod's log, and
-            no process is left running.
+            or is in use, or mongod failed to start. In the last case, the text has the end of
+            mongod's log. No process is left running.
     """
 
     path: Path
     """The absolute path of the directory."""
     port: int
-    """The TCP port on 127.0.0.1: the same as last time, if it is free."""
+    """The TCP port on 127.0.0.1. A restarted server uses its former port if that is free."""
     pid: int
     """The process id of mongod."""
     url: str
@@ -169,7 +169,7 @@ class EmbeddedServer:
         self._check_platform()
         mongod = find_mongod()
         self._prepare_directory()
-        # Clients of the last server find this one if it has the same port.
+        # Clients of the previous server find this server if it has the same port.
         wanted, _ = _watchdog.read_lock(str(self.path))
         for _ in range(_PORT_TRIES):
             self.port = _free_port(wanted)
@@ -188,8 +188,8 @@ class EmbeddedServer:
     def close(self) -> None:
         """Stop mongod and wait until it has ended. The data stay in the directory.
 
-        May be called again. Does nothing in a forked child, because the server belongs to the
-        parent.
+        Repeated calls are allowed. In a forked child, this does nothing, because the server belongs
+        to the parent.
         """
         if os.getpid() != self._owner:
             return
@@ -301,7 +301,7 @@ class EmbeddedServer:
         return False
 
     def _is_ours(self, client: MongoClient[dict[str, Any]]) -> bool:
-        """Return whether our mongod answers. Another program may have taken the port first."""
+        """Return whether the answer comes from our mongod. Another program may have the port."""
         self.pid = client.admin.command("serverStatus")["pid"]
         stat = Path(f"/proc/{self.pid}/stat").read_text()
         parent = stat.rpartition(")")[2].split()[1]  # the process name may hold any characters
@@ -317,8 +317,8 @@ class EmbeddedServer:
             client.admin.command("replSetInitiate", {"_id": _REPLICA_SET, "members": members})
         else:
             if config["members"][0]["host"] != members[0]["host"]:
-                # The last server had another port. A node that is not in its own set never becomes
-                # primary.
+                # The previous server had another port. A node that is not in its own set never
+                # becomes primary.
                 config |= {"members": members, "version": config["version"] + 1}
                 client.admin.command("replSetReconfig", config, force=True)
         return bool(client.admin.command("hello")["isWritablePrimary"])
@@ -353,7 +353,7 @@ def run_foreground(path: str | os.PathLike[str]) -> None:
     The URL is the only line on standard output. Standard error says how to stop the server.
 
     Raises:
-        ConfigurationError: As for EmbeddedServer.
+        ConfigurationError: As for ``EmbeddedServer``.
         Unavailable: mongod ended by itself.
     """
     # Set both handlers: a shell starts its background jobs with SIGINT ignored.

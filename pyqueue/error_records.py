@@ -1,8 +1,8 @@
-"""How messages store errors and failed tries. This module does no I/O.
+"""The records of errors and failed tries in messages. This module does no I/O.
 
-An error is known by its type and by the place in the code where the handler met it. Errors with
-equal fingerprints have the same cause, however their texts differ. Of a traceback, a message stores
-the names of functions and the numbers of lines, and no values of variables, which may be secrets.
+An error is identified by its type and by the place in the handler's code where it arose. Errors
+with equal fingerprints have the same cause, even if their texts differ. Of a traceback, a message
+stores the names of functions and the line numbers, but no values of variables, which may be secret.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pyqueue.payloads import error_text
 
 #: The longest error text that a message keeps, in bytes.
 MAX_ERROR_BYTES: Final = 2048
-#: How many calls of a traceback a message keeps, and the most bytes of them.
+#: How many calls of a traceback a message keeps, and their maximum size in bytes.
 TRACE_CALLS: Final = 8
 MAX_TRACE_BYTES: Final = 4096
 #: The longest error text of an attempt, in characters.
 _MAX_ATTEMPT_TEXT: Final = 200
-#: The longest place, in characters.
+#: The longest place in the code, in characters.
 _MAX_PLACE: Final = 200
-#: The packages that call the code of users. The first call of another package is the handler's.
+#: The packages that call users' code. The first call in any other package is the handler.
 _CALLERS: Final = frozenset({"pyqueue", "anyio", "pydantic", *sys.stdlib_module_names})
 #: The parts of a text that differ from message to message: numbers and hexadecimal ids.
 _VARYING: Final = re.compile("0x[0-9a-f]+|[0-9a-f]{4,}|[0-9][0-9a-f]*", re.IGNORECASE)
@@ -38,13 +38,13 @@ class _Call(NamedTuple):
 
     #: The top package of the code, or its module if it is in no package.
     package: str
-    #: Whether the package was installed.
+    #: Whether the code is in an installed package, so that it is probably not the user's own.
     installed: bool
     place: str
 
 
 def error_record(error: BaseException | str, now: datetime) -> dict[str, object]:
-    """Return how a message stores an error: its type, text and place, and the instant.
+    """Return the record of an error in a message: its type, its text, its place and the instant.
 
     Raises:
         ConfigurationError: the error is neither an exception nor a str.
@@ -64,7 +64,7 @@ def error_record(error: BaseException | str, now: datetime) -> dict[str, object]
 
 
 def _described(name: str, text: str, now: datetime) -> dict[str, object]:
-    """Return how a message stores an error of which only the text is known."""
+    """Return the record of an error whose place in the code is not known."""
     text = text.encode("utf-8", "replace")[:MAX_ERROR_BYTES].decode("utf-8", "ignore")
     fp = _fingerprint(name, _VARYING.sub("", text))
     return {"type": name, "message": text, "at": now, "fp": fp}
@@ -92,7 +92,7 @@ def _in_handler(calls: Sequence[_Call]) -> list[_Call]:
 
 
 def _known_by(handler: Sequence[_Call], calls: Sequence[_Call]) -> str:
-    """Return the innermost place in the handler's package, or else outside installed packages."""
+    """Return the innermost place in the handler's package; if none, outside installed packages."""
     outside = [each for each in calls if not each.installed]
     return (handler or outside or calls)[-1].place
 
@@ -104,16 +104,16 @@ def _trace(calls: Sequence[_Call]) -> str:
 
 
 def _fingerprint(*parts: str) -> str:
-    """Return a short hash."""
+    """Return a short hash of these texts."""
     return sha256("\n".join(parts).encode("utf-8", "replace")).hexdigest()[:12]
 
 
 def failed_try(held: Reservation[Any], error: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return how a message stores a try that its holder ends, or None if there was no error.
+    """Return the record of a try that its holder ends, or None if the holder gave no error.
 
     Args:
-        held: the reservation.
-        error: the error, as ``error_record`` made it.
+        held: the reservation of the try.
+        error: the record of the error, as ``error_record`` returned it.
     """
     if error is None:
         return None

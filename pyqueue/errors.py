@@ -14,7 +14,7 @@
     ├── InvalidName          the name of a queue or namespace is not allowed  (also a ValueError)
     └── InvalidMessage       the payload cannot be stored                     (also a ValueError)
 
-Errors keep the details that a handler needs as attributes. They never carry credentials.
+Errors have the details that a handler needs as attributes. They never contain credentials.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
 
 
 def first_ten(values: Sequence[object]) -> str:
-    """Return the first ten values for the text of an error, and "..." if there are more."""
+    """Return a list for the text of an error: the first ten values, and "..." if there are more."""
     more = ["..."] if len(values) > 10 else []
     return f"[{', '.join([*map(repr, values[:10]), *more])}]"
 
@@ -52,8 +52,8 @@ class LeaseLost(QueueError):
     """The reservation is no longer held: its lease ended, or it was settled already.
 
     ``lost`` and ``unknown`` are tuples of reservations. The call did not change the messages in
-    ``lost``. The messages in ``unknown`` are gone or were moved, by this call or by another holder.
-    There can be such messages if the call had several reservations, or if the connection failed.
+    ``lost``. The messages in ``unknown`` are gone or were moved, by this call or by another holder;
+    this can happen if the call had several reservations, or if the connection failed.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class LeaseLost(QueueError):
 class JobFailed(QueueError):
     """A message for which a client waited has ended without success.
 
-    ``reason``: "dead" (it was buried), "removed", "cancelled", or "gone": no queue has it, and no
-    end of it was kept. ``job`` is the message as it was found, or None if it is gone.
+    ``reason`` is "dead" (the message was buried), "removed", "cancelled", "expired", or "gone" (no
+    queue has the message, and its end was not kept). ``job`` is the message, or None if it is gone.
     """
 
     def __init__(self, message: str, *, reason: str, job: Any = None) -> None:
@@ -80,8 +80,8 @@ class JobFailed(QueueError):
 class DuplicateKey(QueueError):
     """A live message of the queue has this key, or another message has this id.
 
-    ``keys`` and ``ids`` name them. In a batch, all other messages were written, and ``written`` has
-    their ids.
+    ``keys`` and ``ids`` list the keys and ids that are taken. In a batch, all other messages were
+    written, and ``written`` lists their ids.
     """
 
     def __init__(
@@ -105,8 +105,9 @@ class QueueClosed(QueueError):
 class Unavailable(QueueError):
     """The server did not answer in time, so the outcome is unknown.
 
-    ``ids`` names the messages whose outcome is unknown. Repeat a push with the same id: it never
-    makes a second message. Repeat a settle: it raises LeaseLost if the first call worked.
+    ``ids`` lists the messages whose outcome is unknown. A push can be repeated with the same id: it
+    never stores a second message. A settlement can be repeated, too: it raises LeaseLost if the
+    first call worked.
     """
 
     def __init__(self, message: str, *, ids: Sequence[Any] = ()) -> None:
@@ -115,7 +116,7 @@ class Unavailable(QueueError):
 
 
 class Fenced(QueueError):
-    """Another runner of the claim group took over. This runner wrote nothing, and must stop."""
+    """Another run of the claim group took over. This run wrote nothing, and must stop."""
 
 
 class ConfigurationError(QueueError, ValueError):
@@ -141,7 +142,7 @@ class Disconnected(Unavailable):
 class Occupied(Fenced):
     """Another process runs the claim group or writes the stage. Internal: this process stands by.
 
-    ``owner`` is the label of that process. Unless it renews its lease, it counts as gone after
+    ``owner`` is the label of that process. If it does not renew its lease, it counts as dead after
     ``until``, which is ``wait_s`` seconds from now.
     """
 
@@ -163,7 +164,7 @@ class TargetRefused(ConfigurationError):
 
 
 class OtherKind(ConfigurationError):
-    """A queue is of another kind. Internal: a caller that names no kind tries again."""
+    """A queue has another kind than expected. Internal: a caller that named no kind tries again."""
 
     def __init__(self, message: str, queue: str = "") -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
 """Facts about a message and its tries: errors, attempts, progress, burials and gathers.
 
-Release 0.1 showed an error, a progress and a burial as the stored dict. Programs still read them by
-the stored names, as in ``message.dead["from"]``, so these values are mappings, too.
+Release 0.1 returned an error, a progress and a burial as the stored dict. Programs may still read
+them by the stored names, as in ``message.dead["from"]``, so these classes are also mappings.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _CENTURY_S: Final = 100 * 366 * 86_400.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Stored(Mapping[str, Any]):
-    """A value that is also the mapping of its stored fields."""
+    """A value that can also be read as the mapping of its stored fields."""
 
-    #: The stored fields.
+    #: The stored fields, keyed by their stored names.
     stored: Mapping[str, Any] = field(repr=False, kw_only=True)
 
     def __getitem__(self, name: str) -> Any:
@@ -44,9 +44,9 @@ def as_stored(fact: Mapping[str, Any] | None) -> dict[str, Any] | None:
 class ErrorInfo(_Stored):
     """Why a try failed."""
 
-    #: The name of the class of the exception, or "error" if the reason was a text.
+    #: The name of the class of the exception, or "error" if the error was given as a str.
     type: str
-    #: The text, up to 2 KB.
+    #: The text of the error, up to 2 KB.
     message: str
     at: datetime | None
     #: The place in the code, as "module:function:line", or None if it is unknown.
@@ -54,7 +54,7 @@ class ErrorInfo(_Stored):
     #: A short hash. Errors of one type and place have equal fingerprints, and so have texts that
     #: differ only in numbers. None if release 0.1 stored the error.
     fp: str | None
-    #: The innermost calls of the traceback, one per line, as places.
+    #: The innermost calls of the traceback, one per line, in the form of ``where``.
     trace: str | None
 
     @classmethod
@@ -76,7 +76,7 @@ class ErrorInfo(_Stored):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Progress(_Stored):
-    """How far the work on a message has come."""
+    """How far the work on a message has come, as a holder stored it."""
 
     #: How much of the work is done, from 0 to 1.
     fraction: float
@@ -96,12 +96,12 @@ class Progress(_Stored):
 class Burial(_Stored):
     """Where a message in a dead-letter queue came from, and why it was buried."""
 
-    #: The name of the queue or stream, stored as ``from``.
+    #: The name of the queue or stream that the message came from, stored as ``from``.
     queue: str
     at: datetime | None
-    #: "tries", "buried" or "invalid".
+    #: "tries" (no try was left), "buried" (a program asked for it) or "invalid" (unusable payload).
     reason: str
-    #: How many times it was tried there.
+    #: How many times the message was tried there.
     tries: int
     error: ErrorInfo | None
     #: For a message of a stream: the consumer group that buried it, and its position.
@@ -131,7 +131,7 @@ class Burial(_Stored):
 class Attempt:
     """A try that failed."""
 
-    #: The number of the try. Tries whose leases ran out are missing.
+    #: The number of the try. A try whose lease ran out is not recorded, so its number is missing.
     number: int
     #: When it failed.
     at: datetime | None
@@ -160,18 +160,18 @@ class Attempt:
 
 
 class Keep(NamedTuple):
-    """How the end of a message is kept."""
+    """How a message is kept once it has ended."""
 
-    #: For how many seconds, for a client that waits for it; None: no client asked for it.
+    #: How many seconds it is kept for a client that waits for its result; None: no client does.
     result: float | None
     #: The topic on which that client hears of the end.
     topic: str | None = None
-    #: For how many seconds the end keeps its message key; None: not at all.
+    #: How many seconds its message key stays taken after the end; None: not at all.
     unique: float | None = None
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Self | None:
-        """Return the value of a stored message; None if it has none, or only invalid fields."""
+        """Return how a stored message is to be kept, or None if it has no valid fields for this."""
         keep = document.get("keep")
         stored: Mapping[str, Any] = keep if isinstance(keep, Mapping) else {}
         result, topic = _seconds(stored.get("result")), stored.get("topic")
@@ -181,7 +181,7 @@ class Keep(NamedTuple):
         return None if result is None and unique is None else cls(result, topic, unique)
 
     def stored(self) -> dict[str, Any]:
-        """Return the fields of a stored message."""
+        """Return the fields by which a stored message shows this."""
         fields: dict[str, Any] = {}
         if self.result is not None:
             fields["keep"] = {"result": self.result, "topic": self.topic}
@@ -191,13 +191,13 @@ class Keep(NamedTuple):
 
 
 def _seconds(value: object) -> float | None:
-    """Return a length of time that is stored, or None if it is invalid."""
+    """Return a stored length of time in seconds, or None if the value is invalid."""
     if not isinstance(value, (int, float)) or isinstance(value, bool):
         return None
     return float(value) if 0 < value <= _CENTURY_S else None
 
 
-#: Whether a dead letter stays in its gather ("hold"), or leaves it as a finished message does.
+#: Whether a dead letter stays in its gather ("hold"), or leaves it like a finished message ("end").
 WhenDead = Literal["hold", "end"]
 
 
@@ -208,20 +208,20 @@ class Gather:
     Pass it as ``gather=`` to ``Queue.push``.
     """
 
-    #: The id of the message that is received then.
+    #: The id of the final message, which is pushed once all messages of the gather have ended.
     id: ObjectId | str
     #: Whether a dead letter holds the gather open ("hold"), or counts as ended ("end").
     dead: WhenDead
-    #: The namespace and the database of the client that made it; None: a stored message shows it.
+    #: The namespace and the database of the client that made it; None if a reservation has it.
     home: tuple[str, object] | None = field(default=None, repr=False, compare=False)
-    #: Whether no more messages can be pushed to it by this object.
+    #: Whether this object no longer accepts messages, because its block has ended.
     sealed: bool = field(default=False, repr=False, compare=False)
     #: Whether a push to it failed, so that some of its messages may be missing.
     failed: bool = field(default=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, stored: object) -> Self | None:
-        """Return the value of a stored field; None if another program has stored anything else."""
+        """Return the gather in a stored field, or None if the field has another value."""
         if not isinstance(stored, Mapping):
             return None
         id, dead = stored.get("id"), stored.get("dead")
@@ -239,11 +239,11 @@ class Gather:
 
 
 def kept_s(history_s: float | None, keep: Keep | None) -> float | None:
-    """Return for how many seconds a finished message is kept, or None if it is deleted.
+    """Return for how many seconds a finished message is kept, or None if it is deleted at once.
 
     Args:
-        history_s: The history of its queue, in seconds, or None.
-        keep: What its producer asked for, or None.
+        history_s: The ``history`` of its queue in seconds, or None.
+        keep: How the producer asked for it to be kept, or None.
     """
     if keep is None or keep.result is None:
         return history_s

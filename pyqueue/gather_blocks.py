@@ -108,7 +108,7 @@ def _ended(gather: Gather) -> Plan[None]:
     """End a gather, and return the plan that seals it.
 
     Raises:
-        Unavailable: A push to it failed, so some of its messages may be missing.
+        Unavailable: A push to the gather failed, so some of its messages may be missing.
     """
     gather.sealed = True
     return gathering.seal(gather.id) if not gather.failed else _refused(gather)

@@ -1,4 +1,4 @@
-"""Gathers: the checks of ``gather=``, looks, and how a message leaves its gather."""
+"""Gathers: the checks of ``gather=``, and how a gather learns that a message has ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAST_GATHER: Final = {"gather": "last_gather"}
 
 @dataclass(slots=True)
 class Look(Request[None]):
-    """Look soon whether all messages of a gather have ended. The answer comes at once."""
+    """Check soon whether all messages of a gather have ended. The answer does not wait for this."""
 
     id: ObjectId | str
     #: The session of the caller's transaction, or None.
@@ -30,7 +30,7 @@ class Look(Request[None]):
 def ending_gather(
     update: dict[str, dict[str, Any]], gather: Gather | None
 ) -> dict[str, dict[str, Any]]:
-    """Return a burial that also takes the message out of its gather, if its dead letters end."""
+    """Return the update of a burial. It takes the message out of a gather with ``dead="end"``."""
     if gather is not None and gather.dead == "end":
         update["$rename"] = {**update.get("$rename", {}), **LAST_GATHER}
     return update
@@ -47,7 +47,7 @@ def checked(
         session: The session of the caller's transaction, or None.
 
     Raises:
-        ConfigurationError: One of them is not a gather, or takes no messages of this push.
+        ConfigurationError: A value is not a gather, or the gather accepts no messages of this push.
     """
     return [None if each is None else _checked(each, home, session) for each in given]
 
@@ -77,7 +77,7 @@ def _checked(given: object, home: tuple[str, object], session: object) -> Gather
 
 
 def marking_failures(plan: Plan[T], gathers: Sequence[Gather | None]) -> Plan[T]:
-    """Run a plan that pushes messages. If it fails, some of them may be missing in the gathers."""
+    """Run a plan that pushes messages. If it fails, mark their gathers as failed."""
     try:
         return (yield from plan)
     except BaseException:  # a cancellation, too

@@ -1,6 +1,6 @@
 """Hooks: functions that a client calls when messages are pushed, received, handled or settled.
 
-``Hooks`` lists them, and says when each is called. Metrics, traces and adapters attach only here.
+``Hooks`` lists them and says when each is called. Metrics, traces and adapters are attached here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Pushing:
 
 
 class Running(Protocol):
-    """A worker or a pipeline that runs."""
+    """A worker or a pipeline that is running."""
 
     name: str
 
@@ -50,11 +50,11 @@ class Running(Protocol):
 class Hooks:
     """The base of the hooks of a client: override any of its methods.
 
-    They are plain functions, for ``AsyncClient``, too. Each is called once for each call of the
+    Hooks are plain functions, for ``AsyncClient``, too. Each is called once for each call of the
     program, in the thread or the task of the caller. A call returns only after its hooks, so they
     should return at once. Their exceptions are logged and otherwise ignored. Events that concurrent
     calls share, such as the burial of an invalid message, may be reported in another thread or task
-    of the client. So may the settlements that a loop over ``each`` leaves to the background.
+    of the client, and so may the settlements that a loop over ``each`` makes in the background.
 
     ``queue`` is the name of a queue or of a stream; for a consumer group it is the name of the
     stream, "~" and the name of the group.
@@ -78,15 +78,15 @@ class Hooks:
 
         Args:
             queue: The queue or the stream.
-            ids: The ids of the messages; None for each message that a taken key kept out. A push
-                that was repeated, or that replaced a message, has the id of the stored message.
-                After a ``DuplicateKey``: the ids that were written; after another error, none.
+            ids: The ids of the messages; None for each message that was not written because its key
+                was taken. A push that was repeated, or that replaced a message, has the id of the
+                stored message. After ``DuplicateKey``, the written ids; after other errors, none.
             error: The error that the caller gets, or None, or ``Uncommitted`` if the push is in a
                 transaction that the program controls.
         """
 
     def received(self, queue: str, messages: Sequence[Message[Any]], waited: float) -> None:
-        """Run after a call has received messages, but not if there were none.
+        """Run after a call has received at least one message.
 
         Args:
             queue: The queue or the consumer group.
@@ -105,8 +105,8 @@ class Hooks:
     ) -> None:
         """Run after reservations were settled, or after an attempt to settle them failed.
 
-        If messages of a rollback have no try left, the verb is "bury" for them. It is also "bury"
-        if a consumer buries messages that it could not deliver; these are not reservations.
+        For messages of a rollback that have no try left, the verb is "bury". It is also "bury" if a
+        consumer buries messages that it could not deliver; these are not reservations.
 
         Args:
             queue: The queue or the consumer group.
@@ -139,7 +139,7 @@ class Hooks:
     def running(self, runner: Running) -> AbstractContextManager[object]:
         """Return a context manager that is entered around a run of a worker or a pipeline.
 
-        It gets the error that ends the run, and cannot suppress it.
+        The context manager gets the error that ends the run, but cannot suppress it.
 
         Args:
             runner: The worker or the pipeline.
@@ -150,13 +150,13 @@ class Hooks:
         return nullcontext()
 
 
-#: The names of the methods.
+#: The names of the methods of ``Hooks``.
 EVENTS: Final = ("pushing", "pushed", "received", "settled", "handling", "running")
 
 
 @dataclass(slots=True)
 class Tell(Request[None]):
-    """Report an event to the hooks of the client. Without hooks it does nothing."""
+    """Report an event to the hooks of the client. If it has no hooks, this does nothing."""
 
     #: The method of the hooks; see ``Hooks``.
     event: Literal["pushed", "received", "settled"]
@@ -172,7 +172,7 @@ class Tell(Request[None]):
 
 
 def tell_burial(queue: str, message: Any, to: str) -> Tell:
-    """Return the report of a burial by a plan, of a message that no consumer has received."""
+    """Return the event for hooks that a plan buried a message, which no consumer had received."""
     return Tell("settled", queue, [message], verb="bury", to=to)
 
 
@@ -180,10 +180,10 @@ class HookCalls:
     """The hooks of a client, grouped by event.
 
     Args:
-        given: The hooks.
+        given: The objects whose methods are the hooks.
 
     Raises:
-        ConfigurationError: One of them has no method of ``Hooks``, or an async one.
+        ConfigurationError: An object has none of the methods of ``Hooks``, or one of them is async.
     """
 
     def __init__(self, given: Iterable[object]) -> None:
@@ -192,16 +192,16 @@ class HookCalls:
             self.add(hook)
 
     def add(self, hook: object) -> None:
-        """Call the methods of one more object.
+        """Add an object whose methods are hooks.
 
         Raises:
-            ConfigurationError: It has no method of ``Hooks``, or an async one.
+            ConfigurationError: It has none of the methods of ``Hooks``, or one of them is async.
         """
         for event, method in _methods(hook).items():
             self._calls[event].append(method)
 
     def takes(self, event: str) -> bool:
-        """Return whether a hook is called for an event."""
+        """Return whether there is a hook for an event."""
         return bool(self._calls[event])
 
     def pushing(self, queue: str, items: Sequence[Pushing]) -> None:
@@ -213,8 +213,8 @@ class HookCalls:
 
         Args:
             told: The event.
-            at_commit: The events that wait for the commit of the transaction, to which this event
-                is added. None if there is no transaction, or the program controls it.
+            at_commit: The list of events that wait for the commit of the transaction. This event is
+                added to it. None if there is no transaction, or the program controls it.
         """
         if told.session is not None and at_commit is not None:
             at_commit.append(told)
@@ -230,12 +230,12 @@ class HookCalls:
         self._call(told.event, told.queue, *values)
 
     def handling(self, deliveries: Sequence[Delivery[Any]]) -> AbstractContextManager[object]:
-        """Return the context managers of all hooks as one."""
+        """Return a context manager that enters the context managers of all ``handling`` hooks."""
         calls = self._calls["handling"]
         return _Around(calls, deliveries, _labelled) if calls else nullcontext()
 
     def running(self, runner: Running) -> AbstractContextManager[object]:
-        """Return the context managers of all hooks as one."""
+        """Return a context manager that enters the context managers of all ``running`` hooks."""
         calls = self._calls["running"]
         return _Around(calls, runner, _named) if calls else nullcontext()
 
@@ -251,9 +251,9 @@ class _Around(AbstractContextManager[None]):
     """The context managers of hooks around one call of a handler, or around one run.
 
     Args:
-        calls: The hooks.
-        given: Their argument.
-        failed: Returns the text of the log for a hook that fails.
+        calls: The hooks, which return the context managers.
+        given: The argument of each hook.
+        failed: Returns the name of a hook that failed, for the log; it takes ``given``.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ def calls_of(given: object) -> HookCalls | None:
     """Return the hooks of a client, or None if there are none.
 
     Raises:
-        ConfigurationError: They are not a list of objects with methods of ``Hooks``.
+        ConfigurationError: ``given`` is not a list of objects with methods of ``Hooks``.
     """
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
         raise ConfigurationError(
@@ -315,7 +315,7 @@ def calls_of(given: object) -> HookCalls | None:
 
 
 def _methods(hook: object) -> dict[str, Callable[..., Any]]:
-    """Return the methods of one hook by their events."""
+    """Return the methods of an object that are hooks, keyed by event."""
     name = type(hook).__name__
     if isinstance(hook, type):
         raise ConfigurationError(f"hooks: {hook.__name__} is a class; pass an instance")

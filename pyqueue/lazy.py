@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used."""
+"""Import the names of a package when they are first used."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from importlib import import_module
 
 
 def importer(package: str, names: Mapping[str, Sequence[str]]) -> Callable[[str], object]:
-    """Return the ``__getattr__`` of a package.
+    """Return the ``__getattr__`` of a package that imports names when they are first used.
 
     Args:
         package: The name of the package.
-        names: For each module of the package, the names that are imported from it.
+        names: The names to import from each module of the package, keyed by module.
     """
     homes = {name: module for module, some in names.items() for name in some}
 

@@ -22,13 +22,13 @@ log = logging.getLogger("pyqueue")
 MAX_CONCURRENCY: Final = 10_000
 _MAX_COUNT: Final = (1 << 31) - 1
 _CENTURY_S: Final = 100 * 365 * 86400.0
-#: A consumer asks again within this time, because another consumer may have given permits back.
+#: A consumer asks again after this time at the latest: another may have given permits back.
 _RETRY: Final = timedelta(seconds=5)
-#: For how many keys a consumer remembers when the next message may start.
+#: The number of keys for which a consumer remembers when the next message may start.
 _MAX_KEYS: Final = 10_000
 #: Keys are stored in indexes. A longer key is replaced by its hash.
 _MAX_KEY: Final = 200
-#: The key of all messages of a queue, if its limit is not ``per`` key.
+#: The key under which all messages of a queue count if its limit has no ``per``.
 WHOLE_QUEUE: Final = ""
 _HEADER: Final = "headers."
 _FIELDS: Final = ("concurrency", "rate", "period", "burst", "per")
@@ -128,20 +128,20 @@ class Limit:
 
 
 class MayStart(NamedTuple):
-    """How many messages of one key a limit lets start."""
+    """How many messages of one key may start under a limit."""
 
-    #: How many may start now.
+    #: How many messages may start now.
     number: int
-    #: When the next one may start.
+    #: When the next message after these may start.
     next_at: datetime
 
 
 class Drain(NamedTuple):
-    """A lowered limit on concurrency: messages may still be held under the former limit."""
+    """A lowered limit on concurrency, while messages may still be held under the former limit."""
 
-    #: The largest limit before.
+    #: The largest limit that applied before.
     concurrency: int
-    #: When it was lowered.
+    #: When the limit was lowered.
     at: datetime
 
     @classmethod
@@ -175,8 +175,8 @@ def drain_of(before: object, drain: Drain | None, after: object, now: datetime) 
 def key_of(limit: Limit, document: Mapping[str, Any]) -> str:
     """Return the key under which a limit counts a message, or ``WHOLE_QUEUE`` without ``per``.
 
-    Messages without the header share the key "-". Equal values of different types differ. A long
-    value has the key "#", with its hash.
+    Messages without the header share the key "-". Equal values of different types have different
+    keys. The key of a long value is "#" with the hash of the value.
     """
     if limit.header is None:
         return WHOLE_QUEUE
@@ -226,7 +226,7 @@ def _check_per(value: Any) -> None:
 
 
 def shown(value: object) -> str:
-    """Return a value as the text of an error shows it."""
+    """Return a value in the form that error texts show."""
     try:
         return repr(value)[:120]
     except Exception:  # a user's __repr__, an int of thousands of digits, or too deep nesting
@@ -234,10 +234,10 @@ def shown(value: object) -> str:
 
 
 def check_limit(value: Any) -> Limit:
-    """Return a limit that a caller gave.
+    """Check a limit that a caller gave, and return it.
 
     Raises:
-        ConfigurationError: It is not a Limit.
+        ConfigurationError: The value is not a Limit.
     """
     if not isinstance(value, Limit):
         raise ConfigurationError(f"limit: expected a Limit, found {type(value).__name__}")
@@ -249,7 +249,7 @@ def check_call(queue: str, limit: Limit | None, call: str | None) -> None:
 
     Args:
         queue: The name of the queue.
-        limit: Its limit, or None if it has none.
+        limit: The limit of the queue, or None if it has none.
         call: "pop" or "claim", which cannot obey every limit, or None for a reserve.
 
     Raises:
@@ -271,7 +271,7 @@ def stored_limit(value: object) -> Limit:
     """Return the limit that a record stores. A newer release, or a person, may have written it.
 
     Raises:
-        ConfigurationError: This release cannot read it.
+        ConfigurationError: This release cannot read the stored limit.
     """
     if not isinstance(value, Mapping):
         raise ConfigurationError(f"expected a document, found {shown(value)}")
@@ -284,7 +284,7 @@ def limit_or_none(queue: str, shape: object) -> Limit | None:
     """Return the limit in the shared options of a record, or None if the queue has none.
 
     Raises:
-        ConfigurationError: This release cannot read it.
+        ConfigurationError: This release cannot read the stored limit.
     """
     value = shape.get("limit") if isinstance(shape, Mapping) else None
     if value is None:
@@ -300,35 +300,36 @@ def limit_or_none(queue: str, shape: object) -> Limit | None:
 
 @dataclass(slots=True, eq=False)
 class FollowedLimit:
-    """The limit of a queue, as a consumer last read it, and the consumer's knowledge about it."""
+    """The limit of a queue as a consumer last read it, and the facts that its scans have shown."""
 
     limit: Limit | None = None
-    #: When the next message of a key may start, if the rate lets no more of them start now.
+    #: When the next message may start, for each key whose rate lets no message start now.
     _starts: dict[str, datetime] = field(default_factory=dict)
-    #: Why the stored limit cannot be read. As long as it cannot, nothing may be claimed.
+    #: Why the stored limit cannot be read, or None. Unless it is None, nothing may be claimed.
     unreadable: str | None = None
-    #: Whether the last scan met taken slots, or left few free. If not, the next scan does not read
-    #: the slots and assumes that all are free; the unique index refuses a taken slot.
+    #: Whether the last scan found taken slots, or left few slots free. If not, the next scan does
+    #: not read the slots and assumes that all are free; the unique index refuses a taken slot.
     meets_slots: bool = True
-    #: Nothing may start before this, unless a claim ends. None if the last scan was not stopped.
+    #: No message may start before this instant, unless a claim ends. None if the limit did not stop
+    #: the last scan.
     blocked_until: datetime | None = None
-    #: Do not scan beyond a page of blocked messages before this; see ``limits.scan``.
+    #: Until this instant, do not scan beyond a page of blocked messages; see ``limits.scan``.
     behind_at: datetime | None = None
-    #: A former limit on concurrency under which messages may still be held.
+    #: A former limit on concurrency under which messages may still be held, or None.
     drain: Drain | None = None
-    #: How many seconds the last request for permits took, or the quickest of several.
+    #: How many seconds the last request for permits took; of several requests, the quickest.
     trip_s: float = 0
     #: Whether the limit was read. Before that, nothing may be claimed.
     known: bool = False
-    #: Whether the warning that permits take long was logged.
+    #: Whether the warning that requests for permits take long was logged.
     noted_slow: bool = False
 
     def follow(self, queue: str, shape: object) -> None:
-        """Learn the limit in the record of the queue.
+        """Take over the limit that is stored in the record of the queue.
 
         Raises:
-            ConfigurationError: The limit cannot be read, and no limit was read before. Later, this
-                is logged once, and nothing is claimed until the limit can be read.
+            ConfigurationError: The limit cannot be read, and no limit was read before. If one was
+                read before, the error is logged once, and nothing is claimed until it is fixed.
         """
         try:
             limit = limit_or_none(queue, shape)
@@ -344,11 +345,11 @@ class FollowedLimit:
 
     @property
     def next_start(self) -> datetime | None:
-        """When the next message may start, if no more may start now, or None without a rate."""
+        """When the next message may start; None if a message may start now, or without a rate."""
         return self._starts.get(WHOLE_QUEUE)
 
     def waits(self, now: datetime, key: str = WHOLE_QUEUE) -> bool:
-        """Return whether, as far as is known, no message of a key may start now."""
+        """Return whether no message of a key may start now, as far as this consumer knows."""
         next_start = self._starts.get(key)
         # A start further ahead comes from a clock that was set back since.
         return (
@@ -360,7 +361,7 @@ class FollowedLimit:
         self._starts.pop(key, None)
 
     def expect(self, key: str, next_start: datetime | None, now: datetime) -> None:
-        """Store when the next message of a key may start, or that it may start now if None."""
+        """Remember when the next message of a key may start. None means now."""
         self.forget(key)
         if next_start is None:
             return
@@ -370,5 +371,5 @@ class FollowedLimit:
         self._starts[key] = min(next_start, now + _RETRY)
 
     def first_start(self, now: datetime) -> datetime | None:
-        """Return when the first message of any key that is known to wait may start."""
+        """Return when the first message may start, of all keys whose messages have to wait."""
         return min((each for each in list(self._starts.values()) if each > now), default=None)

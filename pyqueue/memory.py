@@ -1,9 +1,9 @@
 """mongomock as a database for one process: ``memory:``, or a mongomock database of the user.
 
-mongomock is not atomic across threads, stores Python values instead of BSON, and knows neither
-hints nor sessions. ``MemoryCollection`` adds the rules of a server that pyqueue relies on: one lock
-around each operation, documents passed through BSON, cursors read at once, updates applied whole or
-not at all. It is meant for testing programs that use queues, and proves nothing about concurrency.
+mongomock is not atomic across threads, stores Python values instead of BSON, and supports neither
+hints nor sessions. ``MemoryCollection`` adds the guarantees of a server that pyqueue relies on: a
+lock around each operation, documents converted through BSON, cursors read at once, and updates that
+are applied entirely or not at all. It is for tests of programs, and proves nothing on concurrency.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _guard = threading.Lock()
 
 
 def _forked() -> None:
-    """Give a forked child free locks: threads that it does not have may hold the old locks."""
+    """Give a forked child new locks, because threads of the parent may hold the old locks."""
     global _guard, _locks
     _guard = threading.Lock()
     _locks = weakref.WeakKeyDictionary()
@@ -69,10 +69,10 @@ def lock_of(database: Any) -> threading.RLock:
 
 
 def checked_session(session: Any) -> Any:
-    """Return a session of memory; see ``memory_sessions``.
+    """Check that a session is a session of ``memory:``, and return it; see ``memory_sessions``.
 
     Raises:
-        ConfigurationError: It is another session.
+        ConfigurationError: The session is of another kind.
     """
     if hasattr(session, "collection_like"):
         return session
@@ -92,8 +92,8 @@ class MemoryCollection:
     def __init__(self, database: Any, name: str, now: Callable[[], datetime] = _wall_clock) -> None:
         self.database, self.name, self._now = database, name, now
         shared = database.get_collection(name, codec_options=bson.CodecOptions(tz_aware=True))
-        # A second collection object over the same store. The change below must not affect the
-        # program that passed in this database.
+        # This is a second collection object over the same store, because the change below must not
+        # affect the program that passed in this database.
         self._collection = type(shared)(
             database,
             name,
@@ -118,7 +118,7 @@ class MemoryCollection:
         return found
 
     def create_index(self, keys: Any, *, name: str, **options: Any) -> None:
-        """Create an index unless it exists, as a server does.
+        """Create an index unless it exists.
 
         mongomock would check all documents again, even documents that a partial index leaves out.
         """
@@ -140,7 +140,7 @@ class MemoryCollection:
             seen.append(values)
 
     def bulk_write(self, operations: Any, *, ordered: bool, session: Any = None) -> Any:
-        """Run writes one by one. mongomock refuses the operations of a current pymongo."""
+        """Run writes one by one, because mongomock refuses the operation objects of new pymongo."""
         matched, removed, errors = 0, 0, []
         for place, operation in enumerate(operations):
             if isinstance(operation, DeleteOne):
@@ -179,7 +179,7 @@ class MemoryCollection:
             ]
 
     def find_one_and_update(self, filter: Any, update: Any, **options: Any) -> Any:
-        """Update a document and return it. mongomock would update the wrong element of an array."""
+        """Update a document and return it. With ".$", mongomock would update the wrong element."""
         if (session := options.pop("session", None)) is not None:
             return self._within(session).find_one_and_update(filter, update, **options)
         if isinstance(update, list):
@@ -195,7 +195,7 @@ class MemoryCollection:
     def _update_by_pipeline(
         self, filter: Any, pipeline: list[Any], *, upsert: bool = False, **options: Any
     ) -> Any:
-        """Update one document with a pipeline, which mongomock supports only in aggregates."""
+        """Update one document with a pipeline. mongomock supports pipelines only in aggregates."""
         id = filter["_id"]
         with self._lock:
             found = self._collection.find_one(_given(filter))
@@ -211,7 +211,7 @@ class MemoryCollection:
             return _plain(updated)
 
     def find(self, filter: Any, projection: Any = None, **options: Any) -> list[Any]:
-        """Find documents. Compute their sizes here, because mongomock cannot."""
+        """Find documents. Compute the sizes in a projection here, because mongomock cannot."""
         find = self.__getattr__("find")
         if not projection or all(isinstance(each, int) for each in projection.values()):
             found: list[Any] = find(filter, projection, **options)
@@ -251,7 +251,7 @@ class MemoryCollection:
         return locked
 
     def _at_this_instant(self, match: Any) -> Any:
-        """Return a filter with the time in place of "$$NOW", which mongomock does not know."""
+        """Return a filter with the time in place of "$$NOW", which mongomock does not support."""
         if not isinstance(match, dict):
             return match
         if "$and" in match:
@@ -261,7 +261,7 @@ class MemoryCollection:
         return {**match, "$expr": replaced(match["$expr"], "$$NOW", self._now())}
 
     def _without_bits(self, given: list[Any]) -> list[Any]:
-        """Return the arguments of an update or a delete without the operators on bits."""
+        """Return the arguments of an update or a delete, with operators on bits replaced."""
         match, *rest = given
         masks = {
             name: value["$bitsAllClear"]
@@ -285,7 +285,7 @@ class MemoryCollection:
         return [match, {**update, "$set": {**update.get("$set", {}), **put}}, *rest[1:]]
 
 
-#: The methods that use operators on bits, which mongomock lacks. Each takes the filter first.
+#: The methods whose operators on bits are replaced, because mongomock lacks these operators.
 _WITH_BITS = frozenset({"update_one", "find_one_and_update", "delete_one", "delete_many"})
 _WITHOUT_EFFECT = {"$unset": {"~": ""}}
 
@@ -300,7 +300,7 @@ def _value_at(document: Any, path: str) -> int:
 def _all_or_nothing(apply: Callable[..., None]) -> Callable[..., None]:
     """Wrap the function of mongomock that updates a document in place.
 
-    If it fails, the document is restored, and the error is one that a server raises.
+    If the update fails, the document is restored, and the error is the error of a server.
     """
 
     def applied(document: dict[str, Any], match: Any, update: Any, inserts: bool) -> None:
@@ -333,12 +333,12 @@ def _holder(document: dict[str, Any], path: str, *, make: bool) -> tuple[Any, An
     """Return the object that contains the field at a path, and the name of the field in it.
 
     Args:
-        document: The document.
+        document: The document to search.
         path: The path, such as "payload.size".
-        make: Whether to make the documents that are missing on the way.
+        make: Whether to create the documents that are missing along the path.
 
     Raises:
-        WriteError: A value on the way is not a document.
+        WriteError: A value along the path is not a document.
     """
     *names, last = path.split(".")
     found: Any = document
@@ -390,12 +390,12 @@ def _rename(document: dict[str, Any], path: str, to: str) -> None:
         target[new] = value
 
 
-#: mongomock stores a Binary, but refuses a UUID.
+#: Decodes UUIDs as Binary, because mongomock stores a Binary but refuses a UUID.
 _STORED = OPTIONS.with_options(uuid_representation=UuidRepresentation.UNSPECIFIED)
 
 
 def _given(value: Any) -> Any:
-    """Return an argument with its documents passed through BSON."""
+    """Return an argument with its documents converted to BSON and back, as a server gets them."""
     if isinstance(value, RawBSONDocument):
         return bson.decode(value.raw, _STORED)
     if isinstance(value, dict):
@@ -406,7 +406,7 @@ def _given(value: Any) -> Any:
 
 
 def replaced(value: Any, name: str, by: Any) -> Any:
-    """Return a value in which a name is replaced by another value."""
+    """Return a nested value in which each ``name`` is replaced by another value."""
     if isinstance(value, dict):
         return {key: replaced(each, name, by) for key, each in value.items()}
     if isinstance(value, list):
@@ -415,7 +415,7 @@ def replaced(value: Any, name: str, by: Any) -> Any:
 
 
 def _naive(value: Any) -> Any:
-    """Return a pipeline with instants as mongomock stores them."""
+    """Return a pipeline with naive datetimes, as mongomock stores them."""
     if isinstance(value, dict):
         return {key: _naive(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -424,7 +424,7 @@ def _naive(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a result with its document passed through BSON."""
+    """Return a result with its document converted to BSON and back, as a server returns it."""
     return (
         bson.decode(bson.encode(value, codec_options=OPTIONS), OPTIONS)
         if isinstance(value, dict)

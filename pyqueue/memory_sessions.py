@@ -1,8 +1,8 @@
 """Databases of ``memory:`` as programs see them, with sessions and transactions.
 
-mongomock has no sessions. Here a transaction works on a copy of the database, made by its first
-operation. The commit writes back the documents that the transaction changed. If one of them was
-changed outside in the meantime, nothing is written: the commit fails with the write conflict of a
+mongomock has no sessions. Here a transaction works on a copy of the database, which its first
+operation makes. The commit writes the changed documents back. If one of them was changed outside
+the transaction since then, nothing is written: the commit fails with the write conflict of a
 server, and retry loops repeat the transaction.
 """
 
@@ -21,7 +21,7 @@ from pyqueue.memory import MemoryCollection, checked_session, lock_of, memory_da
 from pyqueue.payloads import OPTIONS
 from pyqueue.targets import is_memory_url
 
-#: How many times ``with_transaction`` runs its function. A server repeats for two minutes.
+#: How many times ``with_transaction`` runs its function at most. PyMongo repeats for two minutes.
 _MAX_ATTEMPTS: Final = 100
 #: How documents are stored: as mongomock stores them, with naive instants.
 _STORED: Final[bson.CodecOptions[dict[str, Any]]] = bson.CodecOptions(
@@ -32,7 +32,7 @@ _TRANSIENT: Final = "TransientTransactionError"
 _DATABASE_METHODS: Final = frozenset(
     {"command", "create_collection", "drop_collection", "list_collection_names"}
 )
-#: The methods of cursors that return the cursor.
+#: The methods of cursors that return the cursor itself.
 _CURSOR_OPTIONS: Final = frozenset({"batch_size", "hint", "limit", "max_time_ms", "skip", "sort"})
 
 
@@ -51,7 +51,7 @@ class _Copy:
     def __init__(self, live: Any) -> None:
         self.live = live
         store = type(live._store)()
-        #: The documents at the beginning, by collection and id.
+        #: The encoded documents at the beginning, keyed by collection and id.
         self._before: dict[str, dict[Any, bytes]] = {}
         with lock_of(live):
             for name, found in live._store._collections.items():
@@ -67,17 +67,17 @@ class _Copy:
         self._collections: dict[str, MemoryCollection] = {}
 
     def collection(self, like: MemoryCollection) -> MemoryCollection:
-        """Return the copy of a collection of pyqueue."""
+        """Return the collection in this copy that corresponds to a collection of pyqueue."""
         found = self._collections.get(like.name)
         if found is None:
             found = self._collections[like.name] = like.on(self.database)
         return found
 
     def changes(self) -> list[_Change]:
-        """Return the changed documents.
+        """Return the documents that the transaction changed.
 
         Raises:
-            OperationFailure: One of them was changed outside the transaction.
+            OperationFailure: One of them was also changed outside the transaction.
         """
         changes = []
         for name, store in self.database._store._collections.items():
@@ -93,10 +93,10 @@ class _Copy:
         return changes
 
     def write(self, changes: list[_Change], undo: ExitStack) -> None:
-        """Write the changed documents back. ``undo`` gets the callback that undoes this.
+        """Write the changed documents back, and add a callback that undoes this to ``undo``.
 
         Raises:
-            OperationFailure: A unique index refuses one: another writer took its value.
+            OperationFailure: A unique index refuses a document: another writer took its value.
         """
         stores = self.live._store
         undo.callback(
@@ -120,7 +120,7 @@ class _Copy:
 
 
 class _Transaction:
-    """The context manager of a transaction: it commits, or aborts if the block raises."""
+    """The context manager of a transaction: it commits, or aborts if the block raises an error."""
 
     def __init__(self, session: MemorySession) -> None:
         self._session = session
@@ -145,7 +145,7 @@ class MemorySession:
     """A session with the methods of a pymongo ``ClientSession``."""
 
     def __init__(self) -> None:
-        #: The copies of the open transaction, by the ids of the stores.
+        #: The copies of the open transaction, keyed by the id() of the store; None without one.
         self._copies: dict[int, _Copy] | None = None
         self.has_ended = False
 
@@ -161,7 +161,7 @@ class MemorySession:
         return self._copies is not None
 
     def copy_of(self, database: Any) -> _Copy | None:
-        """Return the copy of a mongomock database, or None outside a transaction."""
+        """Return the transaction's copy of a mongomock database, or None outside a transaction."""
         if self._copies is None:
             return None
         found = self._copies.get(id(database._store))
@@ -182,10 +182,10 @@ class MemorySession:
         return _Transaction(self)
 
     def commit(self) -> None:
-        """Write the changes back.
+        """Write the changes of the transaction back.
 
         Raises:
-            OperationFailure: A write conflict. Nothing is written.
+            OperationFailure: There is a write conflict. Nothing is written.
         """
         if self._copies is None:
             raise InvalidOperation("No transaction started")
@@ -200,7 +200,7 @@ class MemorySession:
                 undo.pop_all()
 
     def abort(self) -> None:
-        """Forget the changes."""
+        """Abort the transaction and drop its changes."""
         self._copies = None
 
     def end(self) -> None:
@@ -213,7 +213,7 @@ class MemorySession:
     end_session: Any = end
 
     def with_transaction(self, fn: Callable[[Self], Any], *options: object, **more: object) -> Any:
-        """Run a function in a transaction, again after each write conflict."""
+        """Run a function in a transaction, and repeat it after each write conflict."""
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             try:
                 with self.begin():
@@ -253,7 +253,7 @@ class AsyncMemorySession(MemorySession):
     async def with_transaction(
         self, fn: Callable[[Self], Any], *options: object, **more: object
     ) -> Any:
-        """Await a function in a transaction, again after each write conflict."""
+        """Await a function in a transaction, and repeat it after each write conflict."""
         for attempt in range(1, _MAX_ATTEMPTS + 1):
             try:
                 async with self.begin():
@@ -348,7 +348,7 @@ def _used(raw: Any, session: Any) -> Any:
 
 
 def _allowed(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call a method of mongomock. It lacks some features of a server."""
+    """Call a method of mongomock. Raise ConfigurationError if it lacks a feature of a server."""
     try:
         return call(*args, **options)
     except NotImplementedError as error:
@@ -362,7 +362,7 @@ def _refusal(reason: str) -> ConfigurationError:
 
 
 class MemoryTable:
-    """A collection of a ``MemoryDatabase``. It takes ``session=``."""
+    """A collection of a ``MemoryDatabase``. Its methods accept ``session=``."""
 
     def __init__(self, database: MemoryDatabase, name: str, args: Any, options: Any) -> None:
         self.database, self.name = database, name
@@ -377,7 +377,7 @@ class MemoryTable:
 
     @property
     def find_one_and_update(self) -> Callable[..., Any]:
-        """The method. Classes of collections are known by it; see ``targets.invalid``."""
+        """The method of this name. ``targets.invalid`` recognizes classes of collections by it."""
         return self._method("find_one_and_update")
 
     def __getitem__(self, name: str) -> Any:

@@ -22,54 +22,54 @@ T = TypeVar("T")
 #: The id of a message: an ObjectId that the client made, or an id that the caller gave.
 Id = ObjectId | str
 
-#: How many bytes of messages one call receives by default.
+#: The default maximum size of all messages that one call receives, in bytes.
 MAX_RECEIVED_BYTES: Final = 48 * 2**20
-#: How many bytes of messages a named claim has by default.
+#: The default maximum size of all messages of a claim, in bytes; see ``Queue.claim``.
 MAX_BATCH_BYTES: Final = 64 * 2**20
 
 #: The maximum number of messages in a pack, a document with many messages.
 MAX_PACK: Final = 1000
 
-#: Labels of a message. The values are str, int, float or bool, which is checked at run time: type
-#: checkers infer ``dict[str, object]`` for a literal with values of several types.
+#: Labels of a message. The values are str, int, float or bool. This is checked at run time, because
+#: type checkers infer ``dict[str, object]`` for a literal with values of several types.
 Headers = Mapping[str, object]
 
 #: Seconds, or a timedelta.
 Duration = float | timedelta
 
-#: How an ordered group treats a failed message: it waits for the next try, or continues.
+#: How an ordered group treats a failed message: the group waits for the next try, or continues.
 OnFailure = Literal["block", "skip"]
 
-#: The kinds of queues, besides the kinds that a program registers itself.
+#: The built-in kinds of queues. A program may register more.
 KindName = Literal["standard", "priority", "ordered", "bucket"]
 
 State = Literal["scheduled", "ready", "reserved", "finished", "dead"]
 
-#: The result of a cancel: the message has ended, or its holder was asked to end it.
+#: The result of ``Queue.cancel``: the message has ended, or its holder was asked to end it.
 Cancelled = Literal["cancelled", "requested"]
 
-#: What a message waits for although its time has come: another message of its group, or a limit.
+#: The reason why a message waits although its time has come: a message of its group, or a limit.
 Deferral = Literal["group", "limit"]
 
 #: What a schedule does after ticks that no process handled in time: push one message for all of
 #: them, none, or one for each.
 Missed = Literal["once", "skip", "all"]
 
-#: Added to the ``when`` of a finished message. It moves the message out of the range that claims
-#: scan, and keeps the order of finishing.
+#: The time that is added to the ``when`` of a finished message. It moves the message out of the
+#: range that claims scan, and keeps the order in which messages were finished.
 KEPT: Final = timedelta(days=2_556_698)  # 7000 years
-#: The same for an end that is kept for its message key only. It lies above the history.
+#: The same for a finished message that is kept for its message key only, above the history.
 KEPT_BARE: Final = timedelta(days=2_739_319)  # 7500 years
 
-#: The range of priorities, and the default priority of a push. A higher priority goes first.
+#: The highest priority (the lowest is 0), and the default priority. Higher priorities go first.
 HIGHEST_PRIORITY: Final = 9
 DEFAULT_PRIORITY: Final = 4
 
-#: How many of its past queues, and of its failed tries, a message remembers.
+#: How many past queues, and how many failed tries, are stored in a message.
 TRAIL_LENGTH: Final = 20
 MAX_ATTEMPTS: Final = 5
 
-#: The ``when`` of a message whose stored value is missing.
+#: The ``when`` of a message whose stored ``when`` is missing.
 NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
@@ -91,7 +91,7 @@ class Message(Generic[T]):
     """A message, as it was when it was read."""
 
     id: Id
-    #: The name of the queue it is in.
+    #: The name of the queue that contains the message.
     queue: str
     payload: T
     #: The labels that the caller gave, or {}.
@@ -104,37 +104,37 @@ class Message(Generic[T]):
     pushed: datetime
     #: How many times the message was reserved from this queue, this time included.
     tries: int
-    #: Why the last failed try failed.
+    #: Why the most recent failed try failed, or None.
     error: ErrorInfo | None
     #: The last progress that a holder stored.
     progress: Progress | None
-    #: The state that an earlier try stored.
+    #: The state that an earlier try stored with ``Queue.checkpoint``.
     checkpoint: Any
-    #: The last 20 queues that the message passed through: ``q``, ``in`` and ``out``, the instants
-    #: when it came and left, ``tries``, and ``waited``, how many seconds it was eligible before its
-    #: last claim. A value is None if it is unknown. ``at`` is ``out``.
+    #: The last 20 queues that the message passed through, each as a dict: ``q`` (its name), ``in``
+    #: and ``out`` (the instants when the message came and left), ``tries``, and ``waited`` (seconds
+    #: from eligible to the last claim there). Unknown values are None. ``at`` equals ``out``.
     trail: list[dict[str, Any]]
     #: "scheduled", "ready", "reserved" or "finished". For a message in a dead-letter queue,
     #: ``Client.find`` and ``Queue.browse`` show "dead" in place of "scheduled" and "ready".
     state: State
-    #: Where and why the message was buried. Only in a dead-letter queue.
+    #: Where and why the message was buried; None outside a dead-letter queue.
     dead: Burial | None
     #: The priority, from 0 to 9, or None if the message was never in a queue with priorities.
     priority: int | None = field(default=None, kw_only=True)
-    #: The group in which it is ordered, or None. A finished or dead message shows its former group.
+    #: The group that orders the message, or None. A finished or dead message shows its last group.
     group: str | None = field(default=None, kw_only=True)
-    #: How many times it was handed out in this queue. A release lowers ``tries``, but not this. All
-    #: messages of a pack have the number of the pack. In a stream it equals ``tries``.
+    #: How many times consumers of this queue received the message. A release lowers ``tries``, but
+    #: not this. The messages of a pack share one number. In a stream it equals ``tries``.
     deliveries: int = field(default=0, kw_only=True)
     #: The last 5 tries in which the holder gave an error, oldest first. A burial and a redrive keep
     #: them, and a move drops them. Messages of streams and packs have none.
     attempts: tuple[Attempt, ...] = field(default=(), kw_only=True)
-    #: Why a scheduled message whose ``when`` has passed still waits: for a message of its "group"
-    #: that comes first, or for a "limit". None if it does not wait.
+    #: Why a scheduled message still waits although its ``when`` has passed: "group" if a message of
+    #: its group comes first, or "limit". None if neither is the case.
     deferred: Deferral | None = field(default=None, kw_only=True)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
-        """Restore a pickled message. Release 0.1 has fewer fields, and some of them are dicts."""
+        """Restore a pickled message. Release 0.1 had fewer fields, and some of them were dicts."""
         for each in fields(self):
             if each.name in state[1] or each.default is not MISSING:
                 setattr(self, each.name, state[1].get(each.name, each.default))
@@ -147,7 +147,7 @@ class Message(Generic[T]):
 class Reservation(Message[T]):
     """A message held under a lease. It can be pickled, and settled in another process."""
 
-    #: Identifies this claim. An operation that settles the message must match it.
+    #: Identifies this claim. The message can only be settled while it is stored with this token.
     token: str
     #: The end of the lease; ``extend`` updates it.
     until: datetime
@@ -155,29 +155,29 @@ class Reservation(Message[T]):
     owner: str
     #: The length of the lease, in seconds.
     lease: float
-    #: When it was claimed, by the clock of the primary.
+    #: When the message was claimed, by the clock of the primary.
     reserved: datetime = field(kw_only=True)
-    #: Its slot under the limit of its queue, or None without a limit on concurrency.
+    #: The slot that it takes under its queue's limit on concurrency, or None without such a limit.
     slot: str | None = field(default=None, kw_only=True, repr=False)
-    #: How its end is kept, for ``Client.wait`` or for its key; None: its producer did not ask.
+    #: How the message is kept once it has finished, for ``Client.wait`` or for its key, or None.
     keep: Keep | None = field(default=None, kw_only=True, repr=False)
-    #: How ``Client.commit`` and the like settle it, or None if an older release pickled it.
+    #: The options by which ``Client.commit`` settles it; None if an older release pickled it.
     carried: Any = field(default=None, kw_only=True, repr=False)
-    #: The gather that it belongs to, or None; see ``Client.gather``.
+    #: The gather that the message belongs to, or None; see ``Client.gather``.
     gather: Gather | None = field(default=None, kw_only=True, repr=False)
 
     def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
         """Restore a pickled reservation."""
-        Message.__setstate__(self, state)  # a class with slots is made twice: super() fails
+        Message.__setstate__(self, state)  # super() fails: slots=True replaces the class
         if "reserved" not in state[1]:  # pickled by release 0.1
             self.reserved = self.until - timedelta(seconds=self.lease)
 
 
 @dataclass(slots=True, eq=False)
 class PackedReservation(Reservation[T]):
-    """A message of a pack, a document with many messages, that is held under a lease."""
+    """A message that is held under a lease and stored in a pack, a document with many messages."""
 
-    #: The pack, and the place of the message in it. With the token they identify the reservation.
+    #: The id of the pack, and the message's place in it. With the token, they identify the claim.
     pack: Id
     place: int
     #: The state of the pack in this process, or None in another process.
@@ -196,13 +196,13 @@ def is_last_try(held: Reservation[Any], max_tries: int | None) -> bool:
 
 @dataclass(slots=True, eq=False)
 class Finished(Message[T]):
-    """A finished message, from a queue with history."""
+    """A finished message, as a history or ``Client.wait`` returns it."""
 
-    #: popped, committed, removed, cancelled or expired.
+    #: "popped", "committed", "removed", "cancelled" or "expired".
     outcome: str
     #: When the message was finished.
     processed: datetime
-    #: The result of the work on it, if its producer asked for one; see ``Queue.push``.
+    #: The result that the holder or the handler gave, or None; see ``Queue.commit``.
     result: Any = field(default=None, kw_only=True)
 
 
@@ -210,7 +210,7 @@ class Finished(Message[T]):
 class StreamMessage(Message[T]):
     """A message of a stream, as ``Stream.read`` returns it."""
 
-    #: Its place in the stream: 0, 1, 2, ... It never changes.
+    #: The place of the message in the stream: 0, 1, 2, ... It never changes.
     position: int
 
 
@@ -218,9 +218,9 @@ class StreamMessage(Message[T]):
 class StreamReservation(Reservation[T]):
     """A message of a stream that a consumer group holds under a lease."""
 
-    #: Its place in the stream: 0, 1, 2, ... It never changes.
+    #: The place of the message in the stream: 0, 1, 2, ... It never changes.
     position: int
-    #: The consumer group that holds it.
+    #: The consumer group that holds the message.
     group: str = field(kw_only=True)
 
 
@@ -242,7 +242,7 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class BulkResult:
-    """The result of a change of many messages, as the methods of ``Selection`` return it."""
+    """The result of a method of ``Selection`` that changes many messages."""
 
     #: How many messages were changed.
     done: int
@@ -304,12 +304,12 @@ class QueueInfo:
     #: How many messages its dead-letter queue has. None if several queues share that queue, or if
     #: this is a dead-letter queue or a stream.
     dead: int | None = None
-    #: Since when its oldest message has waited: the first one that is ready, or the first one of a
-    #: group or of a key of a limit, if it is deferred. Up to 1000 groups and keys are examined.
-    #: None if no message waits, or if this is a stream.
+    #: The instant since which its oldest waiting message is eligible. Of the messages that wait for
+    #: their group or for a limit, the first of each group or key counts, up to 1000 of each. None
+    #: if no message waits, or if this is a stream.
     oldest: datetime | None = None
-    #: How programs use it: ``lease``, ``max_tries``, ``dead_letter`` and ``history`` as last given,
-    #: and the options that all its users share, except the limit. Durations are in seconds.
+    #: The options of the queue: ``lease``, ``max_tries``, ``dead_letter`` and ``history`` as last
+    #: given, and the options that all users share, except the limit. Durations are in seconds.
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
@@ -318,17 +318,17 @@ class ScheduleInfo:
     """A schedule, as ``Client.schedules`` returns it."""
 
     name: str
-    #: The queue that gets its messages.
+    #: The name of the queue that gets its messages.
     queue: str
     #: The next tick, or None while the schedule is paused.
     next: datetime | None
     paused: bool
-    #: The id of the last message.
+    #: The id of the last message that the schedule pushed, or None.
     last: Id | None
-    #: How many ticks pushed no message, because the message before was not finished, or because of
-    #: an error.
+    #: How many ticks pushed no message, because the previous message was not finished, or because
+    #: of an error.
     skipped: int
-    #: Why the last tick pushed no message, if there was an error.
+    #: The error because of which the last tick pushed no message, or None.
     error: str | None
     #: The other arguments of ``Client.schedule``. Durations are in seconds.
     options: Mapping[str, Any]
@@ -336,11 +336,11 @@ class ScheduleInfo:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long a message waits before try n+1.
+    """How long a message waits after a failed try.
 
-    It waits ``base * factor ** (n - 1)`` seconds, but no longer than ``maximum``. ``jitter`` is the
-    fraction by which this time varies at random, so that messages that failed together do not come
-    back together.
+    After try n, it waits ``base * factor ** (n - 1)`` seconds, but no longer than ``maximum``.
+    ``jitter`` is the fraction by which this time varies at random, so that messages that failed
+    together do not come back together.
     """
 
     base: float = 1
@@ -374,14 +374,14 @@ class Push(_Lifetimes, Generic[T]):
         delay: Seconds until the message can be received; not with ``at``.
         at: The instant from which the message can be received. A past instant means now.
         key: A message key; see ``Queue.push``.
-        headers: Small labels, {str: str | int | float | bool}.
+        headers: Small labels, as a mapping {str: str | int | float | bool}.
         id: The id of the message; see ``Queue.push``. None means a new id.
-        priority: From 0 to 9, highest first; None means 4. Only with ``kind="priority"``.
+        priority: 0 to 9; higher priorities go first. None: 4. Only with ``kind="priority"``.
         group: The name of a group. Only with ``kind="ordered"``.
-        result: Seconds for which the end of the message is kept; see ``Queue.push``.
-        expires: Seconds after which no consumer begins to work on it; see ``Queue.push``.
-        unique_for: Seconds for which its key stays taken after its end; see ``Queue.push``.
-        gather: The gather that it belongs to; see ``Queue.push``.
+        result: Seconds for which the finished message is kept with its result; see ``Queue.push``.
+        expires: Seconds after which no consumer begins to work on the message; see ``Queue.push``.
+        unique_for: Seconds for which the key stays taken after the end; see ``Queue.push``.
+        gather: The gather that the message joins; see ``Queue.push``.
     """
 
     payload: T

@@ -1,4 +1,4 @@
-"""Plans that do not run in one piece: in two parts, or without some of their requests."""
+"""Ways to run a plan differently: in two parts, or without some of its requests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ T = TypeVar("T")
 
 
 class Pausable(Generic[T]):
-    """A plan that pauses before its first request of one of some types.
+    """A plan that pauses before its first request of certain types.
 
     Args:
-        plan: The plan.
-        types: The types of the request.
+        plan: The plan to run.
+        types: The types of requests before which the plan pauses.
     """
 
     __slots__ = ("_plan", "_request", "_types", "result")
@@ -39,7 +39,7 @@ class Pausable(Generic[T]):
         return self.result
 
     def close(self) -> None:
-        """Drop the rest of the plan."""
+        """Close the plan without running the rest of it."""
         self._plan.close()
 
     def _run(self, types: tuple[type[Request[Any]], ...]) -> Plan[None]:
@@ -60,11 +60,11 @@ class Pausable(Generic[T]):
 
 
 def leaving_out(plan: Plan[T], takes: Callable[[Request[Any]], bool]) -> Plan[T]:
-    """Run a plan without the requests that ``takes`` takes. Their answer is None.
+    """Run a plan, but keep certain requests from the driver. Their answer is None.
 
     Args:
-        plan: The plan.
-        takes: Called with each request. Returns whether the driver does not get it.
+        plan: The plan to run.
+        takes: Called with each request. Returns True if the driver must not get the request.
     """
     try:
         request = next(plan)

@@ -1,12 +1,12 @@
-"""Payloads: from Python values to BSON and back, through the model of the queue if it has one.
+"""Payloads: convert Python values to BSON and back, with the model of the queue if it has one.
 
 A model dumps a value in Python mode. A value of a type that BSON does not have is stored in its
-pydantic JSON form; a Decimal becomes a Decimal128. Loading through the model reverses this. This
-module does no I/O. pydantic is imported for the first model: Spark's executors have no model and
-may lack pydantic.
+pydantic JSON form; a Decimal becomes a Decimal128. Loading with the model reverses this. This
+module does no I/O. pydantic is imported only for the first model, because Spark's executors have no
+model and may lack pydantic.
 
-A payload may hold secrets, and the texts of errors are stored, logged and shown. So no
-text of an error of this module, or of its cause, contains a value of a payload.
+A payload may contain secrets, and the texts of errors are stored, logged and shown. So no error
+text of this module, or of the cause of an error, contains a value of a payload.
 """
 
 from __future__ import annotations
@@ -49,21 +49,21 @@ OPTIONS: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
 )
 
-#: The same, for documents whose values are decoded when they are read.
+#: The same options, for documents whose values are decoded only when they are accessed.
 RAW: Final = OPTIONS.with_options(document_class=RawBSONDocument)
 
-#: The largest document in bytes: the 16 MB of the server, less room for the fields that pyqueue
-#: adds.
+#: The largest document in bytes: the server's limit of 16 MB, minus space for the fields that
+#: pyqueue adds.
 LIMIT: Final = 16 * 1024 * 1024 - 64 * 1024
 
 _DECIMAL: Final[Context] = create_decimal128_context()
 
-#: The types that BSON stores directly. A bool is an int; ObjectId and the like are types of bson.
+#: The types that BSON stores directly, besides the types of the package bson. A bool is an int.
 _PLAIN: Final = (str, int, float, bytes, type(None), dt.datetime, UUID, re.Pattern)
 
 
 def encode(document: Mapping[str, Any]) -> RawBSONDocument:
-    """Return the document in BSON. The same bytes are checked here and sent.
+    """Return a document as BSON. The bytes that are checked here are the bytes that are sent.
 
     Raises:
         InvalidMessage: BSON cannot represent a value, or the document is larger than LIMIT.
@@ -87,8 +87,8 @@ def each_of(function: Callable[[T], V], values: Sequence[T]) -> list[V]:
     """Apply a function of one payload to several payloads, and return the results.
 
     Raises:
-        InvalidMessage: The function raises it. If there are several payloads, the text names the
-            index.
+        InvalidMessage: The function refused a payload. If there are several payloads, the text
+            names the index of the payload.
     """
     if len(values) == 1:
         return [function(values[0])]
@@ -111,7 +111,7 @@ def _refuses(function: Callable[[T], object], value: T) -> bool:
 # ---- the texts of errors
 
 
-#: The replacement to suggest for a value that BSON cannot store.
+#: The remedies that errors suggest for values that BSON cannot store.
 _INSTEAD: Final[Mapping[type, str]] = {
     Decimal: "use a bson.Decimal128 or a str",
     dt.datetime: "use a datetime from the year 1 to 9999",
@@ -128,7 +128,7 @@ _INSTEAD: Final[Mapping[type, str]] = {
 
 
 def _unstorable(document: Mapping[str, Any], error: Exception) -> str:
-    """Return the text about a document that BSON cannot store: place, reason and remedy."""
+    """Return the error text for a document that BSON cannot store: place, reason and remedy."""
     try:
         found = _fault([], document)
     except RecursionError:
@@ -173,11 +173,11 @@ def _encodes(document: Mapping[str, Any]) -> bool:
     return True
 
 
-#: How deep the search for a value that BSON cannot store goes. A payload may contain itself.
+#: How deep to search for a value that BSON cannot store, because a payload may contain itself.
 _DEEPEST: Final = 150
-#: How many mistakes of a payload an error lists.
+#: The maximum number of mistakes in a payload that an error lists.
 _MAX_MISTAKES: Final = 20
-#: The text of BSON about a value that it cannot store: the value itself, and its type.
+#: The error text of bson for a value that it cannot store: it shows the value itself and its type.
 _UNSTORABLE: Final = re.compile(
     r"cannot encode object: .*, of type: <(?:class|enum) '([^']*)'>", re.DOTALL
 )
@@ -189,7 +189,7 @@ def _is_validation_error(error: BaseException) -> TypeGuard[ValidationError]:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the text of an error without the values that pydantic and BSON put into theirs."""
+    """Return the text of an error, without the values that errors of pydantic and bson contain."""
     if _is_validation_error(error):
         mistakes = error.errors(include_url=False, include_input=False)
         lines = [_mistake(each) for each in mistakes[:_MAX_MISTAKES]]
@@ -203,13 +203,13 @@ def error_text(error: BaseException) -> str:
 
 
 def _mistakes(error: ValidationError) -> str:
-    """Return the mistakes as the text after a colon; several mistakes are on separate lines."""
+    """Return the mistakes as text to follow a colon; several mistakes are on separate lines."""
     text = error_text(error)
     return f"\n{text}" if "\n" in text else f" {text}"
 
 
 def _mistake(mistake: ErrorDetails) -> str:
-    """Return one line about one field: its place, and the mistake."""
+    """Return a line with the place of a field and the mistake in it."""
     place, text = list(mistake["loc"]), mistake["msg"]
     if place[-1:] == ["[key]"]:
         del place[-2:-1]  # the key itself is the invalid value
@@ -220,7 +220,7 @@ def _mistake(mistake: ErrorDetails) -> str:
 
 
 def traceback_text(error: BaseException) -> str | None:
-    """Return an error's traceback without the invalid values in it, or None if it has none."""
+    """Return an error's traceback without the invalid values in it; None if it contains none."""
     chain: list[BaseException] = []
     rest: list[BaseException | None] = [error]
     while rest:
@@ -244,7 +244,7 @@ def traceback_text(error: BaseException) -> str | None:
 
 
 def log_failure(failure: BaseException, text: str, *values: object) -> None:
-    """Log a text and a traceback. Errors of pydantic and BSON would show payloads in it."""
+    """Log a text and a traceback, without the payloads that errors of pydantic and bson show."""
     trace = traceback_text(failure)
     if trace is None:
         log.warning(text, *values, exc_info=failure)
@@ -253,7 +253,7 @@ def log_failure(failure: BaseException, text: str, *values: object) -> None:
 
 
 def storable(value: Any) -> Any:
-    """Return a dump of pydantic in Python mode, with types that BSON lacks replaced."""
+    """Return the output of pydantic's Python mode with values of types that BSON lacks replaced."""
     if isinstance(value, dict):
         return {_key(key): storable(item) for key, item in value.items()}
     if isinstance(value, Enum):
@@ -293,10 +293,10 @@ class Codec(Generic[T]):
     """Converts the payloads of a queue to BSON values and back.
 
     Args:
-        model: The type of the payloads, for pydantic's TypeAdapter, or None for any BSON value.
+        model: A type of payloads that pydantic can validate, or None for any BSON value.
 
     Raises:
-        ConfigurationError: Pydantic cannot make a schema of the model.
+        ConfigurationError: Pydantic cannot create a schema for the model.
     """
 
     __slots__ = ("_adapter", "model")
@@ -328,7 +328,7 @@ class Codec(Generic[T]):
 
     @property
     def name(self) -> str | None:
-        """The value of the field ``type`` of a message, or None without a model."""
+        """The name of the model, stored in the field ``type`` of messages; None without a model."""
         return (
             None if self.model is None else getattr(self.model, "__name__", None) or str(self.model)
         )
@@ -355,7 +355,7 @@ class Codec(Generic[T]):
         raise InvalidMessage(f"payload: not a valid {self.name}:{mistakes}")
 
     def load(self, value: Any) -> T:
-        """Return the payload of a BSON value.
+        """Return the payload that a BSON value represents.
 
         Raises:
             InvalidMessage: The value does not match the model.

@@ -48,7 +48,7 @@ from pyqueue.runtime.renewal import LeaseRenewer
 T = TypeVar("T")
 Runs = TypeVar("Runs", bound=RunnerBase)
 
-#: The effect of a push whose key is taken.
+#: The action of a push whose key is taken.
 OnDuplicate = Literal["ignore", "replace", "error"]
 
 
@@ -87,7 +87,7 @@ class QueueBase(Generic[T, Runs]):
         return plan if self._runner.hooks is None else telling.receiving(self.name, plan)
 
     def _loops(self, timeout: Duration | None, lease: Duration | None) -> LoopPlans[Any]:
-        """Return the plans of the loops of ``each``."""
+        """Return the plans for the loops of ``each``."""
         checked_receive(1, MAX_RECEIVED_BYTES, timeout, lease)
         plans, hooks = self._backend, self._runner.hooks
 
@@ -120,10 +120,10 @@ class QueueBase(Generic[T, Runs]):
         return LoopPlans(self.name, following, commit, rollback)
 
     def _commits_first(self, held: Any) -> bool:
-        """Return whether a claim may find more messages once this one is committed.
+        """Return whether a claim may find more messages once this message is committed.
 
-        Other messages may wait for it. Its commit may also end the claim of its pack, and in the
-        meantime nothing finds the rest of the pack.
+        Other messages may wait for this message. Its commit may also end the claim of its pack;
+        until then, no claim finds the rest of the pack.
         """
         return isinstance(held, PackedReservation) or bool(stored_claim(held))
 
@@ -151,7 +151,7 @@ class QueueBase(Generic[T, Runs]):
         return self._pushes(given, how)
 
     def _keeps(self, how: PushOptions, number: int) -> list[Keep | None]:
-        """Take out of the options of a push how the ends of its messages are kept. Return it."""
+        """Remove ``results`` and ``uniques`` from the options of a push, and return their Keeps."""
         none = [None] * number
         wanted, uniques = how.pop("results", none), how.pop("uniques", none)
         return results.keeps(wanted, uniques, self._runner.results)
@@ -176,7 +176,7 @@ class QueueBase(Generic[T, Runs]):
         target = target_of(to, self._runner)
         pairs = list(given) if isinstance(given, Iterable) else [given]
         if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
-            raise ConfigurationError("pairs: expected pairs of a reservation and its payload")
+            raise ConfigurationError("pairs: expected pairs; use (reservation, payload) tuples")
         plan = self._backend.move(pairs, to=target, **edits)
         name = target if isinstance(target, str) else target.queue
         return self._settles("move", [each for each, _ in pairs], edits["session"], plan, name)
@@ -223,7 +223,7 @@ class QueueBase(Generic[T, Runs]):
         plan: Plan[None],
         to: str | None = None,
     ) -> Plan[None]:
-        """Run a plan that settles reservations, stop renewing them, and call the hooks."""
+        """Run a plan that settles reservations. Stop renewing them, and call the hooks."""
         arguments.session(session)
         if self._runner.hooks is not None:
             tells = telling.tells_of(self._backend, verb, reservations, session, to)
@@ -265,7 +265,7 @@ def target_of(to: object, runner: RunnerBase, argument: str = "to") -> QueuePlan
     """Return the plans or the name of a queue that an argument names.
 
     Raises:
-        ConfigurationError: It is neither a queue nor a name, or it is in another namespace.
+        ConfigurationError: The target is neither a queue nor a name, or is in another namespace.
     """
     if isinstance(to, QueueBase):
         other = to._runner

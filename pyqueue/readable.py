@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Readable(Selectable[T]):
-    """The part of a queue that reads, for blocking code."""
+    """The methods of a queue that only read, for blocking code."""
 
     def get(self, id: Id) -> Message[T] | Finished[T] | None:
         """Return a message in any state.
@@ -37,7 +37,7 @@ class Readable(Selectable[T]):
         return self._runner.run(self._backend.peek(limit))
 
     def counts(self, cap: int | None = None) -> Counts:
-        """Count the messages by state. The more messages, the longer it takes.
+        """Count the messages by state. The more messages there are, the longer this takes.
 
         On a replica set, all numbers describe the same instant. On a standalone server and on
         "memory:", a message that changes its state during the count may be counted twice, or not at
@@ -55,17 +55,17 @@ class Readable(Selectable[T]):
         The last few seconds may be missing.
 
         Args:
-            since: How many seconds ago, or at which instant, to begin: up to 30 days ago.
+            since: The beginning: how many seconds ago, or an instant. At most 30 days ago.
 
         Returns:
-            The stats of whole minutes; of whole hours if they begin more than a day ago.
+            The stats in whole minutes, or in whole hours if they begin more than a day ago.
         """
         return self._runner.run(stats(self.name, since))
 
     def next_when(self) -> datetime | None:
-        """Return the earliest time, past or future, at which a message is eligible, or None.
+        """Return when the first message becomes, or became, eligible; None if there is no message.
 
-        A reserved message counts as eligible from the end of its lease.
+        A reserved message becomes eligible at the end of its lease.
         """
         return self._runner.run(self._backend.next_when())
 

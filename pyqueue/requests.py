@@ -1,10 +1,10 @@
 """The requests that a plan may make of its driver.
 
-A *plan* is a generator. It yields these requests, is sent their answers and returns a result, so
-the semantics of a queue are written without I/O. A database command knows how it is sent (``send``)
-and how to read its answer (``read``); the driver only gives it a collection. The driver answers all
-other requests itself. A request is typed by its answer: in ``found = yield from Find(...)``, that
-is a list of documents.
+A *plan* is a generator. It yields these requests, receives their answers and returns a result, so
+the semantics of a queue are written without I/O. A database command can send itself (``send``) and
+read its answer (``read``); the driver only gives it a collection. The driver answers all other
+requests itself. The type of a request includes the type of its answer: in ``found = yield from
+Find(...)``, ``found`` is a list of documents.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Filter = Mapping[str, Any]
 UpdateDocument = Mapping[str, Mapping[str, Any]]
 Sort = Sequence[tuple[str, int]]
 
-#: How many commands of one queue may run at once if each may wait for a lock.
+#: How many commands on one queue may run at once if each of them may wait for a lock.
 MAX_LOCKABLE: Final = 8
 
 
@@ -52,7 +52,7 @@ class WriteFailure(NamedTuple):
 
     #: The position of the operation in its batch.
     place: int
-    #: The unique index that refused it, "_id" or "key", or None if there was another reason.
+    #: The field of the unique index that refused it, "_id" or "key", or None for other reasons.
     field: str | None
     error: QueueError
 
@@ -76,13 +76,13 @@ class Command(Request[Answer]):
         session: The session of the caller's transaction, or None.
         w1: Whether the primary alone acknowledges the write. Other writes follow the client's
             durability.
-        majority: Whether it reads and writes with a majority of the members, whatever the client's
-            durability.
-        max_time_s: Its time limit in seconds, if that is less than the client's time limit.
-        half_time: Whether it may take only half of the client's time limit, which leaves time for
-            another try.
+        majority: Whether the command reads and writes with a majority of the members, regardless of
+            the client's durability.
+        max_time_s: The time limit in seconds, if it is less than the client's time limit.
+        half_time: Whether the command may take only half of the client's time limit, which leaves
+            time for another try.
         server_limit_s: How many seconds the server may work on it, if that is less. The driver does
-            not repeat such a command. Only for updates at ``w1`` without a session.
+            not repeat such a command. Only for updates with ``w1`` and without a session.
     """
 
     session: Any = None
@@ -95,11 +95,11 @@ class Command(Request[Answer]):
     cursor: ClassVar[bool] = False
 
     def send(self, collection: Any) -> Any:
-        """Send the command to a collection of any of the drivers."""
+        """Send the command to a collection object of any supported driver."""
         raise NotImplementedError
 
     def read(self, raw: Any) -> Answer:
-        """Return the answer that a raw result contains."""
+        """Return the answer that the raw result of the driver contains."""
         return raw  # type: ignore[no-any-return]  # the drivers' results are untyped
 
 
@@ -112,9 +112,9 @@ class RefusedWrite(Exception):
 
 
 class _TimeLimited(OrderedDict[str, Any]):
-    """A command whose time limit can only be shortened: ``pymongo.timeout`` overwrites it.
+    """A command whose ``maxTimeMS`` can only be lowered, although ``pymongo.timeout`` sets it.
 
-    The client must wait longer than the server, to leave time for the network.
+    The server must stop before the client stops waiting, to leave time for the network.
     """
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -126,8 +126,8 @@ class _TimeLimited(OrderedDict[str, Any]):
 def _send_limited(collection: Any, limit_s: float, command: str, **fields: Any) -> Any:
     """Send a write that the server ends at a time limit, acknowledged by the primary alone.
 
-    PyMongo has no method for that. A collection that changes documents on their way, for example
-    one that renames fields, has a method ``limited``, which sends the command.
+    PyMongo has no method for this. A collection object that changes documents on their way, for
+    example by renaming fields, has a method ``limited`` that sends the command.
     """
     given = {name: value for name, value in fields.items() if value is not None}
     given |= {"writeConcern": {"w": 1}, "maxTimeMS": round(limit_s * 1000)}
@@ -140,7 +140,7 @@ def _send_limited(collection: Any, limit_s: float, command: str, **fields: Any) 
 
 @dataclass(slots=True)
 class Find(Command[list[Document]]):
-    """Find documents. The answer is a list of them."""
+    """Find documents. The answer is the list of documents."""
 
     filter: Filter
     projection: Mapping[str, object] | None = None
@@ -148,7 +148,7 @@ class Find(Command[list[Document]]):
     limit: int = 0
     skip: int = 0
     hint: str | None = None
-    #: Read one batch of the server only, up to 16 MB. It needs a limit.
+    #: Read only one batch from the server, up to 16 MB. This needs a ``limit``.
     one_batch: bool = False
     cursor: ClassVar[bool] = True
 
@@ -168,7 +168,7 @@ class Find(Command[list[Document]]):
 
 @dataclass(slots=True)
 class FindAndModify(Command[Document | None]):
-    """Update the first match, or delete it if there is no update. Return the document or None."""
+    """Update the first match, or delete it without an update. The answer is the match or None."""
 
     filter: Filter
     update: UpdateDocument | None
@@ -213,7 +213,7 @@ class FindAndModify(Command[Document | None]):
 
 @dataclass(slots=True)
 class Insert(Command[list[WriteFailure]]):
-    """Insert documents. The answer lists the refused documents; the rest are written."""
+    """Insert documents. The answer lists the refused documents; all other documents are written."""
 
     documents: Sequence[Any]
 
@@ -224,13 +224,13 @@ class Insert(Command[list[WriteFailure]]):
         return collection.insert_many(self.documents, ordered=False, session=self.session)
 
     def read(self, raw: Any) -> list[WriteFailure]:
-        """Return no failures: a refusal arrives as an exception."""
+        """Return an empty list, because a refusal arrives as an exception."""
         return []
 
 
 @dataclass(slots=True)
 class Update(Command[Change]):
-    """Update one match, or all of them with ``many``. The answer is a ``Change``."""
+    """Update one match, or with ``many`` all matches. The answer is a ``Change``."""
 
     filter: Filter
     update: UpdateDocument
@@ -246,7 +246,7 @@ class Update(Command[Change]):
         return update(self.filter, self.update, upsert=self.upsert, session=self.session)
 
     def read(self, raw: Any) -> Change:
-        """Return how many matched, and the id of an inserted document."""
+        """Return how many documents matched, and the id of an inserted document."""
         if self.server_limit_s is not None:
             for refusal in raw.get("writeErrors", ()):
                 raise RefusedWrite(refusal["code"], refusal["errmsg"])
@@ -256,7 +256,7 @@ class Update(Command[Change]):
 
 @dataclass(slots=True)
 class UpdateEach(Command[tuple[int, list[WriteFailure]]]):
-    """Apply pairs of a filter and an update. The answer has the number of matches, and failures."""
+    """Apply pairs of a filter and an update. The answer is the number of matches, and failures."""
 
     pairs: Sequence[tuple[Filter, UpdateDocument]]  # an empty update deletes its first match
     many: bool = False  # each update changes all of its matches
@@ -268,13 +268,13 @@ class UpdateEach(Command[tuple[int, list[WriteFailure]]]):
         return collection.bulk_write(updates, ordered=False, session=self.session)
 
     def read(self, raw: Any) -> tuple[int, list[WriteFailure]]:
-        """Return how many matched."""
+        """Return how many documents matched, and no failures."""
         return raw.matched_count + raw.deleted_count, []
 
 
 @dataclass(slots=True)
 class Delete(Command[int]):
-    """Delete one match, or all of them with ``many``. The answer is the number deleted."""
+    """Delete one match, or with ``many`` all matches. The answer is how many were deleted."""
 
     filter: Filter
     many: bool = False
@@ -286,13 +286,13 @@ class Delete(Command[int]):
         return delete(self.filter, hint=self.hint, session=self.session)
 
     def read(self, raw: Any) -> int:
-        """Return how many were deleted."""
+        """Return how many documents were deleted."""
         return int(raw.deleted_count)
 
 
 @dataclass(slots=True)
 class Count(Command[int]):
-    """Count the matches, up to ``cap`` of them."""
+    """Count the matches of a filter, up to ``cap``."""
 
     filter: Filter
     hint: str
@@ -306,7 +306,7 @@ class Count(Command[int]):
 
 @dataclass(slots=True)
 class CountEach(Command[list[int]]):
-    """Count the matches of several filters in one command, up to ``cap`` of each."""
+    """Count the matches of several filters in one command, up to ``cap`` for each filter."""
 
     filters: Sequence[Filter]
     cap: int | None = None
@@ -330,7 +330,7 @@ class CountEach(Command[list[int]]):
 
 @dataclass(slots=True)
 class Distinct(Command[list[object]]):
-    """List the distinct values of a field."""
+    """List the distinct values of a field in the collection."""
 
     field: str
 
@@ -354,7 +354,7 @@ class CreateIndex(Command[str]):
 
 @dataclass(slots=True)
 class Indexes(Command[Mapping[str, object]]):
-    """Describe the existing indexes, by name."""
+    """Describe the existing indexes. The answer is keyed by their names."""
 
     def send(self, collection: Any) -> Any:
         """Send a listIndexes."""
@@ -385,17 +385,17 @@ class MonotonicTime(Request[float]):
 
 @dataclass(slots=True)
 class EnsureQueue(Request[str]):
-    """Create the record of a queue if it is missing; see ``known_queues``. Answer with its kind."""
+    """Create the record of a queue if it is missing. The answer is the kind of the queue."""
 
     queue: str
-    kind: str | None  # None for any; then no record is made, and the answer is "" if there is none
-    #: Returns the options that the record shows to people, or None to leave them alone.
+    kind: str | None  # None: any kind. Then no record is created; the answer is "" if none exists.
+    #: Returns the options that the record shows to people, or None to leave them unchanged.
     options: Callable[[], Mapping[str, Any]] | None = None
-    #: The shared options that the caller gave. If another value was named, the request fails.
+    #: The shared options that the caller gave. If the record has another value, the request fails.
     shape: Mapping[str, object] = field(default_factory=dict)
     #: The levels of priority that the caller uses, which the record then lists.
     levels: Sequence[int] = ()
-    #: Whether the kind is a guess: the caller uses the queue in any kind. See ``naming_kind``.
+    #: Whether the kind is a guess, and the caller accepts any kind. See ``naming_kind``.
     guessed: bool = False
 
 
@@ -417,9 +417,9 @@ class Listen(Request[bool]):
 class Wait(Request[bool]):
     """Wait among the consumers of a queue for an event or for an instant.
 
-    Only the leader waits for ``until``, and keeps the estimate of the primary's clock fresh. A
-    follower waits for its turn or its ``deadline`` on the monotonic clock (None is no limit). The
-    answer is whether to scan for messages: False if every event was about a later instant.
+    One of them is the leader. Only the leader waits for ``until``, and keeps the estimate of the
+    primary's clock fresh. All wait at most until ``deadline`` on the monotonic clock (None: no
+    limit). The answer is whether to scan: False if every event was about a later instant.
     """
 
     waiters: Any
@@ -436,11 +436,11 @@ class Coalesce(Request[Result], Generic[Item, Result]):
 
     key: Hashable
     item: Item
-    #: Makes the plan for a list of items; its result has one entry for each, in the same order.
+    #: Returns the plan for a list of items. Its result has one entry for each item, in this order.
     batch: Callable[[list[Item]], Plan[Sequence[Result]]]
-    #: Makes the plan that gives back a result whose caller was cancelled.
+    #: Returns the plan that gives back a result whose caller was cancelled.
     undo: Callable[[Result], Plan[None]] | None = None
-    #: The size of the item in bytes; a batch has an upper bound.
+    #: The size of the item in bytes. The total size of a batch is limited.
     size: int = 0
     #: How many batches with this key may run at once.
     max_in_flight: int = 2
@@ -457,10 +457,11 @@ class Latecomers(Request[None]):
 
 @dataclass(slots=True)
 class AtOneInstant(Request[Result]):
-    """Run a plan whose reads all see the data of one instant, writes at w:1 included.
+    """Run a plan whose reads all see the data of one instant, including writes at w:1.
 
-    The plan gets the session for its commands. It may run again, so it must not write. A server
-    without transactions, and mongomock, read each command at its own instant; the session is None.
+    The plan gets the session for its commands. It may run again, so it must not write. On a server
+    without transactions, and on mongomock, each command reads at its own instant, and the session
+    is None.
     """
 
     plan: Callable[[Any], Plan[Result]]
@@ -485,7 +486,7 @@ class Aside(Request[None]):
 
 @dataclass(slots=True)
 class Signal(Request[None]):
-    """Publish that a queue has a message from ``when`` on, or, if None, that its record changed."""
+    """Publish that a queue has a message from ``when`` on, or if None, that its record changed."""
 
     queue: str
     when: datetime | None

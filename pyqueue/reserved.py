@@ -36,7 +36,7 @@ log = logging.getLogger("pyqueue")
 
 
 class Settles(Protocol[L]):
-    """The part of a queue, or of a group of a stream, that a block needs."""
+    """The methods of a queue, or of a consumer group, that a block of ``reserved`` calls."""
 
     name: str
 
@@ -48,7 +48,7 @@ class Settles(Protocol[L]):
 
 
 class SettlesAsync(Protocol[L]):
-    """The part of a queue, or of a group of a stream, that a block of async code needs."""
+    """``Settles`` for async code."""
 
     name: str
 
@@ -60,10 +60,10 @@ class SettlesAsync(Protocol[L]):
 
 
 def check_on_lost(on_lost: object) -> None:
-    """Refuse a value that a renewer cannot call.
+    """Refuse an ``on_lost`` that a renewer cannot call.
 
     Raises:
-        ConfigurationError: It is not a plain function.
+        ConfigurationError: ``on_lost`` is not a plain function.
     """
     if on_lost is not None and (not callable(on_lost) or iscoroutinefunction(on_lost)):
         raise ConfigurationError(
@@ -76,9 +76,10 @@ def check_on_lost(on_lost: object) -> None:
 def renewal(
     runner: PlanRunner | AsyncPlanRunner, told: Callable[[Reservation[Any]], object] | None = None
 ) -> Callable[[Sequence[Reservation[Any]]], Any]:
-    """Return the function that extends leases, for the renewer of a client.
+    """Return the function by which the renewer of a client extends leases.
 
-    ``told``: called for each cancelled message that it finds, or None if it does not search.
+    ``told`` is called for each reservation whose message was cancelled. None looks for no such
+    messages.
     """
     return lambda reservations: runner.run(_renew(reservations, told))
 
@@ -213,7 +214,7 @@ def _to_renew(
 def _renewed(
     runner: PlanRunner | AsyncPlanRunner, queue: str, held: Sequence[Aged], on_lost: OnLost[Any]
 ) -> Iterator[None]:
-    """Renew leases until the block ends. Reservations that the block settles leave earlier."""
+    """Renew leases until the block ends, or settles the reservations."""
     renewer, extend = runner.renewer, renewal(runner)
     try:
         for each, age_s in held:
@@ -229,7 +230,7 @@ def _callback(on_lost: OnLost[T], reservation: Reservation[T]) -> Callable[[], o
 
 
 def lost_in_body(*lost: Reservation[Any]) -> LeaseLost:
-    """Return the error for leases that were lost while the block of their messages ran."""
+    """Return the error for reservations whose leases were lost while their block ran."""
     return LeaseLost(
         f"message {lost[0].id} of queue {lost[0].queue!r} is no longer held: its lease was "
         "lost while the block ran, so nothing was committed",
@@ -242,5 +243,5 @@ def _described(reservation: Reservation[Any]) -> str:
 
 
 def log_failed_rollback(what: str, error: BaseException) -> None:
-    """Log that a block ended with an exception, and that its reservations were not rolled back."""
+    """Log that a block ended with an exception and the rollback of its reservations failed."""
     log.warning("%s was not rolled back; it comes back when its lease ends: %s", what, error)

@@ -20,13 +20,13 @@ class Selection(SelectionBase[PlanRunner]):
 
     Each method works in portions of up to 1000 messages, oldest first. It never changes a message
     that a consumer holds, that changed after it was read, or that came into the queue after the
-    call began. Messages whose time a consumer changes during the call may be missed.
+    call began. A message whose ``when`` a consumer changes during the call may be missed.
 
     The methods that change messages take ``limit``, the maximum number of messages to change;
     ``rate``, the maximum number of messages per second; and ``progress``, a function that is called
     after each portion with the numbers so far. If that function raises an exception, the call ends.
-    They raise ``ConfigurationError`` if the queue does not support the change, and ``Unavailable``
-    with the number of messages that were changed before.
+    They raise ``ConfigurationError`` if the queue does not support the change. If they raise
+    ``Unavailable``, the text says how many messages were changed before.
     """
 
     def count(self, limit: int | None = None) -> int:
@@ -44,7 +44,7 @@ class Selection(SelectionBase[PlanRunner]):
         rate: float | None = None,
         progress: OnProgress | None = None,
     ) -> BulkResult:
-        """Remove messages. A queue with a history keeps them there."""
+        """Remove messages. If the queue has a history, they are kept there."""
         return self._runner.run(self._remove(paced(limit, rate, progress)))
 
     def redrive(
@@ -67,7 +67,7 @@ class Selection(SelectionBase[PlanRunner]):
     ) -> BulkResult:
         """Move messages to another queue, where they are ready at once. Their tries start again.
 
-        A message leaves its key behind. A dead message is an ordinary message there.
+        A message loses its message key. A dead message becomes an ordinary message there.
 
         Args:
             to: A Queue of the same namespace, or the name of a queue.
@@ -85,11 +85,11 @@ class Selection(SelectionBase[PlanRunner]):
         """Make scheduled and dead messages ready now, or at another time.
 
         Messages keep their tries. Dead messages go back to the queues that they came from, where
-        their tries start again. Messages that have the wanted time already are not counted.
+        their tries start again. Messages that already have this time are not counted.
 
         Args:
-            at: The time. None or a past time means now. With a future time, ready messages wait for
-                it, too, and messages of an ordered queue become the last of their groups.
+            at: The new time. None or a past time means now. With a future time, ready messages also
+                wait for it, and messages of an ordered queue become the last of their groups.
         """
         return self._runner.run(self._requeue(at, paced(limit, rate, progress)))
 
@@ -101,7 +101,7 @@ class Selection(SelectionBase[PlanRunner]):
         rate: float | None = None,
         progress: OnProgress | None = None,
     ) -> BulkResult:
-        """Change the priority of messages. Messages that have it already are not counted.
+        """Change the priority of messages. Messages that already have it are not counted.
 
         Args:
             priority: As in ``Queue.push``.
@@ -110,7 +110,7 @@ class Selection(SelectionBase[PlanRunner]):
 
 
 class Selectable(QueueBase[T, PlanRunner]):
-    """The part of a queue that selects messages, for blocking code."""
+    """The method of a queue that selects messages, for blocking code."""
 
     def select(
         self,
@@ -126,7 +126,7 @@ class Selectable(QueueBase[T, PlanRunner]):
         Args:
             where: As in ``browse``: paths, each with a value or a condition.
             state: "scheduled", "ready", "reserved" or "dead", or None for any of these.
-            older: Only messages that were first pushed longer ago than this.
+            older: Only messages that were first pushed longer ago than this duration.
             error: Only messages whose last error has this type: an exception class, or its name.
 
         Raises:

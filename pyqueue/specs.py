@@ -30,7 +30,7 @@ DEFAULTS: Final[QueueOptions] = {
 
 
 class QueueSpec(Generic[T]):
-    """A queue as all parts of a program use it. It belongs to no client, and does no I/O.
+    """The description of a queue that the parts of a program share. It belongs to no client.
 
     ``Client.queue``, ``Worker.on`` and the stages of a pipeline take it in place of a name, and a
     stage takes it as a target.
@@ -42,7 +42,7 @@ class QueueSpec(Generic[T]):
 
     Raises:
         InvalidName: The name is not allowed.
-        ConfigurationError: There is no such option. Values are checked when the queue is created.
+        ConfigurationError: An option is unknown. Values are checked when the queue is created.
     """
 
     __slots__ = ("model", "name", "options")
@@ -71,7 +71,7 @@ class QueueSpec(Generic[T]):
         return f"QueueSpec({self.name!r})"
 
     def refuse_more(self, given: Mapping[str, object]) -> None:
-        """Refuse options beside a spec.
+        """Refuse options that are given in addition to this spec.
 
         Raises:
             ConfigurationError: An option differs from the default of ``Client.queue``.

@@ -83,5 +83,5 @@ class ConsumerBase(QueueBase[T, Runs]):
         self._plans = plans
 
     def _commits_first(self, held: object) -> bool:
-        """Return False: the messages of a stream do not wait for each other."""
+        """Return False, because the messages of a stream do not wait for each other."""
         return False

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Stream(StreamBase[T, PlanRunner]):
-    """A stream, for blocking code. ``Client.stream`` makes it, without I/O.
+    """A stream, for blocking code. ``Client.stream`` creates it, without I/O.
 
     Each message has a position: 0, 1, 2, ... without gaps. Once a reader has seen a position, no
     message can appear below it. Every operation may raise ``Unavailable`` and ``QueueClosed``.
@@ -50,7 +50,8 @@ class Stream(StreamBase[T, PlanRunner]):
 
         Raises:
             InvalidMessage: The payload is not BSON, is too large or does not fit the model.
-            Unavailable: The message may be stored. If you append it again, it may be stored twice.
+            Unavailable: It is unknown whether the message is stored. A repeated append may store it
+                twice.
         """
         positions = self._runner.run(self._append([payload], headers))
         return positions[0]
@@ -58,8 +59,8 @@ class Stream(StreamBase[T, PlanRunner]):
     def append_many(self, payloads: Iterable[T], *, headers: Headers | None = None) -> list[int]:
         """Append many messages. If one is invalid, none is appended.
 
-        They are stored in packs, documents of up to 1000 messages. Messages of other callers may
-        come between two packs.
+        The messages are stored in packs, documents of up to 1000 messages. Messages of other
+        callers may come between two packs.
 
         Args:
             payloads: The payloads.
@@ -70,12 +71,12 @@ class Stream(StreamBase[T, PlanRunner]):
 
         Raises:
             InvalidMessage: A payload cannot be stored. Nothing was written.
-            Unavailable: Some messages may be stored. The text says how many certainly are.
+            Unavailable: Some messages may be stored. The text says how many are certainly stored.
         """
         return self._runner.run(self._append(payloads, headers))
 
     def read(self, *, after: int | None = None, limit: int = 1000) -> list[StreamMessage[T]]:
-        """Return messages by position. This needs no consumer group, and changes nothing.
+        """Return messages in order of position. This needs no consumer group and changes nothing.
 
         Args:
             after: Return the messages after this position. None begins with the first message.
@@ -95,8 +96,8 @@ class Stream(StreamBase[T, PlanRunner]):
         deleted. The last pack stays, and so do packs that are younger than 10 minutes.
 
         Args:
-            before: A position or an instant. It deletes the packs that lie entirely before this
-                position, or that were appended before this instant.
+            before: A position or an instant. The packs that lie entirely before this position, or
+                that were appended before this instant, are deleted.
 
         Returns:
             The position of the first message that is left.
@@ -116,14 +117,14 @@ class Stream(StreamBase[T, PlanRunner]):
     ) -> Consumer[T]:
         """Return a consumer group of this stream. This does no I/O.
 
-        The group is created when it first receives, and stays stored until ``delete_consumer``. Any
+        The first call that receives creates the group, and it exists until ``delete_consumer``. Any
         number of processes may receive for it; together they get every message.
 
         Args:
-            name: The durable name of the group: 1-110 of A-Z a-z 0-9 _ - . : >
+            name: The durable name of the group: 1-110 characters of A-Z a-z 0-9 _ - . : >
             start: Where a new group begins: "first", "last" (messages appended from now on), an
-                instant, or a position. It has no effect if the group exists; use
-                ``Consumer.seek`` then.
+                instant, or a position. It has no effect on an existing group; use
+                ``Consumer.seek`` instead.
             lease: Seconds for which a reserved message is held.
             max_tries: How many times a message is tried before it is buried, or None for no limit.
             dead_letter: The name of the queue for buried messages; "<stream>.<group>.dead" by
@@ -149,9 +150,9 @@ class Stream(StreamBase[T, PlanRunner]):
         return self._runner.run(self._backend.groups())
 
     def delete_consumer(self, name: str) -> bool:
-        """Delete a consumer group. Its holders get ``LeaseLost``.
+        """Delete a consumer group. The holders of its messages get ``LeaseLost``.
 
-        A process that still receives for the group creates it again, at its ``start``.
+        A process that still receives for the group creates it again, at the ``start`` that it gave.
 
         Args:
             name: The name of the group.
@@ -169,8 +170,8 @@ class Stream(StreamBase[T, PlanRunner]):
 class Consumer(ConsumerBase[T, PlanRunner]):
     """A consumer group of a stream, for blocking code. ``Stream.consumer`` makes it, without I/O.
 
-    Its ``name`` is the name of the stream, "~" and the name of the group. The messages of one call
-    share leases, one for each range of up to 1000 messages.
+    Its ``name`` is the name of the stream, "~" and the name of the group. Messages that one call
+    reserves share leases, one lease for each range of up to 1000 messages.
     """
 
     def reserve(
@@ -179,7 +180,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         """Receive a message under a lease.
 
         Args:
-            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
+            timeout: Seconds to wait for a message. None waits forever; 0 does not wait.
             lease: Seconds to hide the message from other consumers of the group. None uses the
                 group's lease.
 
@@ -203,8 +204,8 @@ class Consumer(ConsumerBase[T, PlanRunner]):
 
         Args:
             limit: The maximum number of messages.
-            timeout: Seconds to wait for the first message. None waits for ever; 0 does not wait.
-            lease: Seconds. None uses the group's lease.
+            timeout: Seconds to wait for the first message. None waits forever; 0 does not wait.
+            lease: The lease in seconds. None uses the group's lease.
             max_bytes: The maximum size of all messages together, in bytes as stored. The first
                 message is returned even if it is larger.
 
@@ -229,9 +230,9 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         rolled back if the block raises an exception.
 
         Args:
-            timeout: Seconds to wait for a message. None waits for ever; 0 does not wait.
-            lease: Seconds. None uses the group's lease.
-            on_lost: Called with the reservation as soon as a renewal finds that the lease was lost.
+            timeout: Seconds to wait for a message. None waits forever; 0 does not wait.
+            lease: The lease in seconds. None uses the group's lease.
+            on_lost: Called with the reservation as soon as a renewal finds that its lease was lost.
 
         Returns:
             A context manager that yields the reservation, or None after the timeout.
@@ -252,7 +253,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
     ) -> AbstractContextManager[None]:
         """Renew leases while a ``with`` block runs. Leaving the block settles nothing.
 
-        Messages that were reserved together share a lease.
+        Messages that were reserved together share a lease, so all of them stay held.
 
         Args:
             reservations: Reservations of this group. Once settled, they are no longer renewed.
@@ -266,12 +267,12 @@ class Consumer(ConsumerBase[T, PlanRunner]):
     def each(
         self, timeout: Duration | None = None, *, lease: Duration | None = None
     ) -> Each[StreamReservation[T]]:
-        """Return the messages of this group, to loop over, as ``Queue.each`` does.
+        """Return an object to loop over the messages of this group, as ``Queue.each`` does.
 
         Args:
-            timeout: Seconds to wait for the next message before the loop ends. None waits without
-                limit, 0 does not wait.
-            lease: Seconds. None uses the group's lease.
+            timeout: Seconds to wait for the next message before the loop ends. None waits forever;
+                0 does not wait.
+            lease: The lease in seconds. None uses the group's lease.
         """
         return Each(self._runner, self._loops(timeout, lease))
 
@@ -282,7 +283,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             reservations: Reservations of this group.
 
         Raises:
-            LeaseLost: Some were no longer held (``lost``). The rest were finished.
+            LeaseLost: Some messages were no longer held (see ``lost``). The rest were finished.
         """
         return self._runner.run(
             self._settles("commit", reservations, None, self._plans.commit(reservations))
@@ -301,27 +302,27 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             reservations: Reservations of this group.
             delay: Seconds until the next try. None uses the group's backoff; 0 means at once.
             error: The reason, kept in ``Message.error``.
-            counted: Whether the try counts. If not, ``Message.tries`` is again what it was before,
+            counted: Whether the try counts. If not, ``Message.tries`` returns to its former value,
                 and no message is buried.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were rolled back.
+            LeaseLost: Some messages were no longer held. The rest were rolled back.
         """
         how = RollbackOptions(delay=delay, error=error, counted=counted)
         return self._runner.run(self._rollback(reservations, how))
 
     def extend(self, *reservations: StreamReservation[T], lease: Duration | None = None) -> None:
-        """Hold messages for another lease, counted from now. This updates ``until``.
+        """Hold messages for another lease that begins now. This updates ``Reservation.until``.
 
         Messages that were reserved together share a lease; the longest lease applies to all of
         them.
 
         Args:
             reservations: Reservations of this group.
-            lease: Seconds. None uses the lease with which each message was reserved.
+            lease: The lease in seconds. None repeats the lease that each message was reserved with.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were extended.
+            LeaseLost: Some messages were no longer held. The rest were extended.
         """
         return self._runner.run(self._plans.extend(reservations, lease=lease))
 
@@ -332,7 +333,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             reservations: Reservations of this group.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were released.
+            LeaseLost: Some messages were no longer held. The rest were released.
         """
         return self._runner.run(
             self._settles("release", reservations, None, self._plans.release(reservations))
@@ -341,14 +342,14 @@ class Consumer(ConsumerBase[T, PlanRunner]):
     def bury(
         self, *reservations: StreamReservation[T], error: BaseException | str | None = None
     ) -> None:
-        """Send messages to the dead-letter queue of this group now. Other groups keep them.
+        """Send messages to the dead-letter queue of this group now. Other groups still get them.
 
         Args:
             reservations: Reservations of this group.
             error: The reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
-            LeaseLost: Some were no longer held. The rest were buried.
+            LeaseLost: Some messages were no longer held. The rest were buried.
         """
         plan = self._plans.bury(reservations, error=error)
         return self._runner.run(self._settles("bury", reservations, None, plan))
@@ -357,12 +358,13 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         """Count the messages that the group has not finished yet, by state.
 
         Returns:
-            ready, scheduled, reserved, their total, and skipped.
+            The numbers of ready, scheduled and reserved messages, their total, and the number of
+            skipped messages.
         """
         return self._runner.run(self._plans.counts())
 
     def stats(self, since: Duration | datetime = 3600) -> QueueStats:
-        """Return rates and latencies of this group. See ``Queue.stats``."""
+        """Return the rates and latencies of this group. See ``Queue.stats``."""
         return self._runner.run(stats(self.name, since))
 
     def pause(self) -> None:
@@ -388,6 +390,6 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             position: "first", "last", an instant, or the position of the next message.
 
         Returns:
-            The position.
+            The position at which the group continues.
         """
         return self._runner.run(self._plans.seek(position))

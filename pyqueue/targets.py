@@ -1,4 +1,4 @@
-"""Targets: the databases to which clients connect, and how errors show them."""
+"""Targets, the databases to which clients connect: check them, and show them without secrets."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def check_url(url: str) -> None:
     """Refuse a URL that no client can use, without I/O.
 
     Raises:
-        ConfigurationError: It has no known form, or its password is not quoted.
+        ConfigurationError: The URL has no known form, its password is not quoted, or its database
+            name is not allowed.
     """
     if is_memory_url(url):
         _check_memory_name(url.removeprefix(MEMORY))
@@ -35,7 +36,7 @@ def check_url(url: str) -> None:
     if not known and not (url.startswith("embedded:") and url != "embedded:"):
         raise invalid(url)
     path = url.partition("://")[2].partition("?")[0].partition("/")[2]
-    # Else a part of a password counts as the host or the database, and errors show it.
+    # Otherwise a part of a password counts as the host or the database, and errors show it.
     if url.startswith("mongodb") and "@" in path:
         raise ConfigurationError(
             'target: the URL has a "/" before an "@"; quote the user name and the password with '
@@ -58,7 +59,7 @@ def _check_memory_name(name: str) -> None:
 
 
 def invalid(value: object) -> ConfigurationError:
-    """Return the error of a target that a client cannot use."""
+    """Return the error for a target that a client cannot use."""
     form = type(value)
     shown = f"type {form.__module__}.{form.__name__}".replace("builtins.", "")
     remedy = (
@@ -79,7 +80,7 @@ def invalid(value: object) -> ConfigurationError:
 
 
 def redacted(url: str) -> str:
-    """Return a URL without secrets: without options, and without the text before its last "@"."""
+    """Return a URL without secrets: without its options and the text before its last "@"."""
     before, at, rest = url.rpartition("@")
     scheme = before.partition("://")[0]
     shown = scheme if scheme.replace("+", "").isalnum() else "***"
@@ -87,5 +88,5 @@ def redacted(url: str) -> str:
 
 
 def shown(target: object) -> str:
-    """Return a target as texts show it, without secrets."""
+    """Return the text by which errors and logs name a target, without secrets."""
     return redacted(target) if isinstance(target, str) else type(target).__name__

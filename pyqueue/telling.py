@@ -1,8 +1,8 @@
-"""How the calls of a program reach the hooks of its client.
+"""Report the calls of a program to the hooks of its client.
 
 Each function here wraps the plan of one call. The wrapper runs as part of the call, outside of the
-batches that calls share, so hooks are called in the thread or the task of the caller. Events that
-plans find themselves are reported by the plans, with ``Tell``.
+batches that calls share, so hooks are called in the thread or the task of the caller. Plans report
+the events that they discover themselves, such as the burial of an invalid message, with ``Tell``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pyqueue.requests import MonotonicTime, Plan
 
 M = TypeVar("M")
 
-#: The verb of a rollback that does not count the try, so that it buries no message. Hooks see a
-#: rollback.
+#: The internal verb of a rollback that does not count the try, and so buries no message. Hooks see
+#: the verb "rollback".
 POSTPONE: Final = "postpone"
 
 
@@ -81,7 +81,7 @@ def append(
 def _labels(
     hooks: HookCalls, queue: str, payloads: Sequence[Any], headers: Sequence[Any]
 ) -> list[Mapping[str, Any]] | None:
-    """Let hooks change the headers of messages. ``headers`` has the headers of each message.
+    """Let hooks change ``headers``, which contains the headers of each message.
 
     Returns:
         The headers of each message, or None if no hook can change them.
@@ -97,7 +97,7 @@ def _labels(
 
 
 def _failed(queue: str, error: BaseException, session: Any = None) -> Tell:
-    """Return the report of a push that failed."""
+    """Return the event of a push that failed."""
     written = error.written if isinstance(error, DuplicateKey) else []
     return Tell("pushed", queue, written, error=error, session=session)
 
@@ -106,14 +106,14 @@ def _failed(queue: str, error: BaseException, session: Any = None) -> Tell:
 
 
 def settling(plan: Plan[None], tells: Sequence[Tell], *, repeated: bool = False) -> Plan[None]:
-    """Run a plan that settles, and then report it, with the error if there is one.
+    """Run a plan that settles, and then report the settlement, with the error if there is one.
 
     A call that refuses its arguments has changed nothing, and is not reported.
 
     Args:
-        plan: The plan.
-        tells: The reports.
-        repeated: Whether the caller runs it again if it is cancelled. Then only that is reported.
+        plan: The plan that settles.
+        tells: The events to report.
+        repeated: Whether a cancelled caller runs the plan again. Then only that run is reported.
     """
     try:
         yield from plan
@@ -137,11 +137,11 @@ def tells_of(
     session: Any = None,
     to: str | None = None,
 ) -> list[Tell]:
-    """Return the reports for the hooks once reservations are settled.
+    """Return the events to report to hooks once reservations are settled.
 
     Args:
         plans: The plans of the queue or of the consumer group.
-        verb: How they are settled.
+        verb: The verb by which the reservations are settled.
         given: The reservations, as the caller gave them.
         session: The session of the caller's transaction, or None.
         to: The target of a move.

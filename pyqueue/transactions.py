@@ -42,8 +42,8 @@ def check_usable(driver: BaseDriver[Any]) -> None:
 def _repeatable() -> Iterator[None]:
     """Turn the error of a connection without sessions into an error that retry loops retry.
 
-    The user's own command, or the commit, may also get such a connection. In that case it was not
-    sent.
+    The user's own command, or the commit, may also get such a connection. Such a command was not
+    sent, so it can be repeated.
     """
     try:
         yield
@@ -55,7 +55,7 @@ def _repeatable() -> Iterator[None]:
 
 @contextmanager
 def transaction(driver: Driver, client: Any) -> Iterator[Any]:
-    """Give a session for a block. Commit at its end, or abort if it raises."""
+    """Yield a session for a block. Commit at its end, or abort if it raises an exception."""
     with _repeatable(), client.start_session() as session:
         driver.sessions[id(session)] = []
         try:
@@ -85,7 +85,7 @@ def run_transaction(driver: Driver, client: Any, fn: Callable[[Any], R]) -> R:
 
 @asynccontextmanager
 async def async_transaction(driver: AsyncDriver, client: Any) -> AsyncIterator[Any]:
-    """Give a session for a block. See ``transaction``."""
+    """Yield a session for a block. See ``transaction``."""
     with _repeatable():
         async with await maybe_awaited(client.start_session()) as session:
             driver.sessions[id(session)] = []

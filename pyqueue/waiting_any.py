@@ -1,4 +1,4 @@
-"""One wait for several queues: a request for a consumer that receives from all of them."""
+"""The request of a consumer that waits for several queues at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pyqueue.requests import Request, Wait
 class WaitForAny(Request[bool]):
     """Wait among the consumers of each of several queues, until one of these waits ends.
 
-    The answer is whether to scan for messages: False if every event was about a later instant. The
-    consumer no longer waits in any of the queues then. In each queue, it may have used up a wake
-    that was meant for one consumer. So it scans the queue, or passes the wake on.
+    The answer is whether to scan for messages: False if every event was about a later instant. By
+    then, the consumer no longer waits in any queue. In each queue, it may have received a wake-up
+    that was meant for one consumer. So it must scan that queue, or wake the next consumer.
     """
 
     waits: Sequence[Wait]

@@ -1,6 +1,6 @@
 """Conditions on the fields of messages, for ``where=`` of ``Queue.browse``.
 
-``where`` maps paths to values, or to conditions of this module. A message must meet all of them::
+``where`` maps paths to values or to conditions of this module. A message must meet all of them::
 
     queue.browse(where={"payload.amount": gt(100), "headers.tenant": "a", "error": exists()})
 
@@ -59,10 +59,10 @@ def one_of(*values: object) -> Condition:
 
 
 def exists(value: bool = True) -> Condition:
-    """Match messages that have the field, even if it is null; with False, messages that lack it."""
+    """Match messages that have the field, even if it is null; with False, messages without it."""
     return Condition("exists", value)
 
 
 def contains(value: object) -> Condition:
-    """Match lists with an item that equals this value, and strs that contain it."""
+    """Match lists with an item that equals this value, and strs that contain this str."""
     return Condition("contains", value)

@@ -1,4 +1,4 @@
-"""Worker: functions that consume queues. It is a pipeline in which every stage is a sink."""
+"""``Worker``: consume queues with functions. It is a pipeline in which every stage is a sink."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CronOptions(StageOptions, ScheduleOptions, total=False):
 
 
 class Worker(Runner[R_co]):
-    """Consumes queues with functions.
+    """A program, or a part of one, that consumes queues with functions.
 
     A message is committed when its handler returns, and tried again later when the handler raises
     an exception. With ``batch`` a handler takes many messages at once, and may raise
@@ -56,13 +56,13 @@ class Worker(Runner[R_co]):
 
     Args:
         client: A Client or an AsyncClient. With either, handlers may be ``def`` or ``async def``.
-            If None, each run creates a client from PYQUEUE_URL, PYQUEUE_NAMESPACE and
-            PYQUEUE_SIGNALS, and closes it, unless ``bind`` was called.
-        concurrency: How many handlers run at once, for all queues together.
+            If None, each run creates a client from the environment variables PYQUEUE_URL,
+            PYQUEUE_NAMESPACE and PYQUEUE_SIGNALS, and closes it, unless ``bind`` was called.
+        concurrency: The maximum number of handlers that run at once, for all queues together.
         name: A label for reports.
         lifespan: A context manager, or a function without arguments that makes one; a generator
-            function with one ``yield`` will do. It may be async. A run enters it before it receives
-            messages, and leaves it after the last one. Handlers find its value in
+            function with one ``yield`` will do. It may be async. A run enters it before the first
+            message is received, and leaves it after the last message. Handlers find its value in
             ``delivery.state``.
 
     Raises:
@@ -106,7 +106,7 @@ class Worker(Runner[R_co]):
         name: str = "worker",
         lifespan: LifespanOf[Any] | None = None,
     ) -> None:
-        # A client that is never opened checks the options of a worker that has none yet.
+        # Without a client, the options of queues are checked by a client that is never opened.
         self._placeholder = Client("memory:") if client is None else None
         super().__init__(
             self._placeholder or client, name, concurrency=concurrency, lifespan=lifespan
@@ -141,7 +141,7 @@ class Worker(Runner[R_co]):
         return self
 
     def _use(self, client: AnyClient, *, has_client: bool) -> None:
-        """Make the queues of the stages anew, by another client."""
+        """Create the queues of the stages again, with another client."""
         self._client, self._has_client = client, has_client
         for name, stage in self.graph.stages.items():
             source = client.queue(name, **self._sources[name])
@@ -248,9 +248,9 @@ class Worker(Runner[R_co]):
         Args:
             queue: The name of a queue, or a QueueSpec; or a queue of this client or a consumer
                 group of a stream, which already have their model and options.
-            handler: Takes (payload) or (payload, delivery); with ``batch``, a list of payloads, or
-                this list and a list of deliveries.
-            to: Queues to which the handler may send messages, by To or Many: names or QueueSpecs.
+            handler: A function that takes (payload) or (payload, delivery); with ``batch``, a list
+                of payloads, or this list and a list of deliveries.
+            to: The names or QueueSpecs of the queues to which it may send messages by To or Many.
             options: Model, concurrency (for this queue), time_limit (for the handler, in seconds),
                 batch (the maximum number of messages that the handler takes at once), window (how
                 many seconds a batch waits for more messages), retry_on (exceptions after which the

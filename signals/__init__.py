@@ -10,8 +10,8 @@
     bus.close()
 
 A signal tells a consumer to check its queue; it carries no message. If a signal is lost, a consumer
-is only late: it also polls. So no bus may fail, slow down or block the code that emits. This
-package imports nothing from pyqueue.
+is only late, because it also polls. So a bus never blocks, slows down or fails the code that emits.
+This package imports nothing from pyqueue.
 """
 
 from signals.api import STATS, AsyncBus, AsyncListener, Bus, BusError, Listener
@@ -48,8 +48,8 @@ def open(url: str, database: object = None, *, prefix: str = "pyqueue") -> Bus:
     Args:
         url: "memory:", "redis://...", "rediss://...", "unix://...", "capped:" or "none:".
         database: The PyMongo database, for "capped:" only.
-        prefix: Part of every topic, or of the name of the capped collection ("<prefix>.signals").
-            Buses with different prefixes do not hear each other.
+        prefix: The prefix of every topic, or of the capped collection ("<prefix>.signals"). Buses
+            with different prefixes do not hear each other.
 
     Raises:
         BusError: The URL is invalid or names no known bus, or the database is missing.

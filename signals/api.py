@@ -1,6 +1,6 @@
-"""The protocols that every bus fulfils, and their only error.
+"""The protocols that every bus implements, and their only error.
 
-Code that uses a bus needs only this module. The protocols hold no behaviour, and a bus that you
+Code that uses a bus needs only this module. The protocols contain no behavior, and a bus that you
 write need not inherit from them.
 """
 
@@ -18,17 +18,18 @@ class Listener(Protocol):
     """Hears the events of one topic while its ``with`` block runs.
 
     A listener may have one more member: ``alert``, a function without arguments, or None. The
-    listener calls it for each event and when it is closed, in any thread. A caller that waits for
-    several listeners at once sets it. Without it, that caller checks each listener again and again.
+    listener calls ``alert`` for each event and when it is closed, in any thread. A caller that
+    waits for several listeners at once sets ``alert``; if a listener lacks it, the caller has to
+    check that listener again and again.
     """
 
     @property
     def when(self) -> datetime | None:
-        """The earliest ``when`` that the last successful ``wait`` heard, or None for the record."""
+        """The earliest ``when`` that the last successful ``wait`` heard. None: read the record."""
 
     @property
     def closed(self) -> bool:
-        """Whether the listener or its bus was closed; then every ``wait`` returns False at once."""
+        """Whether the listener or its bus was closed. If so, ``wait`` returns False at once."""
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait for an event, up to ``timeout`` seconds. None means no limit.
@@ -55,11 +56,11 @@ class AsyncListener(Protocol):
 
     @property
     def when(self) -> datetime | None:
-        """The earliest ``when`` that the last successful ``wait`` heard, or None for the record."""
+        """The earliest ``when`` that the last successful ``wait`` heard. None: read the record."""
 
     @property
     def closed(self) -> bool:
-        """Whether the listener or its bus was closed; then every ``wait`` returns False at once."""
+        """Whether the listener or its bus was closed. If so, ``wait`` returns False at once."""
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Wait for an event, up to ``timeout`` seconds. None means no limit.
@@ -82,39 +83,39 @@ class AsyncListener(Protocol):
 
 
 class Bus(Protocol):
-    """Carries wake-ups between processes. A lost wake-up costs time only: listeners also poll.
+    """Carries wake-ups between processes. A lost wake-up only costs time, because consumers poll.
 
-    A bus may have two more members: ``check()``, which raises BusError if the bus cannot be used,
-    and ``stats``, a mapping of counters. Both are used if they exist.
+    A bus may have two more members, which are used if they exist: ``check()``, which raises
+    BusError if the bus cannot be used, and ``stats``, a mapping of counters.
     """
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Announce that the topic has a message from ``when`` on, or, if None, a changed record.
+        """Announce that the topic has a message from ``when`` on; None: its record has changed.
 
-        This returns at once and does not raise if the server is down.
+        This returns at once, and does not raise an error if the server is down.
         """
 
     def listen(self, topic: str) -> Listener:
         """Return a listener for ``with``. Enter it, check the queue, and only then wait."""
 
     def close(self) -> None:
-        """Send the events that are held back, within a second, and wake every listener."""
+        """Try for up to a second to send the events that are held back. Wake every listener."""
 
 
 class AsyncBus(Protocol):
-    """``Bus`` for asyncio: ``emit`` stays a plain call, ``close`` is awaited."""
+    """``Bus`` for asyncio: ``emit`` is a plain call, and ``close`` is awaited."""
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Announce that the topic has a message from ``when`` on, or, if None, a changed record.
+        """Announce that the topic has a message from ``when`` on; None: its record has changed.
 
-        This returns at once and does not raise if the server is down.
+        This returns at once, and does not raise an error if the server is down.
         """
 
     def listen(self, topic: str) -> AsyncListener:
         """Return a listener for ``async with``. Enter it, check the queue, and only then wait."""
 
     async def close(self) -> None:
-        """Send the events that are held back, within a second, and wake every listener."""
+        """Try for up to a second to send the events that are held back. Wake every listener."""
 
 
 STATS = ("emitted", "published", "merged", "failed", "heard", "restarts")
@@ -122,7 +123,7 @@ STATS = ("emitted", "published", "merged", "failed", "heard", "restarts")
 
 - ``emitted``: events given to ``emit``.
 - ``published``: events sent.
-- ``merged``: events that were merged into another one.
+- ``merged``: events that were merged into another event.
 - ``failed``: events that the server or a closed bus refused.
 - ``heard``: events that reached a listener of this bus.
 - ``restarts``: how many times listening started again after a break.

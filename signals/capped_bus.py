@@ -1,12 +1,12 @@
-"""The buses on MongoDB alone: a small capped collection, and one tailable cursor per bus.
+"""The buses that need only MongoDB: a small capped collection, and one tailable cursor per bus.
 
 Every event is a document. The collection is a ring: a new document overwrites the oldest. A bus
-that listens inserts a marker, reads on from there, and hears all topics of the collection.
+that listens inserts a marker, reads from there on, and hears all topics of the collection.
 
-- The position of the marker in the ring says where to begin, because ``_id`` depends on the clocks
-  of processes. The server writes its own time into ``at``.
+- The position of the marker in the ring says where to begin. The order of ``_id`` would depend on
+  the clocks of processes. The server writes its own time into ``at``.
 - A tailable cursor dies without an exception if the ring overtakes it or the collection is
-  dropped, so every read checks that the cursor lives.
+  dropped, so every read checks that the cursor is alive.
 - The collection must not grow, so every writer checks from time to time that it is capped.
 """
 
@@ -33,7 +33,7 @@ COMMAND_TIMEOUT_S = 5.0
 """How long a command may take, including the search for the server."""
 
 MARKER_SLACK_S = 10
-"""How far before the marker the server begins to search the ring; it need not send older events."""
+"""How many seconds before the marker to begin reading, so that the server skips older events."""
 
 CHECK_INTERVAL_S = 60.0
 """How often a writer checks that the collection exists and is capped."""
@@ -46,15 +46,15 @@ _READABLE: CodecOptions[dict[str, Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO,
     unicode_decode_error_handler="replace",
 )
-"""Decodes every document, even one that this module did not write, so that it can be skipped."""
+"""Decodes every document, so that a document that this module did not write can be skipped."""
 
 
 class CappedTransport:
-    """Talks to MongoDB: see ``signals.transport.Transport``.
+    """Talks to MongoDB; see ``signals.transport.Transport``.
 
     Args:
         database: A database of PyMongo, of its asyncio client, or of motor.
-        prefix: Names the collection.
+        prefix: The prefix of the collection, whose name is "<prefix>.signals".
         size: The size of the collection in bytes if this bus creates it.
         asynchronous: Whether the database is for asyncio.
     """
@@ -75,7 +75,7 @@ class CappedTransport:
             write_concern=WriteConcern(w=1),
             read_concern=ReadConcern("local"),
         )
-        # Clients are hashed by the addresses that they were given, whatever their type.
+        # The hash of a client depends only on the addresses that it was given, not on its type.
         client = getattr(self._database.client, "delegate", self._database.client)
         self.place = (hash(client), self._database.name, self._collection)
         self._checked: float | None = None  # when the collection was last seen to be capped
@@ -85,7 +85,7 @@ class CappedTransport:
         return f"{self._database.name}.{self._collection}"
 
     def explain(self, error: Exception) -> str:
-        """Return a short text of an error, without the member states that PyMongo appends."""
+        """Return the short text of an error, without the member states that PyMongo appends."""
         return f"{type(error).__name__}: {str(error)[:300]}"
 
     def publish(self, events: dict[str, datetime | None], origin: str) -> Procedure[None]:
@@ -116,7 +116,7 @@ class CappedTransport:
             except OperationFailure as error:
                 if error.code != _UNAUTHORIZED:
                     raise
-                # A user who may not list all collections may list those that the user can read.
+                # A user without this permission may still list the collections that it can read.
                 reply = yield command(
                     {
                         "listCollections": 1,
@@ -131,7 +131,7 @@ class CappedTransport:
                     yield command({"create": self._collection, "capped": True, "size": self._size})
                 elif not found[0].get("options", {"capped": True}).get("capped"):
                     # An insert just after a drop creates a plain collection. Convert it only if
-                    # it holds signals alone.
+                    # it contains nothing but signals.
                     if (yield self._events.find_one({"topic": {"$exists": False}})) is not None:
                         raise BusError(
                             f"the collection {self} is not capped and holds other documents; "
@@ -190,7 +190,7 @@ class CappedTransport:
         return True
 
     def subscribe(self, add: list[str], drop: list[str]) -> Procedure[None]:
-        """Do nothing: the cursor hears every topic."""
+        """Do nothing, because the cursor hears every topic."""
         yield from ()
 
     def read(self, deliver: Deliver, confirm: Callable[[str], None]) -> Procedure[None]:
@@ -208,12 +208,12 @@ class CappedTransport:
             yield cursor.close()
 
     def check(self) -> Procedure[None]:
-        """Create the collection, write to it and tail it, once."""
+        """Create the collection if it is missing, write to it, and read from it with a cursor."""
         cursor = yield from self._open()
         yield cursor.close()
 
     def close(self) -> Procedure[None]:
-        """Do nothing: the database was passed in and stays open."""
+        """Do nothing, because the database was passed in and stays open."""
         yield from ()
 
 
@@ -222,12 +222,12 @@ class CappedBus(BlockingFacade):
 
     Args:
         database: A database of PyMongo.
-        prefix: Names the collection, "<prefix>.signals".
+        prefix: The prefix of the collection, whose name is "<prefix>.signals".
         size: The size of the collection in bytes, if this bus creates it.
-        window: Seconds in which events of one topic are merged.
+        window: The length of the time window in which events of one topic are merged, in seconds.
 
     Raises:
-        BusError: The database is of another kind.
+        BusError: ``database`` is not a database of PyMongo.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
-"""Subscriptions, the hub that delivers events to them, and the place where buses meet.
+"""Subscriptions, the hub that delivers events to them, and the place that connects hubs.
 
-Nothing here talks to a server. ``Subscription`` and ``Hub`` hold the rules of delivery once;
-``ThreadListener`` and ``TaskListener`` add only how a thread or a task waits. A ``Place`` joins the
-hubs of one process, so that an event reaches them without a server.
+Nothing here talks to a server. ``Subscription`` and ``Hub`` contain the rules of delivery;
+``ThreadListener`` and ``TaskListener`` only add how a thread or a task waits. A ``Place`` connects
+the hubs of one process, so that an event reaches all of them without a server.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from signals.transport import Flag, LoopFlag, Procedure, run, run_async
 from signals.window import earliest
 
 UNSUBSCRIBE_DELAY_S = 5.0
-"""How long a topic without listeners stays subscribed: a consumer often comes back at once."""
+"""How long a topic without listeners stays subscribed, because a consumer often returns soon."""
 
 LONGEST_WAIT_S = 3600.0
-"""A platform limits how long one wait may take, so a longer wait is made of several."""
+"""The longest single wait, because platforms have a limit. A longer wait is made of several."""
 
 
 def check_event(topic: str, when: datetime | None) -> None:
-    """Raise BusError for a topic or a time that no bus can carry.
+    """Raise BusError for a topic or an instant that no bus can carry.
 
-    A runner would retry such an event for ever, and delay all events behind it.
+    A runner would try to send such an event forever, and delay all later events.
     """
     if not isinstance(topic, str) or not topic:
         given = "an empty one" if topic == "" else type(topic).__name__
@@ -49,7 +49,7 @@ def check_event(topic: str, when: datetime | None) -> None:
 
 
 class Subscription:
-    """One listener's state: whether it heard an event, and the earliest ``when`` it heard."""
+    """The state of one listener: whether it heard an event, and the earliest ``when`` it heard."""
 
     def __init__(self, topic: str, enter: "Enter", leave: "Leave") -> None:
         check_event(topic, None)
@@ -57,7 +57,7 @@ class Subscription:
         self.when: datetime | None = None
         self.closed = False
         self.ready: Flag | None = None  # set once the bus is known to hear the topic
-        self.alert: Callable[[], object] | None = None  # called for each event, in any thread
+        self.alert: Callable[[], object] | None = None  # called on each event, in any thread
         self._enter, self._leave = enter, leave
         self._lock = threading.RLock()
         self._flag: Flag | None = None
@@ -65,7 +65,7 @@ class Subscription:
         self._next: datetime | None = None
 
     def open(self, make_flag: Callable[[], Flag]) -> None:
-        """Make the flags. This happens on entering because asyncio flags need a running loop."""
+        """Create the flags. This happens on entering, because asyncio flags need a running loop."""
         if self._flag is not None or self.closed:
             raise BusError("a listener can be entered only once; get another from an open bus")
         self._flag, self.ready = make_flag(), make_flag()
@@ -77,15 +77,15 @@ class Subscription:
                 self._next = earliest(self._next, when)
                 return  # the flag is set already
             self._next, self._heard = when, True
-            assert self._flag is not None  # the hub holds entered listeners only
+            assert self._flag is not None  # the hub has only listeners that were entered
             self._flag.set()
             self._call_alert()
 
     def confirm(self) -> None:
         """Record that the server confirmed the topic.
 
-        The first confirmation completes entering. A later confirmation means that the bus came back
-        after a break, so events may have been lost.
+        The first confirmation completes entering. A later confirmation means that the bus works
+        again after a break, so events may have been lost, and the listener is woken.
         """
         assert self.ready is not None
         if self.ready.is_set():
@@ -94,7 +94,7 @@ class Subscription:
             self.ready.set()
 
     def take(self) -> bool:
-        """Return whether an event was heard, and clear that flag. ``when`` keeps its instant."""
+        """Return whether an event was heard, and clear the flag. ``when`` is then its instant."""
         with self._lock:
             if self.closed:
                 return False
@@ -106,7 +106,7 @@ class Subscription:
             return heard
 
     def after_fork(self) -> None:
-        """Close the child's copy of a parent's listener. The copy's lock may be held for ever."""
+        """Close the child's copy of a parent's listener, whose lock may be held forever."""
         self._lock = threading.RLock()
         self.closed = True
 
@@ -121,16 +121,16 @@ class Subscription:
             self._call_alert()
 
     def _call_alert(self) -> None:
-        alert = self.alert  # the waiting thread may take it away at any moment
+        alert = self.alert  # the waiting thread may set it to None at any moment
         if alert is not None:
             alert()
 
 
 Enter = Callable[[Subscription], Procedure[None]]
-"""Starts to deliver events to a listener. Its runner provides this."""
+"""A function of a runner that starts to deliver events to a listener."""
 
 Leave = Callable[[Subscription], None]
-"""Stops delivering events to a listener. Its runner provides this."""
+"""A function of a runner that stops delivering events to a listener."""
 
 
 class ThreadListener(Subscription):
@@ -206,8 +206,8 @@ class Hub:
     """The table from topics to subscriptions, and the topics that the server is known to send.
 
     Args:
-        stats: The counters of the bus; the hub counts the events its listeners hear.
-        local: There is no server, so every topic is heard at once.
+        stats: The counters of the bus. The hub counts the events that its listeners hear.
+        local: Whether there is no server, so that every topic is heard at once.
     """
 
     def __init__(self, stats: dict[str, int], *, local: bool = False) -> None:
@@ -219,10 +219,10 @@ class Hub:
         self._new: set[str] = set()  # topics to subscribe to
         self._asked: set[str] = set()  # topics that the server was asked for
         self._live: set[str] = set()  # topics that the server confirmed
-        self._all = local  # every topic is heard without subscribing
+        self._all = local  # whether every topic is heard without subscribing
 
     def add(self, subscription: Subscription) -> None:
-        """Start to deliver the events of its topic to ``subscription``."""
+        """Start to deliver the events of a topic to ``subscription``, which names the topic."""
         topic = subscription.topic
         with self._lock:
             self._subscriptions.setdefault(topic, set()).add(subscription)
@@ -242,7 +242,7 @@ class Hub:
                 self._left[topic] = monotonic()
 
     def subscriptions(self) -> list[Subscription]:
-        """Return all subscriptions. This takes no lock: after a fork it may be held for ever."""
+        """Return all subscriptions, without the lock, which may be held forever after a fork."""
         return [each for found in list(self._subscriptions.values()) for each in list(found)]
 
     def deliver(self, topic: str, when: datetime | None) -> None:
@@ -270,7 +270,7 @@ class Hub:
                     subscription.confirm()
 
     def lose(self) -> None:
-        """Record that the server sends nothing any more. Every topic needs a new subscription."""
+        """Record that the server sends no more events. Every topic needs a new subscription."""
         with self._lock:
             self._all = False
             self._new = set(self._subscriptions)
@@ -279,10 +279,10 @@ class Hub:
             self._left.clear()
 
     def changes(self, now: float) -> tuple[bool, list[str], list[str]]:
-        """Return the changes to ask the server for, and count them as done.
+        """Return the changes to request from the server, and count them as done.
 
         Returns:
-            Whether to listen at all, the topics to subscribe to, and the topics to drop.
+            Whether to listen at all, the topics to subscribe to, and the topics to unsubscribe.
         """
         with self._lock:
             drop = []
@@ -302,16 +302,16 @@ class Hub:
 class Place:
     """Connects the buses of this process that reach the same listeners.
 
-    A bus delivers its events to every hub of its place itself. The server sends them back to this
-    process, too: ``origin`` goes with every event, and an event of the same origin was delivered
-    already. Two buses that use one server may have different places, for example if its address is
-    written differently; then they hear each other through the server.
+    A bus delivers its events directly to every hub of its place. The server sends them back to this
+    process, too. Every event carries the ``origin`` of its place, so that an event of the place's
+    own origin is not delivered twice. Two buses of one server may have different places, for
+    example if its address is written differently; then they hear each other through the server.
     """
 
     def __init__(self) -> None:
         self.origin = uuid.uuid4().hex
         self._lock = threading.Lock()
-        self._hubs: tuple[weakref.ref[Hub], ...] = ()  # weak: not every bus is closed
+        self._hubs: tuple[weakref.ref[Hub], ...] = ()  # weak, because some buses are never closed
 
     def join(self, hub: Hub) -> None:
         """Deliver all later events of this place to ``hub``."""
@@ -320,7 +320,7 @@ class Place:
             self._hubs = (*kept, weakref.ref(hub))
 
     def deliver(self, topic: str, when: datetime | None) -> None:
-        """Deliver an event to the listeners of every bus at this place."""
+        """Deliver an event to the listeners of every bus of this place."""
         for reference in self._hubs:
             hub = reference()
             if hub is not None:
@@ -331,5 +331,5 @@ _places: dict[tuple[int, Hashable], Place] = {}
 
 
 def place_of(key: Hashable) -> Place:
-    """Return the place of this process, not of its parent, for buses with an equal ``key``."""
+    """Return the place for buses with an equal ``key`` in this process. A fork has other places."""
     return _places.setdefault((os.getpid(), key), Place())

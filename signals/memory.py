@@ -1,7 +1,7 @@
-"""The buses that need no server: ``MemoryBus`` within one process, and ``NullBus``.
+"""The buses that need no server: ``MemoryBus``, for one process, and ``NullBus``.
 
-All memory buses of a process that have the same prefix hear each other, blocking and asyncio alike.
-``emit`` itself delivers an event.
+All memory buses of a process that have the same prefix hear each other, both blocking and asyncio
+buses. ``emit`` delivers an event before it returns.
 """
 
 from signals.hub import Place
@@ -12,7 +12,7 @@ class MemoryBus(BlockingFacade):
     """Wakes listeners of this process at once, without a server. It also hears asyncio buses.
 
     Args:
-        prefix: The bus hears only buses with the same prefix.
+        prefix: A name. The bus hears only buses with the same prefix.
     """
 
     def __init__(self, prefix: str = "pyqueue") -> None:
@@ -20,14 +20,14 @@ class MemoryBus(BlockingFacade):
 
 
 class AsyncMemoryBus(AsyncFacade):
-    """``MemoryBus`` for asyncio. Its listeners may live in several event loops."""
+    """``MemoryBus`` for asyncio. Its listeners may be used in different event loops."""
 
     def __init__(self, prefix: str = "pyqueue") -> None:
         super().__init__(LocalRunner(f"AsyncMemoryBus({prefix!r})", ("memory", prefix)))
 
 
 class NullRunner(LocalRunner):
-    """Runs a bus that delivers to its own listeners only."""
+    """Runs a bus that delivers events only to its own listeners."""
 
     def _reset(self) -> None:
         super()._reset()
@@ -36,7 +36,7 @@ class NullRunner(LocalRunner):
 
 
 class NullBus(BlockingFacade):
-    """Reaches no other bus, so consumers with other buses poll."""
+    """A bus that reaches no other bus, so consumers that use other buses have to poll."""
 
     def __init__(self) -> None:
         super().__init__(NullRunner("NullBus()", "none"))

@@ -1,8 +1,8 @@
 """The buses on Redis: publish and subscribe, with one connection for listening per bus.
 
-Redis stores nothing and is read only by subscriptions. Channels are exact names, never patterns.
-A payload that this module did not write is skipped. No password may appear in any text.
-The redis package is optional, so it is imported when a bus is made.
+Nothing is stored in Redis, and events are read only by subscriptions. Channels are exact names,
+never patterns. A payload that this module did not write is skipped. No password may appear in any
+text. The redis package is optional, so it is imported when a bus is created.
 """
 
 import uuid
@@ -27,14 +27,14 @@ _MILLISECOND = timedelta(milliseconds=1)
 def encode(when: datetime | None, origin: str) -> str:
     """Return the payload of an event: milliseconds since 1970 in 20 digits, then the origin.
 
-    The milliseconds are rounded down so that no consumer checks its queue too late. For None the
-    payload is "-" alone. Releases that know no origin can read both forms.
+    The milliseconds are rounded down, so that no consumer checks its queue too late. For None, the
+    payload is only "-". Older releases, which have no origin, can read both forms.
     """
     return "-" if when is None else f"{(when - _EPOCH) // _MILLISECOND:020d}{origin}"
 
 
 def decode(data: object) -> tuple[datetime | None, str]:
-    """Return the instant and the origin that ``encode`` wrote. No origin is "".
+    """Return the instant and the origin that ``encode`` wrote. Without an origin, it is "".
 
     Raises:
         ValueError: ``encode`` did not write the data.
@@ -45,10 +45,10 @@ def decode(data: object) -> tuple[datetime | None, str]:
 
 
 class RedisTransport:
-    """Talks to Redis: see ``signals.transport.Transport``.
+    """Talks to Redis; see ``signals.transport.Transport``.
 
     Args:
-        target: A URL, or a client that stays open.
+        target: A URL, or a client, which is never closed here.
         prefix: The prefix of every topic.
         asynchronous: Whether to use the asyncio client of the redis package.
     """
@@ -81,7 +81,7 @@ class RedisTransport:
             path = self._target.partition("://")[2].partition("?")[0].partition("/")[2]
             if "@" in path and not self._target.startswith("unix:"):
                 raise ValueError  # else a part of the password counts as the host, and is shown
-            # No retries inside the client: the runner retries, and has to learn of every break.
+            # The client must not retry, because the runner retries and has to learn of every break.
             options = {
                 "socket_connect_timeout": 2,
                 "socket_timeout": 5,
@@ -103,7 +103,7 @@ class RedisTransport:
         )
 
     def explain(self, error: Exception) -> str:
-        """Describe an error, with the password replaced."""
+        """Return the text of an error, with the password replaced."""
         secret = self._client.connection_pool.connection_kwargs.get("password")
         text = f"{type(error).__name__}: {error}"
         return text.replace(str(secret), "***") if secret else text
@@ -151,7 +151,7 @@ class RedisTransport:
             return
         topic = channel.removeprefix(self._prefix)
         if message["type"] == "subscribe":
-            confirm(topic)  # comes again if the client library reconnected by itself
+            confirm(topic)  # called again if the client library has reconnected by itself
         elif message["type"] == "message":
             try:
                 when, origin = decode(message["data"])
@@ -166,7 +166,7 @@ class RedisTransport:
             yield pubsub.aclose() if self._asynchronous else pubsub.close()
 
     def check(self) -> Procedure[None]:
-        """Publish one event on the channel of this bus, and receive it."""
+        """Publish one event on a channel of this bus alone, and receive it."""
         pubsub = self._client.pubsub()
         try:
             yield pubsub.subscribe(self._own)
@@ -188,12 +188,12 @@ class RedisBus(BlockingFacade):
 
     Args:
         target: A URL (redis://, rediss://, unix://), or a ``redis.Redis``, which stays open.
-        prefix: The prefix of every topic, as in "prefix:topic". Only the prefix separates the
-            channels of Redis, not its database numbers.
-        window: Seconds in which events of one topic are merged.
+        prefix: The prefix of every topic, as in "prefix:topic". Redis has the same channels in all
+            of its numbered databases, so only the prefix separates buses.
+        window: The length of the time window in which events of one topic are merged, in seconds.
 
     Raises:
-        BusError: The target is neither, or the redis package is missing.
+        BusError: The target is neither a valid URL nor a client, or the redis package is missing.
     """
 
     def __init__(self, target: object, *, prefix: str = "pyqueue", window: float = 0.05) -> None:

@@ -1,10 +1,10 @@
 """The runners, with and without a server, and the blocking and asyncio facades of every bus.
 
 Every runner delivers an event to the listeners of its process at once, and unmerged. A runner with
-a server has two procedures, which reach other processes. One publishes the events that the window
-releases, and keeps the events that a broken server refused. The other subscribes, reads, and starts
-again after a break, which wakes every listener once because signals may have been lost. Both retry
-with growing delays, and neither raises an error into the code of a user.
+a server has two procedures that reach other processes. One publishes the events that the window
+releases, and keeps the events that it could not send. The other subscribes, reads, and starts again
+after a break; it then wakes every listener once, because signals may have been lost. Both retry
+with growing delays, and neither raises an error in the user's code.
 """
 
 import atexit
@@ -31,24 +31,24 @@ WAKE_SELF = ""
 """A topic without listeners. A runner publishes it to make its own ``Transport.read`` return."""
 
 ENTER_TIMEOUT_S = 1.0
-"""How long entering a listener waits until the server confirms the topic."""
+"""How many seconds entering a listener waits for the server to confirm the topic."""
 
 STABLE_S = 5.0
-"""How long listening must work before a runner reports success and resets its retry delay."""
+"""How many seconds listening must work before a runner reports success and resets its delays."""
 
 
 _dice = random.SystemRandom()
-"""A separate generator, because buses must not disturb a random seed of the user's code."""
+"""A separate generator, because buses must not disturb the random seed of the user's code."""
 
 
 class RetryDelays:
-    """The delay after each failure in a row: 0.1 s, doubled up to 5 s, shortened by up to half."""
+    """The delays after consecutive failures: 0.1 s, doubled up to 5 s, shortened by up to half."""
 
     def __init__(self) -> None:
         self._next = 0.1
 
     def next(self) -> float:
-        """Return the next delay in seconds; random, so that many clients do not return at once."""
+        """Return the next delay in seconds. It is random, so that clients do not return at once."""
         delay, self._next = self._next, min(self._next * 2, 5.0)
         return delay * _dice.uniform(0.5, 1.0)
 
@@ -58,14 +58,14 @@ class RetryDelays:
 
 
 class LocalRunner:
-    """Runs a bus within this process: the counters, the hub, its listeners, and closing once.
+    """Runs a bus within this process: its counters, its hub, its listeners, and its closing.
 
     Attributes:
         name: How the bus appears in log lines; it contains no password.
-        stats: The counters, see ``signals.STATS``.
+        stats: The counters; see ``signals.STATS``.
     """
 
-    #: Whether no server has to confirm a topic before it is heard.
+    #: Whether a topic is heard without the confirmation of a server.
     local = True
 
     def __init__(self, name: str, place: Hashable) -> None:
@@ -84,7 +84,7 @@ class LocalRunner:
         self._place.join(self.hub)
 
     def after_fork(self) -> None:
-        """Start again in the child of a fork: threads are gone, and a lock may be held for ever."""
+        """Start again in a forked child: its threads are gone, and a lock may be held forever."""
         for subscription in self._entered:
             subscription.after_fork()
         self._entered = set()
@@ -116,7 +116,7 @@ class LocalRunner:
             self.hub.remove(subscription)
 
     def check(self) -> Procedure[None]:
-        """Raise BusError unless the bus can be used."""
+        """Raise BusError if the bus cannot be used."""
         yield from ()
 
     def pending(self) -> bool:
@@ -138,9 +138,9 @@ class Runner(LocalRunner):
 
     Args:
         kind: The name of the bus class.
-        connect: Makes the transport; called again in the child of a fork. It does no I/O.
-        window: Seconds in which events of one topic are merged.
-        runtime: Makes the runtime of the procedures.
+        connect: A function that creates the transport without I/O; called again in a forked child.
+        window: The length of the time window in which events of one topic are merged, in seconds.
+        runtime: A function that creates the runtime in which the procedures run.
     """
 
     local = False
@@ -157,7 +157,7 @@ class Runner(LocalRunner):
         super().__init__(f"{kind}({self._transport})", self._transport.place)
 
     def after_fork(self) -> None:
-        """Start again in the child of a fork, with a new transport."""
+        """Start again in a forked child, with a new transport."""
         self._transport = self._connect()
         super().after_fork()
 
@@ -174,7 +174,7 @@ class Runner(LocalRunner):
         self._ending: Any = None  # the bus is being closed
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Deliver an event in this process, and queue it for publishing. Never wait."""
+        """Deliver an event in this process, and queue it for publishing, without waiting."""
         check_event(topic, when)
         usable = self._runtime.bind(here=False)
         with self._lock:
@@ -190,11 +190,11 @@ class Runner(LocalRunner):
             else:
                 self.stats["merged"] += 1
                 if len(self._window) == held:
-                    return  # the procedure already knows when to wake for this topic
+                    return  # the procedure already knows when this topic is due
         self._to_publish.set()
 
     def enter(self, subscription: Subscription) -> Procedure[None]:
-        """Start to deliver events to a listener. Wait until this works, up to ENTER_TIMEOUT_S."""
+        """Start to deliver events to a listener. Wait for the server, up to ENTER_TIMEOUT_S."""
         ready = subscription.ready
         assert ready is not None
         self._runtime.bind(here=True)
@@ -212,7 +212,7 @@ class Runner(LocalRunner):
             ready.set()  # a later confirmation means that the bus came back, and wakes the listener
 
     def check(self) -> Procedure[None]:
-        """Raise BusError unless the bus can publish and listen."""
+        """Raise BusError if the bus cannot publish and listen."""
         self._runtime.bind(here=True)
         try:
             yield from self._transport.check()
@@ -228,7 +228,7 @@ class Runner(LocalRunner):
         return blocking and bool(self._outbox or len(self._window))
 
     def close(self) -> Procedure[None]:
-        """Send the events that are held back, wake every listener, and end both procedures."""
+        """Send the events that are held back, close every listener, and end both procedures."""
         with self._lock:
             if self._closed:
                 return
@@ -247,7 +247,7 @@ class Runner(LocalRunner):
             yield from self._transport.close()
 
     def _start(self, which: str) -> bool:
-        """Start a procedure unless it runs. Return False if it cannot start, as at exit."""
+        """Start a procedure unless it runs. Return False if it cannot start, as at process exit."""
         if which in self._started:
             return True
         try:
@@ -288,7 +288,7 @@ class Runner(LocalRunner):
                     self._failed("publishing", error)
                     events.pop(WAKE_SELF, None)
                     for topic, when in events.items():
-                        self._put(topic, when)  # sent later, it still wakes its listeners
+                        self._put(topic, when)  # to be sent later, to wake the listeners late
                 if closed:
                     return
                 yield self._runtime.wait(self._ending, delays.next())
@@ -341,7 +341,7 @@ class Runner(LocalRunner):
                     yield from self._stop_quietly()
                     yield self._runtime.wait(self._ending, delays.next())
         except GeneratorExit:
-            raise  # the loop was thrown away with this procedure: nothing can be awaited any more
+            raise  # the event loop was dropped with this procedure: nothing can be awaited now
         except BaseException:
             yield from self._stop_quietly()
             raise
@@ -357,7 +357,7 @@ class Runner(LocalRunner):
             yield from self._transport.stop()
 
     def _failed(self, which: str, error: Exception) -> None:
-        """Log the first failure; stay silent until every procedure works again."""
+        """Log the first failure, and no more failures until every procedure works again."""
         with self._lock:
             if not self._broken:
                 text = "%s: signals are down, consumers poll until they work again: %s"
@@ -390,7 +390,7 @@ class Facade:
         return MappingProxyType(self._runner.stats)
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Announce that the topic has a message from ``when`` on, or, if None, a changed record.
+        """Announce that the topic has a message from ``when`` on; None: its record has changed.
 
         This returns at once, even if the server is down.
 
@@ -420,7 +420,7 @@ class BlockingFacade(Facade):
         run(self._runner.check())
 
     def close(self) -> None:
-        """Send the events that are held back, for up to a second, and wake the listeners.
+        """Try for up to a second to send the events that are held back. Wake the listeners.
 
         A client that was passed in stays open.
         """
@@ -449,7 +449,7 @@ class AsyncFacade(Facade):
         await run_async(self._runner.check())
 
     async def close(self) -> None:
-        """Send the events that are held back, within a second, and wake this bus's listeners.
+        """Try for up to a second to send the events that are held back. Wake the listeners.
 
         A client that was passed in stays open.
         """

@@ -1,8 +1,8 @@
 """The protocol between a runner and a server, and how procedures run in threads or in tasks.
 
-Code that talks to a server is written once for blocking and for asyncio clients, as generators:
-see ``Procedure``. A ``Transport`` holds the specifics of one kind of server. A ``Runtime``
-holds the differences between threads and tasks.
+Code that talks to a server is written once for blocking and for asyncio clients, as generators;
+see ``Procedure``. A ``Transport`` contains the specifics of one kind of server. A ``Runtime``
+contains the differences between threads and tasks.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ client ``call()`` returns an awaitable, which ``run_async`` awaits.
 """
 
 Deliver = Callable[[str, datetime | None, str], None]
-"""Takes an event from a server: its topic, ``when`` and origin ("" if the server sends none)."""
+"""Takes an event from a server: its topic, its ``when``, and its origin ("" if it has none)."""
 
 READ_TIMEOUT_S = 1.0
-"""How long ``Transport.read`` waits for a message."""
+"""How many seconds ``Transport.read`` waits for a message at most."""
 
 JOIN_TIMEOUT_S = 1.0
-"""How long closing a bus waits for each of its procedures to end."""
+"""How many seconds closing a bus waits for each of its procedures to end."""
 
 
 def run(procedure: Procedure[T]) -> T:
@@ -69,16 +69,16 @@ class Transport(Protocol):
 
     @property
     def place(self) -> Hashable:
-        """A value that is equal for two transports of a process only if they hear each other."""
+        """A value that two transports of a process have in common only if they hear each other."""
 
     def publish(self, events: dict[str, datetime | None], origin: str) -> Procedure[None]:
-        """Send these events. The ``read`` of every process gets ``origin`` with each event."""
+        """Send events, each with ``origin``, which ``read`` passes on in every process."""
 
     def start(self) -> Procedure[bool]:
         """Start listening. Return True if this covers every topic, without subscriptions."""
 
     def subscribe(self, add: list[str], drop: list[str]) -> Procedure[None]:
-        """Subscribe and unsubscribe. ``read`` reports which topics the server confirms."""
+        """Subscribe to topics and unsubscribe from topics. ``read`` reports the confirmations."""
 
     def read(self, deliver: Deliver, confirm: Callable[[str], None]) -> Procedure[None]:
         """Wait up to READ_TIMEOUT_S for one event or confirmation, and pass it on."""
@@ -87,17 +87,17 @@ class Transport(Protocol):
         """Stop listening."""
 
     def check(self) -> Procedure[None]:
-        """Raise an error unless this bus can publish and listen."""
+        """Raise an error if the bus cannot publish and listen."""
 
     def close(self) -> Procedure[None]:
         """Close the connections that belong to the bus."""
 
     def explain(self, error: Exception) -> str:
-        """Describe an error in a line that contains no password."""
+        """Return a text about an error, in one line and without a password."""
 
 
 class LoopFlag:
-    """An ``asyncio.Event`` that any thread may set. It ignores a loop that has closed."""
+    """An ``asyncio.Event`` that any thread may set. Once its loop is closed, this has no effect."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -105,7 +105,7 @@ class LoopFlag:
         self.clear, self.is_set, self.wait = self._event.clear, self._event.is_set, self._event.wait
 
     def set(self) -> None:
-        """Set the flag: now if called in its loop, else at the loop's next turn."""
+        """Set the flag: at once if called in its loop, otherwise at the loop's next turn."""
         if running_loop() is self._loop:
             self._event.set()
         else:
@@ -114,7 +114,7 @@ class LoopFlag:
 
 
 Flag = threading.Event | LoopFlag
-"""What a listener or a procedure waits for; any thread may set it."""
+"""A flag for which a listener or a procedure waits. Any thread may set it."""
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:
@@ -129,7 +129,7 @@ class Runtime(Protocol):
     """Runs procedures, in threads or in the tasks of one event loop."""
 
     def bind(self, *, here: bool) -> bool:
-        """Return whether procedures can run. With ``here``, refuse a foreign event loop."""
+        """Return whether procedures can run. With ``here``, refuse any other event loop."""
 
     def flag(self) -> Flag:
         """Return a new flag."""
@@ -141,7 +141,7 @@ class Runtime(Protocol):
         """Wait until a flag of this runtime is set, up to ``timeout`` seconds."""
 
     def join(self) -> Awaitable[None] | None:
-        """Wait for all procedures to end, for each no longer than JOIN_TIMEOUT_S."""
+        """Wait for all procedures to end, but no longer than JOIN_TIMEOUT_S for each."""
 
 
 class ThreadRuntime:
@@ -151,7 +151,7 @@ class ThreadRuntime:
         self._threads: list[threading.Thread] = []
 
     def bind(self, *, here: bool) -> bool:
-        """Return True: threads can run anywhere."""
+        """Return True, because threads can run anywhere."""
         return True
 
     def flag(self) -> threading.Event:
@@ -169,7 +169,7 @@ class ThreadRuntime:
         flag.wait(timeout)
 
     def join(self) -> None:
-        """Wait for all threads. A thread that hangs in a dead connection is left behind."""
+        """Wait for all threads, but not for a thread that hangs in a dead connection."""
         for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)
 
@@ -212,7 +212,7 @@ class TaskRuntime:
             self._loop.call_soon_threadsafe(self._create, procedure, name)
 
     def _create(self, procedure: Procedure[None], name: str) -> None:
-        # An empty context: a deadline that the first user of the bus set must not end the bus.
+        # An empty context, because a deadline of the first user of the bus must not end the bus.
         task = asyncio.get_running_loop().create_task(
             run_async(procedure), name=name, context=contextvars.Context()
         )
@@ -225,7 +225,7 @@ class TaskRuntime:
                 await flag.wait()
 
     async def join(self) -> None:
-        """Wait for all tasks, then cancel those that still run."""
+        """Wait for all tasks, then cancel the tasks that still run."""
         try:
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=JOIN_TIMEOUT_S)

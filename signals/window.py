@@ -7,7 +7,7 @@ A flood of pushes must not become a flood of wake-ups, and merging must not lose
 - Events beyond the burst are merged until the window closes.
 - Then the merged event is sent (the trailing edge) and opens the next window, without a burst.
 - The burst is available again after a whole window in which nothing was merged. If it were refilled
-  steadily, a flood would send many times the number of events.
+  steadily, many times the number of events would be sent in a flood.
 
 An event is never dropped, even if it equals an earlier one: the consumer that the earlier event
 woke may have checked its queue before the second message was stored.
@@ -20,12 +20,12 @@ from datetime import datetime
 
 
 def earliest(one: datetime | None, other: datetime | None) -> datetime | None:
-    """Merge the instants of two events: None ("read the record") wins, else the earlier one."""
+    """Merge the instants of two events: None ("read the record") wins, else the earlier instant."""
     return None if one is None or other is None else min(one, other)
 
 
 class Window:
-    """Merges the events of each topic: in a flood, one is sent per window.
+    """Merges the events of each topic, so that in a flood one event is sent per window.
 
     Args:
         seconds: The length of the window. Every ``now`` is in seconds of one monotonic clock.
@@ -36,8 +36,8 @@ class Window:
     def __init__(self, seconds: float = 0.05, burst: int = 8) -> None:
         self.seconds = seconds
         self.burst = burst
-        # Open windows by topic: the end, and how many more events may be sent before it. All have
-        # one length, so the order of opening is the order of end.
+        # Open windows, keyed by topic: the end, and how many more events may be sent before it. All
+        # windows have the same length, so they end in the order in which they were opened.
         self._open: dict[str, tuple[float, int]] = {}
         self._held: dict[str, datetime | None] = {}
         self._trailing: list[tuple[float, str]] = []  # heap: when each held topic is due
@@ -47,7 +47,7 @@ class Window:
         return len(self._held)
 
     def offer(self, topic: str, when: datetime | None, now: float) -> bool:
-        """Take an event. Return True to send it now, False if it is held back until ``due``."""
+        """Take an event. Return True if it is to be sent now, False if ``due`` returns it later."""
         self._forget(now)
         if topic in self._held:
             self._held[topic] = earliest(self._held[topic], when)
@@ -64,7 +64,7 @@ class Window:
         return False
 
     def due(self, now: float) -> list[tuple[str, datetime | None]]:
-        """Return the events whose windows have closed. Each opens the next window of its topic."""
+        """Return the events whose windows have closed. Each event opens its topic's next window."""
         events = []
         while self._trailing and self._trailing[0][0] <= now:
             topic = heapq.heappop(self._trailing)[1]
@@ -78,7 +78,7 @@ class Window:
         return max(0.0, self._trailing[0][0] - now) if self._trailing else None
 
     def flush(self) -> list[tuple[str, datetime | None]]:
-        """Return every event that is held back, without waiting for its window: for closing."""
+        """Return every event that is held back, without waiting for its window. Use it to close."""
         events = list(self._held.items())
         self._held.clear()
         self._trailing.clear()

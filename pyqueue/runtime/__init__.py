@@ -1,1 +1,1 @@
-"""The machinery that runs plans: drivers, shared calls, waiting consumers, renewal of leases."""
+"""The machinery that runs plans: drivers, shared calls, waiting consumers, lease renewal."""

@@ -18,12 +18,12 @@ from pyqueue.requests import Plan
 
 log = logging.getLogger("pyqueue")
 
-#: The longest time that a thread waits for a plan that it started, in seconds.
+#: How long a thread waits at most for a plan that it started, in seconds.
 WAIT_S: Final = 5.0
 
 
 def in_thread(run: Callable[[Plan[None]], None], plan: Plan[None]) -> None:
-    """Run a plan in a thread, and wait for it, but not for long."""
+    """Run a plan in a new thread, and wait for it, but no longer than ``WAIT_S``."""
     ended = _thread.allocate_lock()
     ended.acquire()
 
@@ -36,7 +36,7 @@ def in_thread(run: Callable[[Plan[None]], None], plan: Plan[None]) -> None:
             ended.release()
 
     try:
-        # Not threading.Thread, which has locks, too.
+        # Not threading.Thread, because its locks may be held, too.
         _thread.start_new_thread(work, ())
     except RuntimeError as error:  # the system has no thread left
         _log(error)
@@ -53,10 +53,10 @@ def in_task(
     """Run a plan in a task of an event loop, unless the loop is closed.
 
     Args:
-        run: Runs the plan.
+        run: A function that runs the plan.
         plan: The plan.
-        spawn: Starts the task.
-        loop: The event loop of the client, or None if the client was not used.
+        spawn: A function that starts the task.
+        loop: The event loop of the client, or None if the client was not used yet.
     """
     if loop is None or loop.is_closed():
         return

@@ -1,6 +1,6 @@
-"""The rules that both drivers share.
+"""The rules that the blocking and the async driver share.
 
-They decide which collection a command goes to, how errors are translated, when the primary is asked
+They decide to which collection a command goes, how errors are translated, when the primary is asked
 for its time, and which events are counted. This module sends nothing; ``runtime/drivers.py`` does.
 """
 
@@ -62,11 +62,11 @@ from signals import AsyncBus, Bus, Listener
 
 
 class ListensAsync(Protocol):
-    """An awaitable listener of a bus."""
+    """A listener of a bus whose ``wait`` is awaited."""
 
     @property
     def when(self) -> datetime | None:
-        """The earliest instant that the last successful wait heard."""
+        """The earliest instant in the events that the last successful wait heard."""
 
     async def wait(self, timeout: float | None = None) -> bool:
         """Wait up to ``timeout`` seconds. Return whether an event was heard."""
@@ -77,21 +77,21 @@ class ListensAsync(Protocol):
 
 L = TypeVar("L", Listener, ListensAsync)
 
-#: How many times in a row the primary is asked for its time. The quickest answer is used.
+#: How many times in a row the primary is asked for its time, to use the quickest answer.
 _CLOCK_SAMPLES: Final = 5
 
-#: How long a client remembers a queue that it does not use, and the time between two such cleanups.
+#: How long a client remembers a queue that it does not use, and how often it drops such queues.
 _IDLE_S: Final = 600.0
 _DROP_INTERVAL_S: Final = 60.0
 
-#: How long a waiting consumer tries to refresh the clock, and how long it pauses if that fails. It
-#: hears no signal in the meantime.
+#: How long a waiting consumer tries to refresh the clock, and how long it waits before it tries
+#: again. While it tries, it hears no signal.
 REFRESH_TIMEOUT_S: Final = 5.0
 _REFRESH_REST_S: Final = (2.0, 3.0)
 #: How many seconds too early a wait may end.
 _EARLY_S: Final = 0.01
 
-#: The driver has to wait for the answer.
+#: Stands for an answer for which the driver has to wait.
 PENDING: Final = object()
 
 #: A transaction that only reads. "local" shows the data of the primary at the first read; a
@@ -102,7 +102,7 @@ READ_ONLY: Final[Mapping[str, Any]] = {
     "read_preference": ReadPreference.PRIMARY,
 }
 
-#: How many forks there were from the first process to this one.
+#: How many times a process was forked, from the first process to this process.
 _forks = 0
 
 
@@ -115,11 +115,11 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def _admit_none(items: list[Any]) -> None:
-    """Add no call to a batch, because blocking calls run alone and none is waiting."""
+    """Add no call to a batch, because batches of a blocking driver do not grow while they run."""
 
 
 def seconds_left(request: Wait, clock: Clock | None) -> float | None:
-    """Return the longest time that a consumer may wait.
+    """Return how many seconds a consumer may wait at most, or None for no limit.
 
     Args:
         request: The wait of the consumer.
@@ -134,7 +134,7 @@ def seconds_left(request: Wait, clock: Clock | None) -> float | None:
 
 
 def collection_of(database: Any, name: str) -> Any:
-    """Return a collection with the settings of queues: the primary, and aware datetimes in UTC."""
+    """Return a collection that reads from the primary and returns aware datetimes in UTC."""
     if is_memory(database):
         return MemoryCollection(database, name)
     options = database.codec_options.with_options(
@@ -159,7 +159,7 @@ class BaseDriver(Generic[L]):
         durability: "majority" or "acknowledged".
         timeout: Seconds that a command may take, including its retries.
         topic: The prefix of the topics on the bus.
-        owner: Returns the label of this process, which records show.
+        owner: A function that returns the label of this process, which records show.
         hooks: The hooks of the client, or None.
     """
 
@@ -175,7 +175,7 @@ class BaseDriver(Generic[L]):
         owner: Callable[[], str] = str,
         hooks: HookCalls | None = None,
     ) -> None:
-        #: The gathers at which this client looks soon.
+        #: The gathers that this client checks soon.
         self.looks: Looks
         self.clock = Clock()
         self.stats: Counter[str] = Counter()
@@ -184,8 +184,8 @@ class BaseDriver(Generic[L]):
         self.topic = topic
         self.hooks = hooks
         self.closed = False
-        #: The signals, events and looks that wait for the commit of a transaction, by the id() of
-        #: its session. The sessions of motor cannot be hashed.
+        #: The signals, events and looks that wait for the commit of a transaction, keyed by the
+        #: id() of its session, because the sessions of motor cannot be hashed.
         self.sessions: dict[int, list[Signal | Tell | Look]] = {}
         #: Whether the server is a replica set or a mongos. If so, it has transactions.
         self.replicated = False
@@ -197,7 +197,7 @@ class BaseDriver(Generic[L]):
         self._primary: tuple[object, ...] = ()
         self._waiters: dict[str, Waiters] = {}
         self._drop_at = 0.0
-        #: The waiting consumers of this driver, and of the drivers that run on it.
+        #: The tables of the waiting consumers of this driver, and of the adapters that use it.
         self._all_waiters = [self._waiters]
         self._listeners: dict[Waiters, L] = {}
         #: The uses of queues that are deleted when unused.
@@ -223,8 +223,8 @@ class BaseDriver(Generic[L]):
     def waiters(self, queue: str) -> Waiters:
         """Return the consumers of a queue that wait in this client.
 
-        "NAME~GROUP" names the consumers of a group of a stream. They hear the events of the stream.
-        A name that begins with "~" is a topic itself.
+        "STREAM~GROUP" stands for the consumers of a consumer group, which hear the events of the
+        stream. A name that begins with "~" is itself a topic.
         """
         found = self._waiters.get(queue)
         if found is None:
@@ -241,7 +241,7 @@ class BaseDriver(Generic[L]):
         return found
 
     def _drop_idle(self) -> None:
-        """Forget queues that have not been used for a while. Using one again costs one rescan.
+        """Forget queues that have not been used for a while. The next use of one costs one rescan.
 
         A queue with a listener is kept, because consumers have waited for its events.
         """
@@ -256,7 +256,7 @@ class BaseDriver(Generic[L]):
         self.known.forget_idle(_IDLE_S)
 
     def check_usable(self) -> None:
-        """Refuse a call to a closed client, or from the wrong process or event loop."""
+        """Refuse a call if the client is closed, or was created before the process forked."""
         if self.closed:
             raise QueueClosed("the client was closed")
         if self._forks != _forks:  # not covered: in a forked process, which ends at once
@@ -265,16 +265,16 @@ class BaseDriver(Generic[L]):
             )
 
     def _deadline(self, request: Command[Any]) -> AbstractContextManager[Any]:
-        """Return a block that limits the time of one command, including its retries.
+        """Return a context manager that limits the time of one command, including its retries.
 
-        The owner of a transaction limits its commands.
+        A command in a transaction gets no limit here, because its caller sets the limits.
         """
         if self.memory or request.session is not None:
             return nullcontext()
         return pymongo.timeout(_limit_s(request, self._timeout))
 
     def _preparation(self) -> Plan[None]:
-        """Set the clock from the primary's. If the primary changed, create missing indexes, too."""
+        """Set the clock by the primary's. If the primary changed, also create missing indexes."""
         if not self.clock.stale:
             return
         if self._prepared:
@@ -293,7 +293,7 @@ class BaseDriver(Generic[L]):
             raise
 
     def _sample(self) -> Plan[tuple[object, ...]]:
-        """Ask the primary for its time, only once if the estimate is right. Return its identity."""
+        """Ask the primary for its time, once if the estimate is right. Return its identity."""
         if self.memory:
             self.clock.touch()
             return ()
@@ -363,7 +363,7 @@ class BaseDriver(Generic[L]):
         return meant
 
     def _expect_changes(self) -> None:
-        """Ask for the time again, and rescan, because another member may be primary now.
+        """Expect a new primary: ask for the time again, and scan the queues from the start.
 
         Claims may have been undone, and delayed pushes may arrive below the lower bounds of scans.
         """
@@ -392,7 +392,7 @@ class BaseDriver(Generic[L]):
             if heard:
                 waiters: Waiters = request.waiters
                 return waiters.on_signal(listener.when, clock.now())
-            # It is time; or the listener was closed; or ``until`` can no longer be trusted.
+            # The instant has come, the listener was closed, or ``until`` cannot be trusted now.
             if left <= pause or time.monotonic() < end or clock.changes != changes:
                 return True
 
@@ -441,13 +441,13 @@ class BaseDriver(Generic[L]):
             self.sessions[id(request.session)].append(request)
 
     def committed(self, session: Any) -> None:
-        """Publish the signals, events and looks that waited for the commit of a transaction."""
+        """Carry out the signals, events and looks that waited for the commit of a transaction."""
         for request in self.sessions.get(id(session), ()):
             request.session = None
             self._answer_now(request)
 
     def close_waiters(self) -> None:
-        """Wake every waiting consumer. Each then finds the client closed."""
+        """Wake every waiting consumer. Each then finds that the client is closed."""
         self.closed = True
         self._all_waiters[:] = [each for each in self._all_waiters if each is not self._waiters]
         for waiters in self._waiters.values():
@@ -457,7 +457,7 @@ class BaseDriver(Generic[L]):
 
 
 def _look(driver: BaseDriver[Any], request: Look) -> None:
-    """Look at a gather soon, or after the commit of the transaction of its session."""
+    """Check a gather soon; in a transaction, only after its commit."""
     if request.session is None:
         driver.looks.add(request.id)
     elif id(request.session) in driver.sessions:
@@ -497,13 +497,13 @@ def wake_all(drivers: Sequence[BaseDriver[Any]]) -> None:
 
 
 def wrap_collections(driver: BaseDriver[Any], wrap: Callable[[Any], Any]) -> None:
-    """Send all further commands of a driver to other objects, made of its collections."""
+    """Send all further commands of a driver to wrappers of its collections."""
     driver._plain, driver._durable = wrap(driver._plain), wrap(driver._durable)
     driver._w1, driver._majority = wrap(driver._w1), wrap(driver._majority)
 
 
 def forget_queues(driver: BaseDriver[Any]) -> None:
-    """Forget everything about the queues of a driver, because all were deleted."""
+    """Forget everything about the queues of a driver, because all queues were deleted."""
     driver.known.forget_all()
     for waiters in _every_waiters(driver):
         waiters.reset()

@@ -1,4 +1,4 @@
-"""An async driver on top of a blocking driver, for async code that serves a blocking client."""
+"""An async driver that uses a blocking driver, for async code that serves a blocking client."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ R = TypeVar("R")
 class BlockingAdapter(AsyncDriver):
     """Runs the commands and waits of a blocking driver in threads.
 
-    It has its own waiting consumers, and it coalesces concurrent calls. Clock, bus, transactions
-    and counters belong to the blocking driver. A cancelled call returns at once, as with any
-    ``AsyncDriver``; its command continues in its thread.
+    The adapter has its own waiting consumers, and coalesces concurrent calls. It uses the clock,
+    bus, transactions and counters of the blocking driver. A cancelled call returns at once, as with
+    any ``AsyncDriver``, but its command continues in its thread.
 
     Args:
         driver: The blocking driver.
-        threads: The threads for its calls.
+        threads: The threads in which calls of the blocking driver run.
     """
 
     def __init__(self, driver: Driver, threads: DaemonThreadPool) -> None:
@@ -51,7 +51,7 @@ class BlockingAdapter(AsyncDriver):
         super().check_usable()
 
     async def prepare(self, limit_s: float = math.inf) -> None:
-        """Let the blocking driver prepare itself."""
+        """Prepare the blocking driver, in a thread."""
         await self._threads.run(self._driver.prepare, limit_s)
         self.replicated = self._driver.replicated
 
@@ -95,7 +95,7 @@ class AdaptedListener:
 
     @property
     def when(self) -> datetime | None:
-        """The earliest instant that the last successful wait heard."""
+        """The earliest instant in the events that the last successful wait heard."""
         return self._listener.when
 
     async def wait(self, timeout: float | None = None) -> bool:
@@ -123,7 +123,7 @@ async def entered(
 
     Args:
         listening: The listener.
-        threads: The threads for its calls.
-        check: Raises an error if the client was closed.
+        threads: The threads in which calls of the listener run.
+        check: A function that raises an error if the client was closed.
     """
     return AdaptedListener(await threads.run(listening.__enter__), threads, check)

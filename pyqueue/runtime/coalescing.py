@@ -1,8 +1,8 @@
 """Coalescing: concurrent calls of one event loop, or of the threads of a client, share batches.
 
-There is no timer. While a batch runs, further calls gather, and they run as one batch when it is
-done. So a single caller never waits, and many callers share their round trips. This module knows
-nothing about queues: the plan of a batch defines its meaning.
+There is no timer. While a batch runs, further calls accumulate, and they run as one batch when it
+has ended. So a single caller never waits, and many callers share their round trips. This module
+knows nothing about queues: the plan of a batch defines its meaning.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_BATCH_BYTES: Final = 8 * 1024 * 1024
 
 
 class Promise(Protocol):
-    """The result that a caller waits for."""
+    """The place for the result that a caller waits for."""
 
     def done(self) -> bool:
         """Return whether the caller no longer waits."""
@@ -90,7 +90,7 @@ class Batch(Generic[P]):
 def _deadline() -> float:
     """Return when the ``pymongo.timeout`` around a call ends, on the monotonic clock.
 
-    It is infinite if there is none. PyMongo has no public name for it.
+    The result is infinite without such a timeout. PyMongo has no public function for this.
     """
     deadline: float = _csot.get_deadline()
     return deadline
@@ -103,16 +103,17 @@ class Coalescer:
     caller does not limit the batch; the caller leaves at its deadline, as if it were cancelled.
 
     Args:
-        drive: Runs the plan of a batch.
-        stats: Counts the results that were given back.
+        drive: A function that runs the plan of a batch.
+        stats: The counters of the driver, one of which counts the results that were given back.
     """
 
     def __init__(self, drive: Drive, stats: Counter[str]) -> None:
         self._drive = drive
         self._pending: dict[Hashable, PendingCalls[asyncio.Future[Any]]] = {}
-        #: The running batches, by the id() of the list of their items.
+        #: The running batches, keyed by the id() of the list of their items.
         self._batches: dict[int, Batch[asyncio.Future[Any]]] = {}
-        #: The running batches, and the plans that give results back. They outlive their callers.
+        #: The tasks of running batches, of plans that give results back, and of other plans that
+        #: outlive their callers.
         self.tasks: set[asyncio.Task[Any]] = set()
         self._stats = stats
         #: Whether the last batch had several calls. If so, a call waits until the event loop has
@@ -141,7 +142,7 @@ class Coalescer:
             async with asyncio.timeout(deadline - time.monotonic()):
                 return await future
         except (asyncio.CancelledError, TimeoutError) as error:
-            # If the result has already arrived, the caller never sees it.
+            # A result that has already arrived is given back, because the caller never sees it.
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._undo(request, future.result())
             if isinstance(error, TimeoutError):
@@ -173,7 +174,7 @@ class Coalescer:
 
     def spawn(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
         """Run a coroutine in a task for which ``settled`` waits. Return the task."""
-        # The context of a caller would not do: it may have a shorter time limit.
+        # Not the context of the caller, because it may have a shorter time limit.
         context = contextvars.Context()
         task = asyncio.get_running_loop().create_task(work, context=context)
         self.tasks.add(task)
@@ -221,7 +222,7 @@ class Coalescer:
             self.spawn(self._give_back(request.undo(result)))
 
     async def _give_back(self, plan: Plan[None]) -> None:
-        """Run an undo. No caller is left to receive its error."""
+        """Run an undo, and log its error, because no caller is left to receive it."""
         try:
             await self._drive(plan)
         except QueueError as error:
@@ -246,7 +247,7 @@ class _Turn:
         #: Released once, when this thread has a result or a batch to run.
         self.woken = threading.Lock()
         self.woken.acquire()
-        #: The batch that this thread is to run. Its own call is the first.
+        #: The batch that this thread has to run, or None. The first call is the thread's own.
         self.batch: Batch[_Turn] | None = None
         self.result: Any = None
         self.error: BaseException | None = None
@@ -260,11 +261,11 @@ class ThreadCoalescer:
     """Runs concurrent calls of threads in shared batches, if ``Coalesce.threads`` allows it.
 
     The thread of the first call of a batch runs the batch, and then gives the next batch to another
-    thread. The main thread shares no batch, because Ctrl-C may interrupt it at any time. Nor does a
-    thread with a ``pymongo.timeout``, because that limits the whole thread.
+    thread. The main thread shares no batch, because Ctrl-C may interrupt it at any time. A thread
+    with a ``pymongo.timeout`` shares none either, because the timeout limits the whole thread.
 
     Args:
-        drive: Runs the plan of a batch.
+        drive: A function that runs the plan of a batch.
     """
 
     def __init__(self, drive: Callable[[Plan[Any]], Any]) -> None:

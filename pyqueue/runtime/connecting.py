@@ -1,7 +1,7 @@
 """Connections: from a target to a database, a bus, a driver and, if named, an embedded server.
 
 A connection is the plan runner of its client. Creating one does no I/O: the driver is opened by the
-first plan, or when the client is entered. A database or a bus that the user passed in is never
+first plan, or when a ``with`` block starts. A database or a bus that the user passed in is never
 closed here.
 """
 
@@ -59,15 +59,15 @@ class ConnectionOptions(TypedDict, total=False):
 
 
 class BaseConnection(Generic[D]):
-    """The base of both connections, blocking and async.
+    """The base of ``Connection`` and ``AsyncConnection``.
 
     Args:
         target: As for ``Client``.
         namespace: The name of the collection.
         signals: As for ``Client``.
         durability: "majority" or "acknowledged".
-        owner: The label that is written into claimed messages; None: "host:pid".
-        command_timeout: Seconds that a command may take.
+        owner: The label that is stored in claimed messages. None means "host:pid".
+        command_timeout: Seconds that a command may take, including its retries.
         hooks: As for ``Client``.
 
     Raises:
@@ -77,9 +77,9 @@ class BaseConnection(Generic[D]):
 
     #: The class of the driver.
     driver_type: type[Any]
-    #: Closes everything that was opened if the connection is dropped without being closed.
+    #: Makes the finalizer, which closes the resources of a connection that is dropped unclosed.
     finalizer: Callable[[object, str, Opened], Finalizer]
-    #: The type of the database that programs get for ``memory:``.
+    #: The type of the database object that programs get for ``memory:``.
     memory_type: type[MemoryDatabase]
     renewer: LeaseRenewer
 
@@ -106,7 +106,7 @@ class BaseConnection(Generic[D]):
             raise ConfigurationError(
                 f"signals: expected a URL or a bus, found {type(signals).__name__}"
             )
-        #: Returns the label written into claims and records.
+        #: Returns the label that is stored in claims and records.
         self.owner: Callable[[], str] = forks.process_label
         if arguments.owner(owner) is not None:
             self.owner = partial(str, owner)
@@ -133,7 +133,7 @@ class BaseConnection(Generic[D]):
             raise targets.invalid(self.target)
 
     def __reduce__(self) -> str:
-        # The clients, and everything that they create, hold their connection.
+        # Clients, and all objects that they create, refer to their connection.
         raise ConfigurationError(
             "a client cannot be pickled, and neither can its queues; pass Client.url, and create a "
             "client in each process"
@@ -149,9 +149,9 @@ class BaseConnection(Generic[D]):
         raise NotImplementedError
 
     def open(self) -> D:
-        """Return the driver, which the first call creates.
+        """Return the driver. The first call creates it.
 
-        This may start an embedded server, but sends no command.
+        The first call may start an embedded server, but sends no command.
 
         Raises:
             ConfigurationError: The target or the bus cannot be used.
@@ -182,7 +182,7 @@ class BaseConnection(Generic[D]):
             return self._driver
 
     def begin_again(self) -> None:
-        """Open at the next use, in a forked child, if the parent has sent no command."""
+        """In a forked child, prepare to open again, if the parent has sent no command."""
         self._opening = threading.Lock()  # a thread of the parent may have held it
         unused = self._driver is not None and not self._driver.stats["commands"]
         if unused and self._mongo is not None and self._server is None:
@@ -197,7 +197,7 @@ class BaseConnection(Generic[D]):
         return Opened(driver, self.renewer, bus, self._mongo, self._server)
 
     def _take_opened(self) -> Opened:
-        """Return everything to close, and mark the connection closed."""
+        """Mark the connection as closed, and return everything that has to be closed."""
         self._closed = True
         if self._finalizer is not None:
             self._finalizer.detach()
@@ -246,7 +246,7 @@ class BaseConnection(Generic[D]):
             raise ConfigurationError(f"signals: {error}{remedy}") from error
 
     def _bus_check(self, bus: Any) -> Any:
-        """Check a bus that the user named. The default bus is allowed to fail."""
+        """Check the bus if the user named it. The default bus is allowed to fail."""
         return None if self._signals is None or not hasattr(bus, "check") else bus.check()
 
     def waiters(self, queue: str) -> Waiters:
@@ -266,7 +266,7 @@ class BaseConnection(Generic[D]):
 
     @property
     def _sessions(self) -> Any:
-        """The object whose sessions the database takes."""
+        """The client object that starts sessions for the database."""
         return (self.memory_type(self._database) if self.open().memory else self._database).client
 
     @property
@@ -281,7 +281,7 @@ class BaseConnection(Generic[D]):
 
     @property
     def store(self) -> object:
-        """A value that is equal for clients of one database."""
+        """A value that is equal for clients of the same database."""
         if names_memory(self.target) or is_memory(self.target):
             self.open()
             return id(self._database)  # mongomock treats all of its databases as equal
@@ -347,7 +347,7 @@ class Connection(BaseConnection[Driver]):
             yield session
 
     def run_transaction(self, fn: Callable[[Any], R]) -> R:
-        """Call ``fn(session)`` in a transaction, and again when MongoDB asks for a retry."""
+        """Call ``fn(session)`` in a transaction, and repeat it when MongoDB asks for a retry."""
         checked: Callable[[Any], R] = arguments.transaction_body("fn", fn, awaited=False)
         return transactions.run_transaction(self._transactional(), self._sessions, checked)
 
@@ -364,7 +364,7 @@ class Connection(BaseConnection[Driver]):
 
 
 class AsyncConnection(BaseConnection[AsyncDriver]):
-    """A connection for async code. It belongs to the event loop in which it is first used."""
+    """A connection for async code. It belongs to the event loop that first uses it."""
 
     driver_type = AsyncDriver
     memory_type = AsyncMemoryDatabase
@@ -423,7 +423,7 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
             yield session
 
     async def run_transaction(self, fn: Callable[[Any], Awaitable[R]]) -> R:
-        """Await ``fn(session)`` in a transaction, and again when MongoDB asks for a retry."""
+        """Await ``fn(session)`` in a transaction, and repeat it when MongoDB asks for a retry."""
         checked: Callable[[Any], Awaitable[R]] = arguments.transaction_body("fn", fn, awaited=True)
         driver = await self._transactional()
         return await transactions.run_async_transaction(driver, self._sessions, checked)
@@ -444,7 +444,7 @@ C_co = TypeVar("C_co", bound=BaseConnection[Any], covariant=True)
 
 
 class Connected(Generic[C_co]):
-    """The base of both clients: a facade for a connection."""
+    """The base of ``Client`` and ``AsyncClient``, which use a connection."""
 
     def __init__(self, connection: C_co) -> None:
         self._connection = connection
@@ -464,13 +464,13 @@ class Connected(Generic[C_co]):
 
         This does no I/O, except that the first use of a client starts an embedded server. The
         collection reads from the primary, and its datetimes are aware and in UTC. On "memory:", its
-        operations return at once, also in async code.
+        methods are not awaitable, even in async code.
 
         Args:
-            suffix: A-Z a-z 0-9 _ - and single dots.
+            suffix: The rest of the name: A-Z a-z 0-9 _ - and single dots.
 
         Returns:
-            A collection of the driver of the database.
+            A collection object of the database library in use.
 
         Raises:
             InvalidName: The suffix is not allowed.
@@ -487,7 +487,7 @@ class Connected(Generic[C_co]):
 
     @property
     def stats(self) -> Mapping[str, int]:
-        """The counters of this client by name: commands, errors, signals and more."""
+        """The counters of this client, keyed by name: commands, errors, signals and more."""
         return self._connection.stats
 
     def __repr__(self) -> str:

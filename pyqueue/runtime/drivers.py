@@ -1,7 +1,7 @@
 """The drivers run plans. They are the only code that talks to a database.
 
 ``Driver`` blocks (pymongo, mongomock). ``AsyncDriver`` awaits (PyMongo's async client, motor). They
-differ in ``await`` and in how they wait. ``BaseDriver`` holds the rules that they share. The rules
+differ only in how they call and wait. ``BaseDriver`` contains the rules that they share. The rules
 of a queue are in its plans, not here.
 """
 
@@ -75,14 +75,13 @@ class Driver(BaseDriver[Listener]):
         return self._drive(plan)
 
     def prepare(self, limit_s: float = math.inf) -> None:
-        """Set the clock from the primary's. If the primary has changed, create missing indexes,
-        too.
+        """Set the clock by the primary's. If the primary changed, also create missing indexes.
 
-        One thread does this for all concurrent callers. Once the client is prepared, the other
-        callers use the current estimate.
+        One thread does this for all concurrent callers. The first time, the other callers wait for
+        it; later, they use the current estimate.
 
         Args:
-            limit_s: Seconds that it may take, if that is less than the time limit of a command.
+            limit_s: Seconds that this may take, if that is less than the time limit of a command.
         """
 
         def work() -> None:
@@ -133,7 +132,7 @@ class Driver(BaseDriver[Listener]):
         plans = request.plans
         if self.memory:
             return [self._drive(plan) for plan in plans]
-        # The caller runs the first plan of a loop, so that Ctrl-C interrupts it.
+        # With ``outlive``, the caller's thread runs the first plan, so that Ctrl-C interrupts it.
         own = int(request.outlive)
         with ThreadPoolExecutor(AT_ONCE, "pyqueue_concurrently") as threads:
             try:
@@ -154,9 +153,9 @@ class Driver(BaseDriver[Listener]):
             try:
                 if self.memory or request.session is not None:
                     return self._carry_out(request)
-                # In a copy of the context: Ctrl-C may arrive after the deadline is set and before
-                # it can be reset. The deadline would then limit all later commands of the main
-                # thread.
+                # In a copy of the context, because Ctrl-C may arrive after the deadline is set and
+                # before it can be reset. The deadline would then limit all later commands of the
+                # main thread.
                 return contextvars.copy_context().run(self._carry_out, request)
             except Exception as error:
                 try:
@@ -212,7 +211,7 @@ class Driver(BaseDriver[Listener]):
             waiters.leave(woken.set, leads, guards)
 
     def _led(self, request: Wait) -> tuple[Listener, Steps]:
-        """Return the listener of a queue, and the steps by which its leader waits."""
+        """Return the listener of a queue, and the steps of its leader's wait; see ``_watch``."""
         listener = self._listeners[request.waiters]
         return listener, self._watch(request, listener)
 
@@ -254,7 +253,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         return await self._drive(plan)
 
     def check_usable(self) -> None:
-        """Refuse a call to a closed client, or from the wrong process or event loop."""
+        """Refuse a call if the client is closed, or belongs to another process or event loop."""
         super().check_usable()
         loop = asyncio.get_running_loop()
         if self.loop is not loop:
@@ -266,7 +265,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
             self.loop = loop
 
     async def prepare(self, limit_s: float = math.inf) -> None:
-        """Set the clock from the primary's. See ``Driver.prepare``."""
+        """Set the clock by the primary's. See ``Driver.prepare``."""
 
         async def work() -> None:
             with pymongo.timeout(min(self._timeout, limit_s)):
@@ -331,7 +330,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
                 failed = True
                 raise
 
-        # The caller's task takes part: that is one task less, and many callers run two plans. Its
+        # The caller's task runs plans, too: this saves a task, and many callers run two plans. Its
         # plan is taken before the other tasks begin, because an eager task begins at once.
         first = next(upcoming)
         begin: Any = self._coalescer.spawn if request.outlive else asyncio.ensure_future
@@ -409,7 +408,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         return await self._drive(request.plan(None))
 
     async def settled(self) -> None:
-        """End the preparation, and wait for batches whose callers were cancelled."""
+        """Stop the preparation, and wait for the tasks that outlive their callers."""
         await self._preparing.close()
         await self._coalescer.settled()
 
@@ -457,7 +456,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
 def run_aside(driver: Driver, plan: Plan[T], limit_s: float) -> T:
     """Run a plan that is not about messages, in at most ``limit_s`` seconds.
 
-    It neither prepares the driver nor waits for calls that do.
+    This neither prepares the driver nor waits for calls that prepare it.
     """
     driver.check_usable()
 

@@ -1,4 +1,4 @@
-"""Forked processes: how they are named, and how they use the connections of their parent."""
+"""Forked processes: their labels, and their use of the connections of their parent."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class Forkable(Protocol):
     """A connection, which may be used in a forked process."""
 
     def begin_again(self) -> None:
-        """Open at the next use, in a forked child, if the parent has sent no command."""
+        """In a forked child, prepare to open again, if the parent has sent no command."""
 
 
 #: The connections of this process, for its forked children.
 connections: weakref.WeakSet[Forkable] = weakref.WeakSet()
-#: Resources that a parent process opened and did not use. The child neither closes nor drops them.
+#: Resources that a parent process opened but did not use. A child neither closes nor drops them.
 of_parent: list[Opened] = []
 
 
@@ -33,11 +33,11 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def process_label() -> str:
-    """Return "host:pid" of this process, which may be a fork of the process with the client."""
+    """Return "host:pid" of the current process, which may be a fork of the client's process."""
     return _label(os.getpid())
 
 
 @cache
 def _label(pid: int) -> str:
-    # Every reserve needs it, and the name of the host costs a system call.
+    # Cached, because every reserve needs the label, and the name of the host costs a system call.
     return f"{socket.gethostname()}:{pid}"

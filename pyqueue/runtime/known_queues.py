@@ -1,7 +1,7 @@
-"""The memory of a client: the records of its queues and the indexes of its namespace.
+"""The knowledge of a client about the records of its queues and the indexes of its namespace.
 
-So an operation need not read the record of its queue first. A record is read again after some time,
-because the queue may have been deleted. This module does no I/O; the drivers run its plans.
+With it, an operation need not read the record of its queue first. A record is read again after some
+time, because the queue may have been deleted. This module does no I/O; the drivers run its plans.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pyqueue.runtime.using import Uses
 
 #: How long a client relies on the record of a queue, in seconds.
 _LIFETIME_S: Final = 30.0
-#: The same for a record with options that ``reshape`` may change, or whose kind no program has
-#: named.
+#: The same for a record with options that ``reshape`` may change, or with a kind that no program
+#: has named yet.
 _SHAPED_LIFETIME_S: Final = 5.0
 
 
@@ -27,8 +27,8 @@ class KnownQueues:
 
     Args:
         collection: The name of the collection.
-        owner: Returns the label of this process, which records show.
-        uses: The uses that this client notes, or None to note none.
+        owner: A function that returns the label of this process, which records show.
+        uses: The uses of queues that this client notes, or None to note none.
     """
 
     def __init__(
@@ -37,13 +37,13 @@ class KnownQueues:
         self._collection = collection
         self._owner = owner
         self._uses = uses
-        #: The records, and when they were read, by the monotonic clock.
+        #: The records, keyed by queue name, and when they were read, by the monotonic clock.
         self._records: dict[str, tuple[namespace.QueueRecord, float]] = {}
-        #: The options that this client stored in a record, for each of its Queue objects. A record
-        #: that differs later was changed by another program, and is left alone.
+        #: The options that this client stored in each record, for its Queue objects. If the record
+        #: differs later, another program has changed it, and it is left alone.
         self._options: dict[str, list[Mapping[str, Any]]] = {}
-        #: The shared options that its Queue objects gave and that agreed with the record. If the
-        #: record changes later, these objects adopt the change.
+        #: The shared options that this client's Queue objects gave and that agreed with the record.
+        #: If the record changes later, these objects adopt the change.
         self._agreed: dict[str, list[Mapping[str, object]]] = {}
         #: The indexes that this client needs.
         self._indexes: dict[str, IndexTerms] = dict(indexes.INDEXES)
@@ -72,12 +72,12 @@ class KnownQueues:
         return self._uses is not None and self._uses.left_s(queue) == 0
 
     def shape_of(self, queue: str) -> Mapping[str, object]:
-        """Return the options that all users of a queue share, as far as they are known."""
+        """Return the options that all users of a queue share, or {} if they are not known."""
         record, _ = self._records.get(queue, (None, 0.0))
         return {} if record is None else record.shape
 
     def ensuring(self, request: EnsureQueue) -> Coalesce[EnsureQueue, str]:
-        """Return the request that reads or creates a queue's record, once for concurrent calls."""
+        """Return the request that reads or creates a queue's record. Concurrent calls share it."""
         shape = repr(sorted(request.shape.items()))
         how = (request.kind, request.guessed, shape, tuple(request.levels))
         key = ("ensure", request.queue, *how)
@@ -101,7 +101,7 @@ class KnownQueues:
         agreed = self._agreed.setdefault(queue, [])
         if self._uses is not None:
             yield from self._uses.naming(queue, request.shape)
-        # Before a limit is stored: a consumer that follows it relies on the unique index.
+        # Before a limit is stored, because a consumer that obeys it relies on the unique index.
         yield from self._make_missing(indexes.indexes_of(request.kind, request.shape))
         record = yield from namespace.read_or_create_record(
             request,
@@ -125,13 +125,13 @@ class KnownQueues:
         return record.kind
 
     def _make_missing(self, needed: Mapping[str, IndexTerms]) -> Plan[None]:
-        """Make the indexes of a queue, unless this client knows that they exist."""
+        """Create the indexes of a queue, unless this client knows that they exist."""
         if not needed.keys() <= self._indexes.keys():
             yield from indexes.make_indexes(self._collection, needed)
             self._indexes |= needed
 
     def make_indexes(self, hint: str | None = None) -> Plan[None]:
-        """Make the indexes that this client needs, and an index that a command did not find."""
+        """Create the indexes that this client needs, and the index that a command did not find."""
         every = indexes.all_indexes()
         if hint is not None and hint in every:
             self._indexes[hint] = every[hint]
@@ -139,11 +139,11 @@ class KnownQueues:
         yield from indexes.make_indexes(self._collection, dict(self._indexes))
 
     def forget_records(self) -> None:
-        """Read each record again: the collection may have been dropped."""
+        """Forget all records, so that they are read again: the collection may have been dropped."""
         self._records.clear()
 
     def forget_all(self) -> None:
-        """Forget every queue, because all were deleted."""
+        """Forget every queue, because all queues were deleted."""
         for table in (self._records, self._options, self._agreed):
             table.clear()
         if self._uses is not None:

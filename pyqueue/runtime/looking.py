@@ -1,7 +1,7 @@
-"""Looks at gathers, soon after the ends of their messages, and not in the calls that end them.
+"""Check gathers soon after messages of them have ended, outside of the calls that end messages.
 
-All ends of one gather within a short time share a look. A look that fails is not repeated here:
-a process that ticks schedules looks later.
+A check finds out whether all messages of a gather have ended. One check serves all messages that
+end within a short time. If it fails, a process that runs schedules repeats it later.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from pyqueue.requests import Plan
 
 log = logging.getLogger("pyqueue")
 
-#: How long after the end of a message its gather is looked at, in seconds.
+#: How many seconds after the end of a message its gather is checked.
 _SOON_S: Final = 0.05
-#: The seconds that the looks of one round may take.
+#: How many seconds one round of checks may take.
 _LIMIT_S: Final = 5.0
-#: How many gathers a process remembers.
+#: How many gathers a client remembers at most.
 _MAX_KNOWN: Final = 1000
 
 
 class Looks:
-    """The gathers at which a client looks soon."""
+    """The gathers that a client checks soon."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        #: The gathers to look at. A new number means that another message has ended since.
+        #: The gathers to check. A new number means that another message has ended in the meantime.
         self._pending: dict[Id, int] = {}
         self._known: dict[Id, Known] = {}
 
     @property
     def pending(self) -> bool:
-        """Whether there are gathers to look at."""
+        """Whether there are gathers to check."""
         return bool(self._pending)
 
     def add(self, id: Id) -> None:
-        """Look at a gather soon."""
+        """Check a gather soon."""
         self._pending[id] = next(self._numbers)
         self._begin()
 
     def _begin(self) -> None:
-        """Start to look, unless that has been done."""
+        """Start the thread or the task that checks, unless it runs."""
         raise NotImplementedError
 
     def plan(self) -> Plan[None]:
-        """Look at every pending gather. Several threads or tasks may do this at once."""
+        """Check every pending gather. Several threads or tasks may do this at once."""
         for id, number in self._pending.copy().items():
             if len(self._known) > _MAX_KNOWN:
                 self._known.clear()
@@ -70,10 +70,10 @@ class Looks:
 
 
 class ThreadLooks(Looks):
-    """The looks of a blocking client, in a thread that ends when there are none left.
+    """The checks of a blocking client, in a thread that ends when no gather is pending.
 
     Args:
-        run: Runs a plan.
+        run: A function that runs a plan.
     """
 
     def __init__(self, run: Callable[[Plan[None]], None]) -> None:
@@ -95,29 +95,29 @@ class ThreadLooks(Looks):
                 self.now()
         finally:
             self._working.release()
-        if self._pending:  # added after the loop has ended
+        if self._pending:  # a gather was added after the loop had ended
             self._begin()
 
     def now(self, limit_s: float = _LIMIT_S) -> None:
-        """Look at every pending gather now, for at most ``limit_s`` seconds."""
+        """Check every pending gather now, for at most ``limit_s`` seconds."""
 
         def work() -> None:
             with pymongo.timeout(limit_s):
                 self._run(self.plan())
 
         try:
-            # In a copy of the context: the deadline must not limit later commands of this thread.
+            # In a copy of the context, so that the deadline limits no later command of this thread.
             contextvars.copy_context().run(work)
         except QueueError:  # the client was closed
             self._pending.clear()
 
 
 class TaskLooks(Looks):
-    """The looks of an async client, in a task that ends when there are none left.
+    """The checks of an async client, in a task that ends when no gather is pending.
 
     Args:
-        run: Runs a plan.
-        spawn: Starts a task, for which closing the client waits.
+        run: A function that runs a plan.
+        spawn: A function that starts a task, for which closing the client waits.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""The resources of a connection. They are closed with it, or when it is dropped without a close.
+"""The resources of a connection. They are closed with it, or when it is dropped unclosed.
 
-A dropped connection is noticed by the garbage collector, at any moment and in any thread. So a
-blocking connection is closed in a separate thread, and an async connection in a task of its event
+The garbage collector notices a dropped connection, at any moment and in any thread. So a blocking
+connection is closed in a separate thread, and an async connection in a task of its event
 loop.
 """
 
@@ -21,12 +21,12 @@ from pyqueue.embedded import EmbeddedServer
 
 Finalizer: TypeAlias = "weakref.finalize[..., Any]"
 
-#: How long closing a client looks at gathers whose messages have ended, in seconds.
+#: How many seconds closing a client may spend on checks of gathers whose messages have ended.
 _LOOKS_S: Final = 2.0
 
 
 class Opened(NamedTuple):
-    """The resources to close, blocking or async. Resources that the user passed in are left out."""
+    """The resources to close, blocking or async, except resources that the user passed in."""
 
     driver: Any
     renewer: Any
@@ -36,14 +36,14 @@ class Opened(NamedTuple):
 
     @property
     def leaks(self) -> bool:
-        """Whether any of these resources would outlive the connection."""
+        """Whether any of these resources would stay open if the connection were dropped."""
         if self.driver is None or self.driver.memory:
             return False
         return any(each is not None for each in (self.bus, self.mongo, self.server))
 
 
 def close_opened(opened: Opened) -> None:
-    """Wake the waiting consumers, and close everything."""
+    """Wake the waiting consumers, and close all resources."""
     opened.renewer.close()
     if opened.driver is not None:
         if opened.driver.looks.pending:
@@ -59,7 +59,7 @@ def close_opened(opened: Opened) -> None:
 
 
 async def close_opened_async(opened: Opened) -> None:
-    """Wake the waiting consumers, and close everything."""
+    """Wake the waiting consumers, and close all resources."""
     await opened.renewer.close()
     if opened.driver is not None:
         await opened.driver.settled()
@@ -79,14 +79,14 @@ _closing: set[asyncio.Task[None]] = set()
 
 
 def close_if_dropped(connection: object, name: str, opened: Opened) -> Finalizer:
-    """Close, with a warning, once the connection is garbage. Detach the result to prevent that."""
+    """Close the resources, with a warning, once the connection is garbage; detach to prevent it."""
     finalizer = weakref.finalize(connection, _dropped, name, opened, os.getpid())
     finalizer.atexit = False  # nothing needs closing when the process ends
     return finalizer
 
 
 def close_if_dropped_async(connection: object, name: str, opened: Opened) -> Finalizer:
-    """Close, with a warning, once the connection is garbage. Detach the result to prevent that."""
+    """Close the resources, with a warning, once the connection is garbage; detach to prevent it."""
     finalizer = weakref.finalize(connection, _dropped_async, name, opened, os.getpid())
     finalizer.atexit = False
     return finalizer
@@ -94,7 +94,7 @@ def close_if_dropped_async(connection: object, name: str, opened: Opened) -> Fin
 
 def _dropped(name: str, opened: Opened, pid: int) -> None:
     if os.getpid() == pid:  # a fork shares the connections of its parent: leave them alone
-        # Not threading.Thread: the collector may run while this thread holds locks.
+        # Not threading.Thread, because the collector may run while this thread holds its locks.
         _thread.start_new_thread(_close_quietly, (opened,))
         _warn(name, opened)
 
@@ -107,11 +107,11 @@ def _close_quietly(opened: Opened) -> None:
 def _dropped_async(name: str, opened: Opened, pid: int) -> None:
     loop = None if opened.driver is None else opened.driver.loop
     if os.getpid() != pid or (loop is None and opened.server is None):
-        return  # never used, or a fork
+        return  # the client was never used, or this is a forked process
     if loop is not None and not loop.is_closed():
         with contextlib.suppress(RuntimeError):  # it was just closed
             loop.call_soon_threadsafe(_close_soon, opened)
-    elif opened.server is not None:  # the rest ended with its loop
+    elif opened.server is not None:  # all other resources ended with the loop
         _thread.start_new_thread(opened.server.close, ())
     _warn(name, opened)
 

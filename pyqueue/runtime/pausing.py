@@ -1,4 +1,4 @@
-"""The pauses of a plan. A plan with long pauses also keeps the estimate of the primary's clock."""
+"""The pauses of a plan. After a pause, a stale estimate of the primary's clock is refreshed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pyqueue.errors import Unavailable
 def sleep(driver: Any, seconds: float) -> None:
     """Pause a plan of a blocking driver."""
     time.sleep(seconds)
-    if driver.clock.stale:  # no other call may ask for the time
+    if driver.clock.stale:  # perhaps no other call of the client asks for the time
         with suppress(Unavailable):
             driver.prepare()
 

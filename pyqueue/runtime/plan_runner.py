@@ -1,8 +1,8 @@
 """The protocols of plan runners.
 
-A queue needs little of its client: something that runs its plans, renews its leases and knows which
-consumers wait. These protocols define that. So queues, claims and pipelines do not depend on the
-client, which depends on them.
+Of its client, a queue needs only an object that runs its plans, renews its leases and knows which
+consumers wait. These protocols define this object. So queues, claims and pipelines do not depend on
+the client, which depends on them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class RunnerBase(Protocol):
 
     @property
     def store(self) -> object:
-        """A value that is equal for runners of one database."""
+        """A value that is equal for runners of the same database."""
 
     @property
     def renewer(self) -> LeaseRenewer:
-        """Renews the leases of reservations and claims."""
+        """The renewer, which renews the leases of reservations and claims."""
 
     @property
     def hooks(self) -> HookCalls | None:

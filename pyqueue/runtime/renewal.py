@@ -1,7 +1,7 @@
 """Renew leases while a block or a handler runs. Each client has one renewer.
 
-``Schedule`` knows which leases are due, and which share a command. The blocking renewer is a
-thread, the async renewer a task. Each starts the renewals that are due and sleeps until the next.
+``Schedule`` knows which leases are due, and which leases share a command. The blocking renewer is a
+thread, the async renewer a task. It starts the renewals that are due, and sleeps until the next.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from pyqueue.errors import Fenced, LeaseLost, QueueClosed, QueueError, Unavailab
 
 log = logging.getLogger("pyqueue")
 
-#: How many renewals run at once. A renewal that waits for a lock does not delay other renewals.
+#: How many renewals run at once, so that a renewal that waits for a lock does not delay the rest.
 MAX_IN_FLIGHT: Final = 8
-#: One failure is logged in this number of seconds, because an outage fails every renewal.
+#: At most one failure is logged in this number of seconds, because in an outage all renewals fail.
 LOG_INTERVAL_S: Final = 10.0
 
 
@@ -54,13 +54,13 @@ class NamedLease:
 
 
 L = TypeVar("L", bound=Leased)
-#: A list with None or the error of each lease, or None if all leases were extended.
+#: For each lease, None or the error of its renewal. None in place of the list: all were extended.
 Results = Sequence[QueueError | None] | None
-#: The function that extends the leases of a group: a function for threads, or a coroutine function.
+#: A function that extends the leases of a group: a plain function, or a coroutine function.
 Extend = TypeVar("Extend", bound=Callable[..., object])
 
-#: A suspended reservation is being settled in a transaction, or was abandoned. A lost reservation
-#: belongs to another holder.
+#: A "suspended" reservation is being settled in a transaction, or was abandoned. The lease of a
+#: "lost" reservation was lost.
 State = Literal["renewed", "suspended", "lost"]
 
 
@@ -72,7 +72,7 @@ class Entry(Generic[Extend]):
     extend: Extend
     #: Called once when the lease is lost.
     lost: Callable[[], object]
-    #: Entries with equal groups, except None, are extended together, by the ``extend`` of one.
+    #: Entries with equal groups, except None, are extended together, by ``extend`` of the first.
     group: Hashable = None
     due: float = 0.0
     #: When the last renewal began.
@@ -80,18 +80,18 @@ class Entry(Generic[Extend]):
     state: State = "renewed"
     #: How many settlements of the reservation are in progress.
     settling: int = 0
-    #: The interval by which the schedule files the entry.
+    #: How many seconds after it was planned the next renewal is due. The schedule groups by this.
     after: float = 0.0
 
 
 class Schedule(Generic[Extend]):
     """Determines when each reservation is renewed: after a third of its lease.
 
-    If its claim took long, it is renewed at once. After a failure, or a renewal that took long, the
-    next renewal follows a tenth of the lease later: a lease runs from the beginning of its renewal.
-    Entries with the same group and the same interval are kept together in the order in which they
-    came, which is also the order in which they are due. So each step takes the same time, however
-    many entries there are, and failed renewals are tried again apart from the rest.
+    If the claim took long, the reservation is renewed at once. After a failure, or a renewal that
+    took long, the next renewal follows after a tenth of the lease, because a lease runs from the
+    beginning of its renewal. Entries with the same group and the same interval are kept in one line
+    in the order of arrival, which is also the order in which they are due. So each step takes the
+    same time for any number of entries, and failed renewals are repeated separately.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class Schedule(Generic[Extend]):
         return entry.due < self._asleep_until
 
     def state(self, reservation: Leased) -> State | None:
-        """Return the state, or None if the reservation is not registered."""
+        """Return the state of a reservation, or None if it is not registered."""
         entry = self.entries.get(id(reservation))
         return None if entry is None else entry.state
 
@@ -134,9 +134,9 @@ class Schedule(Generic[Extend]):
             self._take_out(entry)
 
     def settling(self, reservation: Leased, begins: bool) -> None:
-        """Record that a settlement of a reservation begins, or that it failed.
+        """Record that a settlement of a reservation begins, or that the settlement failed.
 
-        In between, a renewal may find that the message is gone because it was settled.
+        During a settlement, a renewal may fail because the message has been settled.
         """
         entry = self.entries.get(id(reservation))
         if entry is not None:
@@ -172,9 +172,9 @@ class Schedule(Generic[Extend]):
         return [entry for entry in batch if entry.state == "renewed"]
 
     def pause(self) -> float | None:
-        """Return the seconds until the next entry is due, or None if there is none.
+        """Return the seconds until the next entry is due, or None if there is no entry.
 
-        The renewer sleeps that long.
+        The renewer must sleep for this time.
         """
         self._asleep_until = min(map(_due, self._lines.values()), default=math.inf)
         if self._asleep_until == math.inf:
@@ -185,10 +185,10 @@ class Schedule(Generic[Extend]):
         """Record the outcome of a renewal, and plan the next one unless the lease is lost.
 
         Returns:
-            Whether the renewal has ended. The caller then calls ``entry.lost``.
+            Whether the reservation is no longer renewed. If so, the caller calls ``entry.lost``.
         """
         if self.entries.get(id(entry.reservation)) is not entry or entry.state != "renewed":
-            return False  # it was settled in the meantime, or is being settled
+            return False  # the message was settled in the meantime, or is being settled
         lease_s = entry.reservation.lease
         if error is None:
             late = time.monotonic() - entry.began > lease_s / 10
@@ -197,7 +197,7 @@ class Schedule(Generic[Extend]):
             entry.state = "lost"
             return True
         elif isinstance(error, QueueClosed):
-            return True  # settling it raises QueueClosed
+            return True  # settling the message raises QueueClosed
         else:
             self._plan(entry, lease_s / 10)
         return False
@@ -211,7 +211,7 @@ class BaseRenewer(Generic[Extend]):
     """The part of a renewer that is the same for blocking and for async code.
 
     Args:
-        guard: Entered while the schedule is read or changed.
+        guard: A context manager that is entered while the schedule is read or changed.
     """
 
     def __init__(self, guard: AbstractContextManager[object]) -> None:
@@ -232,10 +232,10 @@ class BaseRenewer(Generic[Extend]):
 
         Args:
             reservation: The reservation.
-            extend: Extends the leases of a group.
-            lost: Called when the lease is lost.
+            extend: A function that extends the leases of a list of reservations.
+            lost: A function that is called when the lease is lost.
             group: Reservations with equal groups, except None, are extended together.
-            age_s: How many seconds the lease has run.
+            age_s: How many seconds of the lease have passed.
         """
         raise NotImplementedError
 
@@ -250,8 +250,8 @@ class BaseRenewer(Generic[Extend]):
             self._schedule.suspend(reservation)
 
     def settling(self, reservation: Leased, begins: bool) -> None:
-        """Note that a settlement of a reservation begins, or that it failed."""
-        if id(reservation) in self._schedule.entries:  # most are not: spare them the lock
+        """Record that a settlement of a reservation begins, or that the settlement failed."""
+        if id(reservation) in self._schedule.entries:  # most are not, and need no lock
             with self._guard:
                 self._schedule.settling(reservation, begins)
 
@@ -261,7 +261,7 @@ class BaseRenewer(Generic[Extend]):
         return entry is not None and entry.settling > 0
 
     def state(self, reservation: Leased) -> State | None:
-        """Return the state, or None if the reservation is not registered."""
+        """Return the state of a reservation, or None if it is not registered."""
         with self._guard:
             return self._schedule.state(reservation)
 
@@ -273,9 +273,9 @@ class BaseRenewer(Generic[Extend]):
             return self._schedule.discard(reservation)
 
     def abandon(self, reservation: Leased) -> State | None:
-        """Stop renewing, as ``discard`` does, from any thread and without the guard.
+        """Stop renewing, as ``discard`` does, but from any thread and without the guard.
 
-        The garbage collector may call this while the schedule changes. So the entry is only marked.
+        The garbage collector may call this while the schedule changes, so it only marks the entry.
         """
         entry = self._schedule.entries.get(id(reservation))
         if entry is None:
@@ -289,9 +289,9 @@ class BaseRenewer(Generic[Extend]):
         """Record the outcome of a batch. Return the entries whose loss is to be reported.
 
         Args:
-            batch: The entries.
+            batch: The entries that were renewed together.
             results: The result of ``extend``.
-            failure: The exception that it raised.
+            failure: The exception that ``extend`` raised, or None.
         """
         if failure is not None:
             error = failure if isinstance(failure, QueueError) else Unavailable(str(failure))
@@ -315,7 +315,7 @@ class BaseRenewer(Generic[Extend]):
         return ended
 
     def _report(self, ended: Sequence[Entry[Extend]]) -> None:
-        """Report lost leases. A callback that fails must not stop the renewer."""
+        """Call the callbacks for lost leases. A callback that fails does not stop the renewer."""
         for entry in ended:
             try:
                 entry.lost()
@@ -343,7 +343,7 @@ LeaseRenewer: TypeAlias = BaseRenewer[Any]
 class Renewer(BaseRenewer[Callable[..., Results]]):
     """Renews the leases of a blocking client. A daemon thread starts with the first reservation.
 
-    The thread waits for the next due entry. Each renewal runs in a separate thread.
+    The thread waits until the next entry is due. Each renewal runs in a separate thread.
     """
 
     def __init__(self) -> None:
@@ -419,7 +419,7 @@ class Renewer(BaseRenewer[Callable[..., Results]]):
 class AsyncRenewer(BaseRenewer[Callable[..., Awaitable[Results]]]):
     """Renews the leases of an async client. A task starts with the first reservation.
 
-    The task waits for the next due entry. Each renewal runs in a separate task.
+    The task waits until the next entry is due. Each renewal runs in a separate task.
     """
 
     def __init__(self) -> None:
@@ -439,7 +439,7 @@ class AsyncRenewer(BaseRenewer[Callable[..., Awaitable[Results]]]):
         """Renew a reservation until it is discarded or lost."""
         early = self._schedule.add(Entry(reservation, extend, lost, group), age_s)
         if self._task is None or self._task.done():  # a program may cancel every task that runs
-            # In a new context: the caller's context may limit the time of commands.
+            # In a new context, because the caller's context may limit the time of commands.
             self._task = asyncio.get_running_loop().create_task(
                 self._run(), name="pyqueue-renewer", context=contextvars.Context()
             )

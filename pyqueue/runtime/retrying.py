@@ -7,8 +7,8 @@ from typing import Final
 
 from pyqueue.messages import Backoff
 
-#: The delay reaches its maximum long before this many tries. The bound keeps ``factor ** tries``
-#: cheap to compute in a loop that runs for weeks.
+#: From this number of tries on, the delay no longer changes; it reached its maximum long before.
+#: The bound keeps ``factor ** tries`` cheap to compute in a loop that runs for weeks.
 _MAX_TRIES: Final = 1000
 
 
@@ -28,5 +28,5 @@ class RetryDelays(Iterator[float]):
         return self._backoff.delay(self._tries)
 
     def reset(self) -> None:
-        """Start again with the first delay, because a try succeeded."""
+        """Start again with the first delay. Call this after a try that succeeded."""
         self._tries = 0

@@ -27,17 +27,17 @@ from pyqueue.requests import RefusedWrite, WriteFailure
 #: Server error codes for "not primary" and shutdown. They also appear inside writeErrors.
 _NOT_PRIMARY: Final = {91, 189, 10058, 10107, 11600, 11602, 13435, 13436}
 _TOO_LARGE: Final = {10334, 17280, 17419, 17420}
-#: The server cannot apply the update to the document.
+#: The error codes of a server that cannot apply an update to a document.
 _DOES_NOT_FIT: Final = {2, 9, 14, 15, 28, 40, 52, 54, 56, 57, 111}
 _DUPLICATE_KEY: Final = 11000
 _TIME_LIMIT: Final = 50
-#: Codes that stand for many causes: none, internal error, unknown error.
+#: Codes that stand for many causes: no code, internal error, unknown error.
 _VAGUE: Final = {None, 1, 8}
-#: The end of the text with which a server refuses to use an index that does not exist.
+#: A part of the error text with which a server refuses to use an index that does not exist.
 _NO_SUCH_HINT: Final = "hint provided does not correspond to an existing index"
 
 
-#: The text of PyMongo about a connection that was opened while its member had no readable state.
+#: The error text of PyMongo if it opened a connection while the member was not readable.
 _NO_SESSIONS: Final = "Sessions are not supported"
 
 
@@ -47,12 +47,12 @@ def lacks_sessions(error: Exception) -> bool:
 
 
 def transient(error: Exception) -> errors.AutoReconnect:
-    """Turn an error of a transaction into an error that makes retry loops repeat it."""
+    """Turn an error in a transaction into an error on which retry loops repeat the transaction."""
     return errors.AutoReconnect(str(error), {"errorLabels": ["TransientTransactionError"]})
 
 
 def translated(error: Exception) -> Exception:
-    """Return the pyqueue error for an error of a driver, or any other error unchanged."""
+    """Return the pyqueue error for an error of a database driver; other errors are unchanged."""
     if isinstance(error, QueueError):
         return error
     if isinstance(error, errors.BulkWriteError):
@@ -96,7 +96,7 @@ def translated(error: Exception) -> Exception:
 
 
 def shown_cause(error: Exception, meant: Exception) -> Exception | None:
-    """Return the cause to show with a translated error, or None if it could show a payload."""
+    """Return the cause to show with a translated error; None if its text may contain a payload."""
     secret = isinstance(meant, InvalidMessage) or isinstance(error, errors.BulkWriteError)
     return None if secret else error
 
@@ -113,7 +113,7 @@ def _is_time_limit(error: Exception) -> bool:
 def write_failures(error: Exception) -> list[WriteFailure] | None:
     """Return the operations of a batch that the server refused.
 
-    None means that the outcome of the batch as a whole is unknown.
+    None means that the error does not tell the outcomes of the operations.
     """
     if isinstance(error, errors.BulkWriteError):
         details = error.details or {}
@@ -146,9 +146,9 @@ def _failure(place: int, code: int | None, details: Mapping[str, Any]) -> WriteF
 
 
 def _refusal(error: errors.OperationFailure) -> QueueError:
-    """Return the error for the refusal of one operation.
+    """Return the pyqueue error for the refusal of one operation.
 
-    The code decides. The text may quote a payload, so it is used only for codes that are too
+    The error code decides. The text may quote a payload, so it decides only if the code is too
     general.
     """
     text, code = _brief(error), error.code
@@ -181,7 +181,7 @@ def _refusal(error: errors.OperationFailure) -> QueueError:
         return InvalidMessage(
             f"payload: the message would be larger than the server allows ({text})"
         )
-    if code == _TIME_LIMIT:  # of one operation of a batch
+    if code == _TIME_LIMIT:  # for one operation of a batch
         return TimedOut(f"the server did not answer: {text}")
     if code in _NOT_PRIMARY:
         return Disconnected(f"the server did not answer: {text}")

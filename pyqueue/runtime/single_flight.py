@@ -1,4 +1,4 @@
-"""One call at a time: all concurrent callers share its result.
+"""Run one call at a time, and share its result among all concurrent callers.
 
 If a caller is cancelled or interrupted, the other callers still get a result.
 """
@@ -27,8 +27,8 @@ class SingleFlight:
         """Do the work, or share the result of the thread that does it.
 
         Args:
-            work: The call.
-            joins: Whether to wait if another thread is already doing the work.
+            work: The function to call.
+            joins: Whether to wait, or else return at once, if another thread is doing the work.
             timeout_s: How long to wait for another thread, in seconds.
         """
         mine: Future[None] = Future()
@@ -39,7 +39,7 @@ class SingleFlight:
                     if current is None:
                         self._current = mine
                 if current is None:
-                    # The context of the caller would not do: it may have a shorter time limit.
+                    # Not the context of the caller, because it may have a shorter time limit.
                     contextvars.Context().run(work)
                     mine.set_result(None)
                     return
@@ -49,7 +49,7 @@ class SingleFlight:
             finally:
                 if self._current is mine:
                     self._current = None
-                    mine.cancel()  # this has no effect on a result
+                    mine.cancel()  # this has no effect if there is a result
             if not joins:
                 return
             try:
@@ -74,12 +74,12 @@ class AsyncSingleFlight:
         """Do the work, or share its result if it is already being done.
 
         Args:
-            work: The call.
-            joins: Whether to wait if the work is already being done.
+            work: The coroutine function to call.
+            joins: Whether to wait, or else return at once, if the work is already being done.
         """
         task = self._task
         if task is None:
-            # The context of the caller would not do: it may have a shorter time limit.
+            # Not the context of the caller, because it may have a shorter time limit.
             task = self._task = asyncio.get_running_loop().create_task(
                 work(), context=contextvars.Context()
             )
@@ -96,10 +96,10 @@ class AsyncSingleFlight:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._task = None
         if not task.cancelled():
-            task.exception()  # all callers may have been cancelled
+            task.exception()  # perhaps no caller takes it: all of them may have been cancelled
 
     async def close(self) -> None:
-        """End the work. Its callers raise QueueClosed."""
+        """Cancel the work. Its callers raise QueueClosed."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])

@@ -1,4 +1,4 @@
-"""Threads for blocking calls of one event loop.
+"""Threads that run blocking calls for one event loop.
 
 Unlike the threads of anyio and concurrent.futures, these threads are daemons: a call that never
 returns must not prevent the process from ending.

@@ -1,9 +1,9 @@
 """The consumers of a queue that wait in one client: a leader and its followers.
 
 The leader listens to the bus and watches the time. The followers sleep until they are woken. A
-consumer that stops receiving wakes the next consumer, unless there is a leader. So one push wakes
-one consumer, and no wake-up is lost when a consumer goes away. This module does no I/O; the
-drivers wait.
+consumer that stops receiving wakes the next follower, unless there is a leader. So one push wakes
+one consumer, and no wake-up is lost when a consumer leaves. This module does no I/O; the drivers
+wait.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Waiters:
     Args:
         topic: The topic of the queue on the bus.
         count_misfit: A function that is called for each claimed message that cannot be delivered.
-        sweep: The upkeep that all queues of the client share, or None if there is none.
+        sweep: The state of upkeep that all queues of the client share, or None to create one.
     """
 
     def __init__(
@@ -40,11 +40,11 @@ class Waiters:
         sweep: Sweep | None = None,
     ) -> None:
         self.topic = topic
-        #: Messages that consumers claimed and could not deliver.
+        #: The messages that consumers claimed but could not deliver.
         self.misfits = Misfits(count_misfit)
         #: Where the next scan of the queue starts.
         self.scan = ScanState()
-        #: The values that the last receive prepared, for the next one.
+        #: The values that the last receive prepared, which the next receive may use again.
         self.prepared: Prepared | None = None
         self._recovery = Recovery(sweep or Sweep())
         #: When this object was last used, by the monotonic clock.
@@ -73,9 +73,9 @@ class Waiters:
         return recover_next(queue, self._recovery, now)
 
     def enter(self, wake: Callable[[], object], until: datetime) -> bool:
-        """Start waiting. Return True to the leader, which listens to the bus until ``until``.
+        """Start waiting. Return True if the caller is the leader, which listens until ``until``.
 
-        A follower gets False; ``wake`` is called when it is its turn.
+        Return False for a follower; ``wake`` is called when its turn comes.
         """
         with self._lock:
             self._burst = 1  # a consumer waits only after it found nothing
@@ -86,7 +86,7 @@ class Waiters:
             return True
 
     def guard(self, until: datetime) -> bool:
-        """Return whether this follower must watch a time that is earlier than all watched times."""
+        """Return whether this follower must watch ``until``, because nothing watches so early."""
         with self._lock:
             if any(kept is not None and kept <= until for kept in (self._until, self._guarded)):
                 return False
@@ -94,7 +94,7 @@ class Waiters:
             return True
 
     def leave(self, wake: Callable[[], object], led: bool, guards: bool = False) -> None:
-        """Stop waiting."""
+        """Stop waiting. ``led`` and ``guards`` say what ``enter`` and ``guard`` returned."""
         with self._lock:
             if led:
                 self._has_leader, self._until = False, None
@@ -106,8 +106,8 @@ class Waiters:
     def wake_next(self, found: bool) -> None:
         """Wake followers, unless there is a leader.
 
-        One follower is woken at first. Each find doubles the number, so that many messages soon
-        have many consumers.
+        The first call wakes one follower. Each call after a message was found (``found``) doubles
+        the number, so that many messages soon have many consumers.
         """
         number = self._burst if found else 1
         self._burst = min(number * 2, _MAX_BURST) if found else 1
@@ -129,7 +129,7 @@ class Waiters:
         return True
 
     def reset(self) -> None:
-        """Forget the queue. Consumers that wait now scan it from the very start."""
+        """Forget the facts about the queue, so that consumers that wait now scan all of it."""
         self.scan.forget()
         self.scan, self.prepared = ScanState(), None
 

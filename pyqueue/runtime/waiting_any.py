@@ -1,8 +1,8 @@
-"""How drivers wait for several queues at once; see ``WaitForAny``.
+"""Wait for several queues at once; see ``WaitForAny``.
 
 The consumer enters each queue as a leader or as a follower; see ``waiters``. As a leader, it
 listens to the bus for all consumers of that queue in this client. In async code, each of these
-listeners has a task. In blocking code, all of them alert one flag.
+listeners has a task. In blocking code, all of them set the same flag.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pyqueue.runtime.base_driver import REFRESH_TIMEOUT_S, seconds_left
 from pyqueue.runtime.waiters import Waiters
 from signals import Listener
 
-#: How long to wait before checking again a listener of a bus that gives no alerts, in seconds.
+#: How often to check a listener of a bus that gives no alerts, in seconds.
 _CHECK_S: Final = 0.05
 
-#: The steps by which a leader waits: the seconds to listen for, or None to refresh the clock. It
-#: gets whether an event was heard, and returns whether to scan.
+#: The steps of a leader's wait. The generator yields the seconds to listen, or None to refresh the
+#: clock; it is sent whether an event was heard, and returns whether to scan.
 Steps = Generator[float | None, bool, bool]
 
 
@@ -59,12 +59,12 @@ class _Entered:
 async def wait_for_any_async(
     waits: Sequence[Wait], clock: Clock, lead: Callable[[Wait], Awaitable[bool]]
 ) -> bool:
-    """Wait until one of the waits ends. Return whether to scan.
+    """Wait until one of the waits ends. Return whether to scan for messages.
 
     Args:
-        waits: The waits.
+        waits: One wait for each queue.
         clock: The clock of the driver.
-        lead: Waits as the leader.
+        lead: A function that waits as the leader of a queue.
     """
     woken = asyncio.Event()
     entered = _Entered(woken.set, clock)
@@ -75,7 +75,7 @@ async def wait_for_any_async(
         done, _ = await asyncio.wait(
             tasks, timeout=entered.most_s, return_when=asyncio.FIRST_COMPLETED
         )
-        answers = [task.result() for task in done]  # or the error of one of them
+        answers = [task.result() for task in done]  # raises the error of a task that failed
         return not done or any(answers)
     finally:
         for task in tasks:
@@ -85,18 +85,18 @@ async def wait_for_any_async(
 
 
 def _forget(task: asyncio.Future[Any]) -> None:
-    """Take the error of a task that is no longer awaited, so that asyncio does not log it."""
+    """Retrieve the error of a task that is no longer awaited, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
 
 
 class _Led:
-    """A queue in which a blocking consumer leads: its listener, and the steps of its wait.
+    """A queue whose leader is a blocking consumer: the listener, and the steps of the wait.
 
     Args:
         listener: The listener of the queue.
-        steps: The steps of its leader.
-        alert: Called for each event, if the listener gives alerts.
+        steps: The steps of the leader's wait.
+        alert: A function to be called for each event, if the listener gives alerts.
     """
 
     def __init__(self, listener: Any, steps: Steps, alert: Callable[[], object]) -> None:
@@ -117,7 +117,7 @@ class _Led:
         return left_s if self._gives_alerts else min(left_s, _CHECK_S)
 
     def step(self, refresh: Callable[[float], object]) -> bool | None:
-        """Do the next step if it is due. Return whether to scan, or None to continue to wait."""
+        """Take the next step if it is due. Return whether to scan, or None to continue to wait."""
         heard = self._listener.wait(0)
         if not heard and not self._listener.closed and time.monotonic() < self._end:
             return None
@@ -144,13 +144,13 @@ def wait_for_any(
     lead: Callable[[Wait], tuple[Listener, Steps]],
     refresh: Callable[[float], object],
 ) -> bool:
-    """Wait until one of the waits ends. Return whether to scan.
+    """Wait until one of the waits ends. Return whether to scan for messages.
 
     Args:
-        waits: The waits.
+        waits: One wait for each queue.
         clock: The clock of the driver.
-        lead: Returns the listener of a queue, and the steps by which its leader waits.
-        refresh: Refreshes the clock; it gets the seconds that this may take.
+        lead: A function that returns the listener of a queue, and the steps of its leader's wait.
+        refresh: A function that refreshes the clock. Its argument is how many seconds it may take.
     """
     stirred = threading.Event()
     turns: list[bool] = []
