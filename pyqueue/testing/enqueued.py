@@ -20,8 +20,8 @@ from pyqueue.payloads import Codec
 from pyqueue.pipeline.blocking import AnyClient, connection_of
 from pyqueue.requests import Find, Plan, ServerTime
 
-#: Conditions on a message: values by path ("payload.order", "headers.tenant", "key"), or a function
-#: that returns whether a message matches.
+#: Conditions on a message: values keyed by path ("payload.order", "headers.tenant", "key"), or a
+#: function that returns whether a message matches.
 Where = Mapping[str, object] | Callable[[Message[Any]], object]
 
 #: The parts of a message that a path may begin with.
@@ -41,11 +41,12 @@ def assert_enqueued(client: AnyClient, queue: str, *, where: Where | None = None
     Args:
         client: A Client or an AsyncClient. With an AsyncClient, await the result.
         queue: The name of a queue or a stream.
-        where: The values that a message must have, by path, such as ``{"payload.order": 7}``, or a
-            function that takes a Message. The payload is compared as it is stored.
+        where: The values that a message must have, keyed by path, such as
+            ``{"payload.order": 7}``, or a function that takes a Message. The stored payload is
+            compared.
 
     Returns:
-        The matching messages, in order.
+        The matching messages, in the order of the queue.
 
     Raises:
         AssertionError: No message matches. The text shows the messages of the queue.
