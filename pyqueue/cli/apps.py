@@ -1,4 +1,4 @@
-"""The APP of ``pyqueue worker``: a worker, a pipeline, or a function that makes one."""
+"""Find the APP of ``pyqueue worker``: a worker, a pipeline, or a function that returns one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pyqueue.pipeline import Runner, client_of, has_client
 
 
 def find(name: str) -> Runner[Any]:
-    """Return the Worker or Pipeline that MODULE:OBJECT names, or that the function there makes.
+    """Return the Worker or Pipeline that MODULE:OBJECT names, or that this function returns.
 
-    The working directory comes first.
+    Modules in the working directory come first.
     """
     module, colon, path = name.partition(":")
     if not (colon and all(word.isidentifier() for word in (*module.split("."), *path.split(".")))):
@@ -47,13 +47,14 @@ def find(name: str) -> Runner[Any]:
         found, what = _made(name, found), f"APP: the result of {name!r}"
     if not isinstance(found, Runner):
         raise ConfigurationError(
-            f"{what} is neither a Worker nor a Pipeline, but {type(found).__name__}"
+            f"{what} is neither a Worker nor a Pipeline, but {type(found).__name__}; name one of "
+            "these, or a function that returns one"
         )
     return found
 
 
 def _made(name: str, factory: Any) -> Any:
-    """Call the function that makes a worker."""
+    """Call the function that APP names, and return its result."""
     try:
         inspect.signature(factory).bind()
     except TypeError:
@@ -80,7 +81,7 @@ def _made(name: str, factory: Any) -> Any:
 def client_for(
     runner: Runner[Any], url: str | None, namespace: str, signals: str | None
 ) -> Client | AsyncClient:
-    """Return the client of a worker. A worker that was created without one gets one here."""
+    """Return the client of a worker. A worker without a client gets a new one."""
     if isinstance(runner, Worker) and not has_client(runner):
         runner.bind(AsyncClient(checked_url(url), namespace=namespace, signals=signals))
     return cast("Client | AsyncClient", client_of(runner))

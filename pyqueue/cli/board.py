@@ -16,25 +16,25 @@ from pyqueue.errors import QueueError
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.telemetry.watching import recent_stats
 
-#: Counting a state stops at this number.
+#: The number at which the count of the messages in one state stops.
 CAP: Final = 10_000
 #: Rates cover the last minute or two, because stats cover whole minutes.
 _RECENT_MIN: Final = 1
-#: The time that the histories cover, and how long a history is used before it is read again.
+#: The minutes that a history covers, and the seconds after which it is read again.
 MINUTES: Final = 30
 _HISTORY_AGE_S: Final = 30.0
 
 
 class Flow(NamedTuple):
-    """How messages flow through a queue, as telemetry has stored it."""
+    """The flow of messages through a queue, as telemetry has stored it."""
 
-    #: The messages per second that came: pushed, or moved here from another line.
+    #: The messages per second that were pushed or moved into the queue, or None if unknown.
     into: float | None
     #: The messages per second that were finished or moved on.
     done: float
     #: The failed tries per minute.
     failed: float
-    #: 95 % of the work took less, in seconds. None: unknown.
+    #: The 95th percentile of the working time, in seconds, or None if unknown.
     p95: float | None = None
     #: How many messages were done in each of the last 30 minutes.
     minutes: tuple[int, ...] = ()
@@ -47,22 +47,22 @@ class Line(NamedTuple):
     info: QueueInfo
     group: ConsumerInfo | None = None
     flow: Flow | None = None
-    #: Whether the groups of the stream follow.
+    #: Whether the lines of the stream's groups follow.
     unfolded: bool = False
 
     @property
     def key(self) -> str:
-        """The name of the queue; of a group, the stream, "~" and the group."""
+        """The name of the queue or stream. For a group: the stream, "~" and the group."""
         return self.info.name if self.group is None else f"{self.info.name}~{self.group.name}"
 
     @property
     def is_stream(self) -> bool:
-        """Whether it is a stream, and not one of its groups."""
+        """Whether the line is for a stream, and not for one of its groups."""
         return self.info.kind == STREAM and self.group is None
 
     @property
     def ready(self) -> int:
-        """The number of ready messages; of a stream, of messages that it keeps."""
+        """The number of ready messages. For a stream: the number of messages that it keeps."""
         return (self.group or self.info).counts.ready
 
     @property
@@ -77,22 +77,22 @@ class Line(NamedTuple):
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is delivered."""
+        """Whether the delivery of messages is paused."""
         return (self.group or self.info).paused
 
     @property
     def dead(self) -> int | None:
-        """The number of messages in its dead-letter queue; None: it is unknown."""
+        """The number of messages in the dead-letter queue, or None if it is unknown."""
         return self.info.dead if self.group is None else None
 
     @property
     def dead_letter(self) -> str:
-        """The name of its dead-letter queue, if it is a queue."""
+        """The name of the dead-letter queue, if the line is for a queue."""
         return dead_letter_of(self.info.name, self.info.options)
 
     @property
     def oldest(self) -> datetime | None:
-        """Since when its oldest message has waited."""
+        """The time since which the oldest message has waited, or None."""
         return self.info.oldest if self.group is None else None
 
 
@@ -104,7 +104,7 @@ class Picture(NamedTuple):
 
 
 def queue_of(client: AsyncClient, info: QueueInfo) -> AsyncQueue[Any]:
-    """Return a queue with the options that its programs last set, if they are allowed."""
+    """Return a queue with the options that its programs last set, or defaults if one is invalid."""
     try:
         return client.queue(info.name, **own_options(info.options))
     except QueueError:
@@ -126,17 +126,20 @@ class Board:
 
     def __init__(self, client: AsyncClient) -> None:
         self.client = client
-        #: All queues as last read, by name, with the dead-letter queues that have no line.
+        #: All queues as last read, keyed by name. Dead-letter queues without a line are included.
         self.infos: Mapping[str, QueueInfo] = {}
         #: The stats of the last 30 minutes, and when they were read.
         self._past: Mapping[str, QueueStats] = {}
         self._past_read_at = -inf
 
     async def read(self, unfolded: Iterable[str] | None = None, history: bool = True) -> Picture:
-        """Read all lines. A dead-letter queue of one queue has no line: the queue shows its number.
+        """Read all lines.
+
+        A dead-letter queue that only one queue uses has no line: the line of that queue counts its
+        messages.
 
         Args:
-            unfolded: The names of the streams whose groups have lines; None: all streams.
+            unfolded: The names of the streams whose groups have lines, or None for all streams.
             history: Whether to read the latencies and the last 30 minutes, too.
         """
         began = time.monotonic()
@@ -158,7 +161,7 @@ class Board:
         return Picture(lines, time.monotonic() - began)
 
     async def _flows(self, history: bool) -> dict[str, Flow]:
-        """Return the flows by key; none if the database user may not read them."""
+        """Return the flows, keyed by line, or none if the database user may not read them."""
         run = runner_of(self.client).run
         recent = await run(recent_stats(_RECENT_MIN))
         if history and time.monotonic() - self._past_read_at > _HISTORY_AGE_S:
@@ -178,9 +181,9 @@ def flow_of(recent: QueueStats | None, came: float, past: QueueStats | None) -> 
     """Return the flow of a queue.
 
     Args:
-        recent: Its stats of the last minute or two. None: nothing was counted.
+        recent: The stats of the last minute or two, or None if nothing was counted.
         came: The messages per second that came from other queues.
-        past: Its stats of the last 30 minutes, or None.
+        past: The stats of the last 30 minutes, or None.
     """
     flow = Flow(into=came, done=0.0, failed=0.0)
     if recent is not None:

@@ -37,7 +37,7 @@ def browse(
         typer.Option(help="Only messages in this state."),
     ] = None,
     where: Where = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many messages at most.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Show at most N messages.")] = 10,
     newest: Annotated[
         bool, typer.Option("--newest", help="Begin at the end of the queue.")
     ] = False,

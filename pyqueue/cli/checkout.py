@@ -28,7 +28,7 @@ def run_from_checkout(command: str, package: str, arguments: list[str]) -> NoRet
     Args:
         command: The name of the command, which is also its target in the Makefile.
         package: The package of ``tests`` that is run.
-        arguments: Its arguments.
+        arguments: The arguments for the package.
 
     Raises:
         ConfigurationError: This pyqueue does not run from a checkout.
@@ -52,7 +52,7 @@ def bench(context: typer.Context) -> None:
 
 @app.command(context_settings=_PASS_ON)
 def faults(context: typer.Context) -> None:
-    """Make servers, network and clients fail, and count losses. This needs a checkout.
+    """Make servers, the network and clients fail, and count losses. This needs a checkout.
 
     See faults --help.
     """

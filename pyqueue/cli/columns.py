@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.table import Table
 
-#: How a cell looks: colour is for trouble only.
+#: The style of a cell. Colors are for trouble only.
 Style = Literal["", "bold", "dim", "yellow", "bold red"]
 
-#: The cells of padding on both sides of a column together.
+#: The padding on both sides of a column together, in cells.
 PADDING: Final = 2
-#: The room for names, in cells: at least, and before an optional column gets any.
+#: The minimum width of names, in cells: always, and if an optional column is shown.
 _LEAST_NAME, _NICE_NAME = 10, 20
 _BARS: Final = " ▁▂▃▄▅▆▇█"
 
 
 class Cell(NamedTuple):
-    """A text, and how it looks."""
+    """A text and its style."""
 
     text: str
     style: Style = ""
@@ -39,9 +39,9 @@ class Column(NamedTuple):
     width: int
     #: Returns the cell of a line.
     cell: Callable[[Line], Cell]
-    #: Returns the value by which lines are sorted, the greatest first; None: the last.
+    #: Returns the value by which lines are sorted, greatest first. Lines with None come last.
     rank: Callable[[Line], float | None]
-    #: Whether a narrow terminal does without it.
+    #: Whether a narrow terminal leaves the column out.
     optional: bool = False
 
 
@@ -49,7 +49,7 @@ class Column(NamedTuple):
 
 
 def number(value: float | None) -> str:
-    """Return a number in up to five characters; a capped one as "10k+"."""
+    """Return a number in up to five characters. A capped number becomes "10k+"."""
     if value is None:
         return ""
     return f"{CAP // 1000}k+" if value >= CAP else f"{value:,.0f}"
@@ -127,12 +127,12 @@ def since_s(line: Line) -> float | None:
 
 
 def _quiet(text: str) -> Cell:
-    """Return a cell that is dim if it says that there is nothing."""
+    """Return a cell that is dim if its text is 0."""
     return Cell(text, "dim" if text in ("0", "0.0") else "")
 
 
 def name_cell(line: Line, width: int) -> Cell:
-    """Return the cell with the name of a line. A paused queue says so."""
+    """Return the cell with the name of a line. A paused line says "paused"."""
     mark = ("▾ " if line.unfolded else "▸ ") if line.is_stream else ""
     if line.group is not None:
         mark = "  "
@@ -143,7 +143,7 @@ def name_cell(line: Line, width: int) -> Cell:
 
 
 def _of_flow(name: Literal["into", "done", "failed", "p95"]) -> Callable[[Line], float | None]:
-    """Return the function that returns a figure of a line."""
+    """Return a function that returns this figure of a line's flow."""
 
     def of(line: Line) -> float | None:
         value: float | None = getattr(line.flow, name, None)
@@ -170,7 +170,7 @@ def _alarming(
     text: Callable[[float | None], str],
     value: Callable[[Line], float | None],
 ) -> Column:
-    """Return a column of numbers that are trouble unless they are 0."""
+    """Return a column of numbers that are shown as trouble unless they are 0."""
 
     def cell(line: Line) -> Cell:
         of = value(line)
@@ -196,7 +196,7 @@ COLUMNS: Final = (
     _alarming("failed", "FAIL/M", 6, partial(rate, unit="min"), _of_flow("failed")),
     _alarming("dead", "DEAD", 5, number, lambda line: line.dead),
 )
-#: The orders of lines, in the order in which a key chooses them.
+#: The columns by which lines can be sorted, in the order in which a key press selects them.
 ORDERS: Final = ("queue", "ready", "work", "oldest", "in", "done", "failed", "dead")
 
 
@@ -209,7 +209,7 @@ class Layout(NamedTuple):
 
     @property
     def history(self) -> bool:
-        """Whether it shows the last 30 minutes or the latency."""
+        """Whether the last 30 minutes or the latency are among the columns."""
         return any(each.optional for each in self.columns)
 
     def cells(self, line: Line) -> list[Cell]:
@@ -230,7 +230,7 @@ def layout(width: int, columns: Sequence[Column] = COLUMNS) -> Layout:
 
 
 def order(lines: Iterable[Line], by: str) -> list[str]:
-    """Return the names of queues and streams in an order of ``ORDERS``."""
+    """Return the names of queues and streams sorted by a column of ``ORDERS``."""
     tops = sorted((each for each in lines if each.group is None), key=lambda line: line.info.name)
     for column in COLUMNS:
         if column.name == by:

@@ -34,7 +34,7 @@ from pyqueue.targets import is_memory_url
 if TYPE_CHECKING:
     from rich.table import Table
 
-#: How long a command tries to reach the server.
+#: How long a command tries to reach the server, in seconds.
 CONNECT_TIMEOUT_S = 5.0
 #: What a deferred message waits for.
 DEFERRED: Final = {"group": "an earlier message of its group", "limit": "the limit of its queue"}
@@ -65,7 +65,7 @@ Namespace = Annotated[
         "--namespace",
         envvar="PYQUEUE_NAMESPACE",
         metavar="NAME",
-        help="The collection.",
+        help="The collection of the queues.",
         show_envvar=True,
     ),
 ]
@@ -114,8 +114,8 @@ class Commands(TyperGroup):
 def _forget_interrupt() -> None:
     """Make Python exit with our status, wherever Ctrl-C interrupted it.
 
-    If a KeyboardInterrupt is raised out of ``exec`` of a text, CPython treats it as unhandled, even
-    if a caller handles it: when the process ends, it kills itself with SIGINT. Dataclasses and
+    If a KeyboardInterrupt leaves ``exec`` of a text, CPython treats it as unhandled, even if a
+    caller handles it: when the process ends, it kills itself with SIGINT. Dataclasses and
     named tuples use ``exec``, so this happens while modules are imported. The next ``exec`` clears
     the flag.
     """
@@ -145,7 +145,8 @@ def checked_url(url: str | None) -> str:
     """Return the URL of the server.
 
     Raises:
-        ConfigurationError: If the URL is missing, or if no other process could see the data.
+        ConfigurationError: The URL is missing, or it is "memory:", whose data no other process can
+            see.
     """
     if not url:
         raise ConfigurationError(
@@ -181,7 +182,7 @@ def connect(url: str | None, namespace: str, signals: str | None = None) -> Iter
 
 
 def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a queue that each of its programs chooses, as they last set them."""
+    """Return the options that each program of a queue chooses itself, as they were last set."""
     names = ("lease", "max_tries", "dead_letter", "history")
     return {name: options[name] for name in names if name in options}
 
@@ -216,7 +217,7 @@ def refuse_unknown(client: Client, name: str, argument: str = "QUEUE") -> None:
     Args:
         client: A connected client.
         name: The name of the queue.
-        argument: The argument that gave it.
+        argument: The command's argument for the name, which the error text begins with.
 
     Raises:
         ConfigurationError: The namespace has no such queue.
@@ -246,7 +247,7 @@ def parse_json(text: str, source: str) -> Any:
 
 
 def parse_instant(option: str, text: str) -> datetime:
-    """Return an instant as typed, in ISO 8601 with a time zone."""
+    """Return the instant that a text in ISO 8601 with a time zone denotes."""
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:
@@ -275,7 +276,7 @@ def duration(option: str) -> Callable[[object], float]:
 
 
 def parse_id(text: str) -> Id:
-    """Return an id as typed. 24 hexadecimal digits are an ObjectId."""
+    """Return the id that a text denotes. 24 hexadecimal digits are an ObjectId."""
     return ObjectId(text) if ObjectId.is_valid(text) else text
 
 
@@ -329,7 +330,7 @@ class Sheet(NamedTuple):
 
     #: The names of the columns, in order.
     columns: Sequence[str]
-    #: The values by column.
+    #: The values of each row, keyed by column.
     rows: Sequence[Mapping[str, object]]
     #: The columns that are aligned to the right.
     right: Sequence[str] = ()

@@ -1,7 +1,7 @@
 """Shell completion of the names of queues.
 
-A shell waits for the answer while somebody types. So it comes within a second, and if the server
-does not answer, there are no names and no error. Nothing is written, not even a missing index.
+A shell waits for the names while the user types. So they come within a second. If the server does
+not answer, there are no names and no error. Nothing is written, not even a missing index.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def queue_names(context: typer.Context, incomplete: str) -> list[str]:
     namespace = context.params.get("namespace") or os.environ.get("PYQUEUE_NAMESPACE") or "pyqueue"
     found: list[str] = []
     if url.startswith("mongodb"):  # another URL would start a server
-        # Some delays have no time limit: the name of a host may take long to resolve.
+        # Some delays have no time limit: a host name may take long to resolve.
         reading = threading.Thread(target=_read, args=(url, namespace, found), daemon=True)
         reading.start()
         reading.join(LIMIT_S)
@@ -34,7 +34,7 @@ def queue_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _read(url: str, namespace: str, found: list[str]) -> None:
-    """Add the names of all queues to a list; none if they cannot be read."""
+    """Add the names of all queues to a list, or none if they cannot be read."""
     with suppress(Exception), pymongo.timeout(LIMIT_S):
         client = Client(url, namespace=namespace, signals="none:", command_timeout=LIMIT_S)
         with closing(client):

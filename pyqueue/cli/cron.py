@@ -60,7 +60,7 @@ def run(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Push the message of a schedule now, and print its id. The ticks stay."""
+    """Push the message of a schedule now, and print its id. The ticks are not affected."""
     with connect(url, namespace, signals) as client:
         id = client.run_schedule(name)
         if id is None:

@@ -64,13 +64,13 @@ Document = Mapping[str, Any]
 
 OLDEST_VERSION = (6, 0)
 CLOCK_SAMPLES = 5
-#: How many faults of streams are listed.
+#: The maximum number of faults of streams that are listed.
 MAX_SHOWN = 5
-#: How many hidden rows are counted.
+#: The maximum number of hidden rows that are counted.
 MAX_ROWS = 10_000
 #: How long to wait for the answer of a member, to compare the clocks.
 MEMBER_TIMEOUT_S = 2.0
-#: Clocks that differ by more are reported.
+#: A larger difference between two clocks is reported.
 MAX_CLOCK_DIFFERENCE_S = 1.0
 NOT_AUTHORIZED = {13, 8000}
 #: No document has this id.
@@ -284,7 +284,7 @@ def check_indexes(client: Client) -> Finding:
 
 
 def check_documents(client: Client) -> Finding:
-    """Look for messages that no receive finds."""
+    """Look for messages that no consumer can receive."""
     if HOT not in client.database[client.namespace].index_information():
         return Finding("documents", "ok", "not checked without the indexes")
     if lists := hidden_documents(client):
@@ -303,7 +303,7 @@ def check_limits(client: Client) -> Finding:
 
 
 def check_streams(client: Client) -> Finding:
-    """Look for gaps in streams, groups outside their streams, and documents of another kind."""
+    """Look for gaps in streams, groups beyond the end, and documents of another kind."""
     if HOT not in client.database[client.namespace].index_information():
         return Finding("streams", "ok", "not checked without the indexes")
     names = streams(client)
@@ -392,11 +392,11 @@ def check_clock(hello: Callable[[], Document]) -> Finding:
 def check_member_clocks(
     url: str | None, hello: Document, offset: Callable[[Callable[[], Document]], float] = _offset
 ) -> Finding:
-    """Compare the clocks of the members. Each is asked without credentials.
+    """Compare the clocks of the members, which are read without credentials.
 
     Args:
         url: The URL of the client, for its options such as TLS.
-        hello: The answer of the server, with the addresses of the members.
+        hello: The server's answer to "hello", with the addresses of the members.
         offset: Measures the offset of a member's clock.
     """
     hosts = [*hello.get("hosts", ()), *hello.get("passives", ())]
@@ -452,7 +452,7 @@ def check_bus(client: Client, signals: str | None) -> Finding:
         return Finding("bus", "wrong", str(error))
     try:
         begun = time.monotonic()
-        bus.check() if hasattr(bus, "check") else None  # an event of this process would not do
+        bus.check() if hasattr(bus, "check") else None  # an event in this process proves nothing
         elapsed = time.monotonic() - begun
         return Finding("bus", "ok", f"{name}: a signal arrived in {elapsed * 1000:.0f} ms")
     except buses.BusError as error:
@@ -461,7 +461,7 @@ def check_bus(client: Client, signals: str | None) -> Finding:
         bus.close()
 
 
-#: The server parameters that matter, each with whether a value is good, and what bad values do.
+#: The server parameters that are checked: the test of a value, and what a bad value means.
 PARAMETERS: dict[str, tuple[Callable[[int], bool], str]] = {
     "minSnapshotHistoryWindowInSeconds": (
         lambda value: value <= 300,

@@ -33,7 +33,7 @@ app = typer.Typer(cls=Commands)
 
 
 def ended_to_json(message: Message[Any]) -> dict[str, Any]:
-    """Return the fields of a message, including the fields of its end."""
+    """Return the fields of a message, including how and when it ended."""
     if not isinstance(message, Finished):
         return to_json(message)
     return to_json(message) | {
@@ -57,7 +57,7 @@ def get(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Print the payload of a message in any queue as JSON; with --json the whole message.
+    """Print the payload of a message in any queue as JSON or, with --json, the whole message.
 
     With --wait, print the result in place of the payload. The exit status is 1 if there is no such
     message, or if it has failed or not finished.
@@ -81,11 +81,11 @@ def get(
 @app.command()
 def history(
     name: QueueName,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many messages at most.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Show at most N messages.")] = 10,
     since: Annotated[
         str | None,
         typer.Option(
-            metavar="INSTANT", help="Only messages that finished since then: 2030-01-31T08:00Z."
+            metavar="INSTANT", help="Only messages that finished since INSTANT: 2030-01-31T08:00Z."
         ),
     ] = None,
     url: Url = None,
@@ -126,9 +126,9 @@ def replay(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Make finished messages ready again. Print how many the history had.
+    """Make finished messages ready again. Print how many of them the history contained.
 
-    The exit status is 1 if it had none of them.
+    The exit status is 1 if the history contained none of them.
     """
     with connect(url, namespace, signals) as client:
         refuse_unknown(client, name)

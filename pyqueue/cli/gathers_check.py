@@ -1,4 +1,4 @@
-"""The check of ``pyqueue doctor`` on gathers: it looks at those that are due."""
+"""The check of ``pyqueue doctor`` on gathers. It checks the gathers that are due."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pyqueue.backends.gathering import GATHERED, look_at_due
 from pyqueue.backends.hidden import GATHERS
 from pyqueue.runtime.connecting import runner_of
 
-#: How many gathers a call looks at, and counts.
+#: The maximum number of gathers that a call checks and counts.
 MAX_GATHERS: Final = 1000
 
 
 def are_used(client: Client) -> bool:
-    """Return whether there are gathers."""
+    """Return whether the namespace has gathers."""
     return client.database[client.namespace].find_one({"q": GATHERS}, {"_id": 1}) is not None
 
 
 def gathers(client: Client) -> str:
-    """Look at the gathers that are due, and describe all of them."""
+    """Check the gathers that are due, and describe all gathers in a text."""
     if GATHERED not in client.database[client.namespace].index_information():
         return "there are none"  # the first gather creates the index
     number, ended = runner_of(client).run(look_at_due(MAX_GATHERS))

@@ -19,7 +19,7 @@ _SILENT_S: Final = 5.0
 
 @contextmanager
 def served(address: str | None) -> Iterator[Pulse | None]:
-    """Answer health checks for the time of a block. Give the pulse that they read.
+    """Serve health checks until the block ends. Yield the pulse that they read, or None.
 
     ``/live`` answers 503 while the event loop is blocked, and ``/ready`` while no messages can be
     received.
@@ -51,7 +51,7 @@ class _Server(ThreadingTCPServer):
 
     Args:
         place: The host and the port.
-        checks: By path, a function that returns what is wrong, or None.
+        checks: The checks, keyed by path. Each is a function that returns what is wrong, or None.
     """
 
     allow_reuse_address = True
@@ -69,7 +69,7 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Answer a check."""
+        """Answer the request for a check."""
         check = self.server.checks.get(self.path.partition("?")[0])
         wrong = f"no such page; use {' or '.join(self.server.checks)}"
         status = 404
@@ -84,7 +84,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log nothing: the checks come every few seconds."""
+        """Log nothing, because the checks come every few seconds."""
 
 
 def _server(address: str, checks: dict[str, Callable[[], str | None]]) -> _Server:

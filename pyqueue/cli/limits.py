@@ -13,7 +13,7 @@ from pyqueue.limits import limit_or_none
 
 
 def limit_text(limit: Limit) -> str:
-    """Return a limit as ``limit_of`` takes it."""
+    """Return a limit as a text that ``limit_of`` accepts."""
     return ",".join(f"{name}={value}" for name, value in limit.stored().items())
 
 

@@ -23,9 +23,9 @@ def configure(level: Level | None, format: Format | None) -> None:
     """Send the log to stderr.
 
     Args:
-        level: The lowest level that is shown; None: "info".
-        format: "text" or "json"; None: "text". With neither of the two, a log that the program has
-            configured stays.
+        level: The lowest level that is shown. None means "info".
+        format: "text" or "json". None means "text". If both arguments are None, a log that the
+            program has configured stays unchanged.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines() if format == "json" else logging.Formatter(_TEXT))
@@ -44,7 +44,7 @@ class JsonLines(logging.Formatter):
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line."""
+        """Return the line for a record."""
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),

@@ -124,7 +124,7 @@ def reshape(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Change the options that all programs of a queue share. They adopt them within 5 s."""
+    """Change the options that all programs of a queue share. Programs adopt them within 5 s."""
     new = None if limit is None else limit_of(limit)
     with connect(url, namespace, signals) as client:
         refuse_unknown(client, name)
@@ -159,7 +159,7 @@ def reshape(
 def cancel(
     id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.")],
     force: Annotated[
-        bool, typer.Option("--force", help="End it at once, even if a consumer holds it.")
+        bool, typer.Option("--force", help="End the message at once, even if a consumer holds it.")
     ] = False,
     url: Url = None,
     namespace: Namespace = "pyqueue",
@@ -169,7 +169,7 @@ def cancel(
     """Cancel a message in any queue.
 
     Print "cancelled", or "requested" if a consumer holds the message and was asked to end it. The
-    exit status is 1 if there is no such message, or it is finished.
+    exit status is 1 if there is no such message, or if it is finished.
     """
     with connect(url, namespace, signals) as client:
         result = client.cancel(id, force)

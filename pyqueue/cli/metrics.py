@@ -1,4 +1,4 @@
-"""The command metrics."""
+"""``pyqueue metrics``: figures of all queues for Prometheus."""
 
 from __future__ import annotations
 

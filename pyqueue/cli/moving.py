@@ -69,7 +69,7 @@ def move(
 
 
 def _move_ready(from_queue: Queue[Any], to_queue: Queue[Any], limit: int | None) -> int:
-    """Move the ready messages, as a consumer. Return how many."""
+    """Move the ready messages, as a consumer would. Return how many were moved."""
     # Move no more messages than are ready now. So this ends even if producers keep pushing.
     ready = from_queue.counts().ready
     wanted = ready if limit is None else min(limit, ready)

@@ -27,7 +27,7 @@ class Server(NamedTuple):
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options in its groups, in place of its parameters of these types."""
+    """Give a command the options in its groups, in place of the parameters for the groups."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []

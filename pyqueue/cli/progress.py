@@ -27,11 +27,11 @@ from pyqueue.runtime.connecting import runner_of
 
 #: The seconds between two lines.
 LINE_EVERY_S: Final = 10.0
-#: Counting a state of a queue stops at this number.
+#: The number at which the count of the messages in one state stops.
 CAP: Final = 100_000
 #: The time over which rates are measured, in seconds.
 WINDOW_S: Final = 60.0
-#: The columns of the table: the figures that a run knows of itself.
+#: The columns of the table: the figures that a run knows without telemetry.
 _COLUMNS: Final = tuple(each for each in COLUMNS if each.name not in ("in", "history", "p95"))
 #: The counters of messages that a stage has finished or moved on.
 _DONE: Final = ("out", "dropped")
@@ -43,13 +43,13 @@ Counters = Mapping[str, Mapping[str, int]]
 
 
 class Sample(NamedTuple):
-    """A run at one time."""
+    """The state of a run at one time."""
 
-    #: By the monotonic clock, in seconds.
+    #: The time by the monotonic clock, in seconds.
     at: float
     #: The queues of the stages.
     infos: Sequence[QueueInfo]
-    #: The counters of the run so far, by stage.
+    #: The counters of the run so far, keyed by stage.
     counters: Counters
 
     @property
@@ -59,22 +59,22 @@ class Sample(NamedTuple):
 
     @property
     def capped(self) -> bool:
-        """Whether there are more messages than ``left`` says."""
+        """Whether there may be more messages than ``left`` says."""
         counts = [each.counts for each in self.infos]
         return any(CAP in (each.ready, each.scheduled, each.reserved) for each in counts)
 
     def count(self, names: Sequence[str], stage: str | None = None) -> int:
-        """Return the sum of counters, of one stage or of all."""
+        """Return the sum of the counters with these names, of one stage or of all stages."""
         chosen = self.counters.values() if stage is None else [self.counters.get(stage, {})]
         return sum(each.get(name, 0) for each in chosen for name in names)
 
 
 class Progress:
-    """Samples a run, and tells how it goes.
+    """The progress of a run, computed from samples of it.
 
     Args:
         runner: The pipeline.
-        client: Its client.
+        client: The client of the pipeline.
         clock: Returns the time in seconds.
     """
 
@@ -103,7 +103,7 @@ class Progress:
             self._samples.popleft()
 
     def _rate(self, names: Sequence[str], stage: str | None = None) -> float:
-        """Return how often something was counted per second, over the window."""
+        """Return by how much the counters with these names grew per second, over the window."""
         first, last = self._samples[0], self._samples[-1]
         number = last.count(names, stage) - first.count(names, stage)
         return max(0, number) / (last.at - first.at) if last.at > first.at else 0.0
@@ -120,10 +120,10 @@ class Progress:
         )
 
     def eta_s(self) -> float | None:
-        """Return the seconds until nothing is left, if the run continues like this.
+        """Return the seconds until no message is left, if the run continues at this rate.
 
         Returns:
-            The seconds; None: unknown, because the messages do not become fewer.
+            The seconds, or None if the number of messages does not fall or is not known.
         """
         first, last = self._samples[0], self._samples[-1]
         fewer = first.left - last.left
@@ -150,11 +150,11 @@ class Progress:
 async def shown(
     runner: Runner[Any], client: AsyncClient, say: Callable[[str], object] = note
 ) -> AsyncIterator[None]:
-    """Show the progress of a run while the block runs. No failure here makes the run fail.
+    """Show the progress of a run while the block runs. If this fails, the run continues.
 
     Args:
         runner: The pipeline.
-        client: Its client.
+        client: The client of the pipeline.
         say: Prints a line.
     """
     progress = Progress(runner, client)
@@ -169,7 +169,7 @@ async def shown(
 
 
 async def _lines(progress: Progress, say: Callable[[str], object]) -> None:
-    """Print a line now and then."""
+    """Print a line every 10 seconds."""
     with suppress(QueueError):
         await progress.sample()
     wait_s = LINE_EVERY_S
@@ -206,7 +206,7 @@ async def _table(progress: Progress) -> None:
 
 @contextmanager
 def _logs_above() -> Iterator[None]:
-    """Print the log above a live table. The table replaced sys.stderr, which handlers still use."""
+    """Print the log above a live table. Handlers have to use the sys.stderr that it has set."""
     handlers = [
         each
         for each in logging.getLogger().handlers

@@ -38,11 +38,11 @@ from pyqueue.cli.common import (
 from pyqueue.cli.limits import limit_text
 from pyqueue.cli.watching import EVERY_S, watch, with_client
 
-#: How many messages one call pops or moves.
+#: The maximum number of messages that one call pops or moves.
 BATCH_SIZE = 100
 #: The states that `ls` counts.
 _STATES: Final = ("ready", "scheduled", "reserved", "history")
-#: How many lines one call pushes.
+#: The maximum number of lines that one call pushes.
 PUSH_BATCH_SIZE = 1000
 
 app = typer.Typer(cls=Commands)
@@ -63,7 +63,7 @@ def ls(
 ) -> None:
     """List the queues with their numbers of messages, dead letters included.
 
-    The column "oldest" shows since when the oldest message has waited.
+    The column "oldest" shows the time since which the oldest message has waited.
     """
     if again:
         if as_json:
@@ -97,7 +97,7 @@ def _sheet(infos: Sequence[QueueInfo], cap: int | None) -> Sheet:
     columns: Sequence[str] = ("queue", *_STATES, "paused", "kind", "dead", "oldest")
     if any(row["limit"] for row in rows):
         columns = (*columns, "limit")
-    if terminal:  # room for the names: leave columns out that say nothing
+    if terminal:  # room for the names: leave out columns that say nothing
         nothing: dict[str, object] = {"history": 0, "paused": False, "kind": "standard"}
         columns = [
             name
@@ -108,7 +108,7 @@ def _sheet(infos: Sequence[QueueInfo], cap: int | None) -> Sheet:
 
 
 def _row(info: QueueInfo) -> dict[str, object]:
-    """Return the values of a queue by column."""
+    """Return the values of a queue, keyed by column."""
     counts = {name: getattr(info.counts, name) for name in _STATES}
     limit = limit_text(info.limit) if info.limit else None
     row: dict[str, object] = {"queue": info.name, "paused": info.paused, "kind": info.kind}
@@ -142,12 +142,15 @@ Delay = Annotated[
     typer.Option(
         metavar="DURATION",
         parser=duration("--delay"),
-        help="How long until it can be received, such as 90 (seconds), 1m or 2h30m.",
+        help="The time until the message can be received, such as 90 (seconds), 1m or 2h30m.",
     ),
 ]
 At = Annotated[
     str | None,
-    typer.Option(metavar="TIME", help="When it can be received, such as 2030-01-31T09:00+01:00."),
+    typer.Option(
+        metavar="TIME",
+        help="When the message can be received, such as 2030-01-31T09:00+01:00.",
+    ),
 ]
 Key = Annotated[str | None, typer.Option(help="The message key. It is unique in the queue.")]
 MessageId = Annotated[
@@ -171,7 +174,7 @@ PriorityOption = Annotated[
 
 
 class Entry(NamedTuple):
-    """How each line of the input enters the queue."""
+    """The options with which each line of the input is pushed."""
 
     delay: float | None
     at: datetime | None
@@ -191,7 +194,7 @@ def push(
     at: At = None,
     key: Key = None,
     on_duplicate: Annotated[
-        Literal["ignore", "replace", "error"], typer.Option(help="The action if the key is taken.")
+        Literal["ignore", "replace", "error"], typer.Option(help="What to do if the key is taken.")
     ] = "ignore",
     header: Header = None,
     id: MessageId = None,
@@ -285,7 +288,9 @@ def _read_all(file: Path | None) -> str:
         try:
             return source.read().decode().removesuffix("\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"the input cannot be read ({error})") from error
+            raise ConfigurationError(
+                f"the input cannot be read ({error}); use readable UTF-8 text"
+            ) from error
 
 
 def _batches(source: BufferedIOBase) -> Iterator[list[bytes]]:
@@ -334,7 +339,7 @@ def _push_lines(target: Queue[Any], file: Path | None, text: bool, how: Entry) -
 
 
 def to_json(message: Message[Any]) -> dict[str, Any]:
-    """Return the fields of a message that programs need."""
+    """Return the fields of a message that the JSON output contains."""
     names = "id queue payload headers key when pushed tries error trail state dead priority group "
     names += "deliveries deferred"
     attempts = [asdict(each) for each in message.attempts]
@@ -344,7 +349,7 @@ def to_json(message: Message[Any]) -> dict[str, Any]:
 @app.command()
 def pop(
     name: QueueName,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many messages at most.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Remove at most N messages.")] = 1,
     timeout: Annotated[
         float,
         typer.Option(
@@ -358,12 +363,13 @@ def pop(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Remove messages and print their payloads as JSON, one per line; with --json whole messages.
+    """Remove messages, and print each payload as a line of JSON; with --json, each message.
 
-    A popped message is gone, even if the output is lost. The exit status is 1 if there was none.
+    A popped message is gone, even if the output is lost. The exit status is 1 if there was no
+    message.
     """
     with connect(url, namespace, signals) as client:
-        if not timeout:  # a command that waits may wait for the first use
+        if not timeout:  # a command that waits may wait for the first use of the queue
             refuse_unknown(client, name)
         source = queue_with_stored_options(client, name)
         popped = 0
@@ -385,7 +391,7 @@ def pop(
 @app.command()
 def peek(
     name: QueueName,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many messages at most.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Show at most N messages.")] = 10,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     as_json: Json = False,

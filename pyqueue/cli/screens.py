@@ -49,17 +49,17 @@ class Table(DataTable[Text]):
 
     @property
     def item(self) -> Any:
-        """The object in the row under the cursor; None: there is no row."""
+        """The object in the row under the cursor, or None if there is no row."""
         return self._items.get(self.current or "")
 
     @property
     def current(self) -> str | None:
-        """The key of the row under the cursor; None: there is no row."""
+        """The key of the row under the cursor, or None if there is no row."""
         keys = [*self.shown]
         return keys[self.cursor_row] if self.cursor_row < len(keys) else None
 
     def put(self, heads: Sequence[Head], rows: Sequence[Row]) -> None:
-        """Show rows in place of the rows that are there."""
+        """Replace the rows of the table."""
         self._items = {each.key: each.item for each in rows}
         if heads != self.heads or [each.key for each in rows] != [*self.shown]:
             self._rebuild(heads, rows)
@@ -73,7 +73,7 @@ class Table(DataTable[Text]):
             self.shown[key] = cells
 
     def _rebuild(self, heads: Sequence[Head], rows: Sequence[Row]) -> None:
-        """Make all rows anew. The cursor stays on its row, or if that is gone, at its place."""
+        """Rebuild all rows. The cursor stays on its row or, if the row is gone, at its position."""
         current, place, top = self.current, self.cursor_row, self.scroll_offset.y
         self.clear(columns=True)
         self.heads, self.shown = heads, {each.key: each.cells for each in rows}
@@ -95,7 +95,7 @@ def _text(cell: Cell, head: Head) -> Text:
 
 
 class Question(ModalScreen[bool]):
-    """A question that must be answered before something is done.
+    """A question that must be answered before an action.
 
     Args:
         text: The question.
@@ -111,12 +111,12 @@ class Question(ModalScreen[bool]):
         self.text = text
 
     def compose(self) -> ComposeResult:
-        """Make the widgets."""
+        """Yield the widgets."""
         yield Static(Text(self.text), id="question")
         yield Footer()
 
     def action_answer(self, yes: bool) -> None:
-        """Close the question."""
+        """Close the question with this answer."""
         self.dismiss(yes)
 
 
@@ -134,7 +134,7 @@ class Details(ModalScreen[None]):
         self.text = text
 
     def compose(self) -> ComposeResult:
-        """Make the widgets."""
+        """Yield the widgets."""
         with VerticalScroll(id="details"):
             yield Static(Text("\n".join(map(printable, self.text.split("\n")))))
         yield Footer()
@@ -145,7 +145,7 @@ class Details(ModalScreen[None]):
 
 
 class ListScreen(Screen[None]):
-    """A screen with a head, a table that is read again and again, a filter, and a row of keys.
+    """A screen with a head, a table that is read at intervals, a filter, and a row of keys.
 
     Args:
         every_s: The seconds between two reads.
@@ -163,7 +163,7 @@ class ListScreen(Screen[None]):
         self.leaves = True
 
     def compose(self) -> ComposeResult:
-        """Make the widgets."""
+        """Yield the widgets."""
         yield from (self.head, self.table, self.filter, Footer())
 
     # ---- the part of each screen
@@ -177,18 +177,18 @@ class ListScreen(Screen[None]):
         raise NotImplementedError
 
     def set_filter(self, text: str) -> None:
-        """Use a filter from now on."""
+        """Apply a filter from now on."""
         raise NotImplementedError
 
     # ---- refresh
 
     def on_screen_resume(self) -> None:
-        """Read at once, and again and again while this screen is in front."""
+        """Read now, and then at intervals while this screen is in front."""
         self.table.focus()
         self.read_soon()
 
     def on_screen_suspend(self) -> None:
-        """Plan no other read."""
+        """Cancel the next read."""
         if self._next_read is not None:
             self._next_read.stop()
             self._next_read = None
@@ -228,7 +228,7 @@ class ListScreen(Screen[None]):
         self.table.focus()
 
     def action_back(self) -> None:
-        """Remove the filter; without one, go back to the screen before."""
+        """Remove the filter. If there is none, go back to the previous screen."""
         if self.filter.display:
             self.filter.value = ""
             self.filter.display = False
@@ -244,17 +244,17 @@ Work = Callable[[], Awaitable[Any]]
 
 
 def refuse(screen: ListScreen, why: str) -> None:
-    """Say why a key does nothing."""
+    """Show why a key has no effect."""
     screen.app.notify(why, severity="warning", markup=False)
 
 
 def act(screen: ListScreen, work: Work, done: str) -> None:
-    """Do something on the server, in the background; then say that it is done, and read.
+    """Change something on the server in the background, report the result, and read again.
 
     Args:
         screen: The screen whose key was pressed.
-        work: The work.
-        done: The text for people. It gets the result in place of "{}".
+        work: Makes the change.
+        done: The text that reports success, in which the result replaces "{}".
     """
 
     async def run() -> None:
@@ -270,7 +270,7 @@ def act(screen: ListScreen, work: Work, done: str) -> None:
 
 
 def ask(screen: ListScreen, question: str, work: Work, done: str) -> None:
-    """Ask, and do something on the server if the answer is yes; see ``act``."""
+    """Ask a question, and change something on the server if the answer is yes; see ``act``."""
 
     def answered(yes: bool | None) -> None:
         if yes:

@@ -36,10 +36,10 @@ ErrorType = Annotated[
 ]
 Count = Annotated[
     int | None,
-    typer.Option("--limit", min=1, metavar="N", help="How many messages at most; by default all."),
+    typer.Option("--limit", min=1, metavar="N", help="Take at most N messages; by default all."),
 ]
 Rate = Annotated[
-    float | None, typer.Option(metavar="N", help="How many messages per second at most.")
+    float | None, typer.Option(metavar="N", help="Take at most N messages per second.")
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Change nothing; print how many messages match.")
@@ -47,7 +47,7 @@ DryRun = Annotated[
 
 
 class Chosen(NamedTuple):
-    """The messages that a command changes, and how. A group of options."""
+    """The options that select the messages that a command changes, and limit number and rate."""
 
     where: Where = None
     older: Older = None
@@ -58,14 +58,14 @@ class Chosen(NamedTuple):
 
 
 class Selected(NamedTuple):
-    """The messages that a command changes, also by their state."""
+    """The messages that a command changes, selected by options and by state."""
 
     chosen: Chosen
     state: Literal["scheduled", "ready", "dead"] | None
 
     @property
     def filters(self) -> bool:
-        """Whether it has a condition."""
+        """Whether the selection has a condition."""
         given = (self.state, self.chosen.older, self.chosen.error)
         return any(each is not None for each in given) or bool(self.chosen.where)
 
@@ -89,11 +89,11 @@ class Selected(NamedTuple):
         change: Callable[..., BulkResult],
         as_json: bool,
     ) -> None:
-        """Change the messages that match, or count them, and print how many.
+        """Change the messages that match, or count them in a dry run. Print how many.
 
         Args:
             queue: The queue.
-            verb: The name of the number in JSON.
+            verb: The name of the number of changed messages in JSON.
             change: A method of ``Selection``.
             as_json: Whether to print JSON.
         """
@@ -110,13 +110,13 @@ class Selected(NamedTuple):
         print(result.done)
         if result.passed:
             note(
-                f"{result.passed} matching messages stay: consumers hold them, they changed just "
-                "then, or they cannot change like this"
+                f"{result.passed} matching messages stay: consumers hold them, they changed in "
+                "the meantime, or this change is not possible for them"
             )
 
 
 def conditions(given: list[str]) -> dict[str, object]:
-    """Return the values by path that the options --where give."""
+    """Return the values that the options --where give, keyed by path."""
     found: dict[str, object] = {}
     for each in given:
         path, equals, text = each.partition("=")

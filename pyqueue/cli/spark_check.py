@@ -9,7 +9,7 @@ from typing import Final
 from pyqueue.backends.bulk.stages import StageInfo
 from pyqueue.backends.claims.groups import GroupInfo
 
-#: How many groups, and how many stages, are named.
+#: The maximum number of groups, and of stages, that are named.
 MAX_SHOWN: Final = 5
 
 

@@ -19,7 +19,7 @@ app = typer.Typer(
 @app.command()
 def ls(
     queue: Annotated[
-        str | None, typer.Argument(metavar="[QUEUE]", help="The first queue that they write into.")
+        str | None, typer.Argument(metavar="[QUEUE]", help="The first queue of the stages.")
     ] = None,
     url: Url = None,
     namespace: Namespace = "pyqueue",
@@ -52,7 +52,7 @@ def forget(
 ) -> None:
     """Let the query of a stage begin again with any batch number. Stop the query first.
 
-    Rows are then left out only if the queue or its history still has their ids.
+    After that, a row is left out only if the queue or its history still has its id.
     """
     with connect(url, namespace) as client:
         run = runner_of(client).run

@@ -46,7 +46,7 @@ async def server_reached(client: Client | AsyncClient, pulse: Pulse | None = Non
 
     Args:
         client: The client.
-        pulse: Notes that the loop turns.
+        pulse: Records that the event loop turns, or None.
     """
     connection, threads = connection_of(client), DaemonThreadPool()
     delays, reached = RetryDelays(_RETRIES), False

@@ -43,7 +43,7 @@ def read(
     after: Annotated[
         int | None, typer.Option(metavar="POSITION", help="Begin after this position.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many messages at most.")] = 10,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Show at most N messages.")] = 10,
     url: Url = None,
     namespace: Namespace = "pyqueue",
     as_json: Json = False,
@@ -136,7 +136,7 @@ def _place(text: str) -> str | int | datetime:
     """Return the place that the argument TO names.
 
     Raises:
-        ConfigurationError: The text names no place.
+        ConfigurationError: The text does not name a place in a stream.
     """
     if text in ("first", "last"):
         return text

@@ -54,12 +54,12 @@ def check_stream(client: Client, name: str) -> Iterator[str]:
 
 
 def first_ids(ids: Sequence[object]) -> str:
-    """Return the first three ids, and whether there are more."""
+    """Return the first three ids as a text, which says whether there are more."""
     return ", ".join(map(str, ids[:3])) + (" and more" if len(ids) > 3 else "")
 
 
 def _beginning(prefix: str) -> Document:
-    """Return the filter of ids with a prefix. Every character of a name sorts before "\\x7f"."""
+    """Return the filter for ids with a prefix. Every character of a name sorts before "\\x7f"."""
     return {"_id": {"$gte": prefix, "$lt": prefix + "\x7f"}}
 
 
@@ -111,7 +111,7 @@ def _groups(collection: Collection[dict[str, Any]], name: str, end: int) -> Iter
 
 
 def _strangers(collection: Collection[dict[str, Any]], name: str) -> Iterator[str]:
-    """Yield messages that lie where only the record of a stream belongs."""
+    """Yield a fault if there are messages where only the record of a stream belongs."""
     match = {"q": name, "_id": {"$ne": record_id(name)}}
     ids = [each["_id"] for each in collection.find(match, {"_id": 1}, limit=4, hint=HOT)]
     if ids:

@@ -97,7 +97,7 @@ def _sheet(lines: Iterable[Line]) -> Sheet:
 
 
 def row(line: Line) -> dict[str, Any]:
-    """Return the values of a line by column."""
+    """Return the values of a line, keyed by column."""
     flow = line.flow
     figures: dict[str, float | None] = dict.fromkeys(_FIGURES)
     if flow is not None:

@@ -36,7 +36,7 @@ from pyqueue.messages import Id, State
 _SCROLLBAR: Final = 2
 #: The messages on one page.
 PAGE_SIZE: Final = 100
-#: The width of payloads from which reasons have their own column.
+#: The width of payloads from which the reasons get a separate column.
 _WIDE: Final = 60
 _STATES: Final[Sequence[State]] = ("scheduled", "ready", "reserved", "dead", "finished")
 
@@ -49,7 +49,7 @@ class QueuesScreen(ListScreen):
     """All queues and streams.
 
     Args:
-        board: Reads them.
+        board: Reads the queues and streams.
         every_s: The seconds between two reads.
     """
 
@@ -102,7 +102,7 @@ class QueuesScreen(ListScreen):
         self.draw()
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        """Filter while somebody types."""
+        """Filter while the user types."""
         self.set_filter(event.value)
 
     # ---- keys
@@ -147,7 +147,7 @@ class QueuesScreen(ListScreen):
         if line is None:
             return
         if line.is_stream:
-            refuse(self, f"{line.key} is a stream; open it by enter, and pause a group")
+            refuse(self, f"{line.key} is a stream; open it with Enter, and pause a group")
             return
         client = self._board.client
         target = queue_of(client, line.info) if line.group is None else group_of(client, line)
@@ -171,7 +171,7 @@ class QueuesScreen(ListScreen):
 
 
 def _sums(picture: Picture, namespace: str, sorted_by: str) -> Text:
-    """Return the sums over all queues."""
+    """Return the head of the screen, with the sums over all queues."""
     lines = picture.lines
     flows = [each.flow for each in lines if each.flow is not None]
     dead = sum(each.dead or 0 for each in lines)
@@ -256,7 +256,7 @@ class MessagesScreen(ListScreen):
         )
 
     def set_filter(self, text: str) -> None:
-        """Show the messages that have these values, from the first one."""
+        """Show the messages that match a filter, from the first one."""
         if text != self.filter_text:
             self.filter_text = text
             self._after = None
@@ -272,7 +272,7 @@ class MessagesScreen(ListScreen):
             self.app.push_screen(Details(json.dumps(fields, indent=2, ensure_ascii=False)))
 
     def action_next(self) -> None:
-        """Show the next page; after the last one, the first one."""
+        """Show the next page. After the last page, show the first one."""
         if self._page is not None and (self._after is not None or not self._page.complete):
             self._after = self._page.after
             self.read_soon()
@@ -326,7 +326,7 @@ def _why(message: Message[Any]) -> Cell:
 
 
 class Top(App[None]):
-    """The app.
+    """The app of ``pyqueue top``.
 
     Args:
         client: The client.

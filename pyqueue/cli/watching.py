@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 #: The seconds between two tables.
 EVERY_S: Final = 2.0
-#: A read takes at most this share of the time, however slow the server is.
+#: The maximum share of the time that reads take, however slow the server is.
 MAX_SHARE: Final = 0.1
-#: The least time between two reads, in seconds.
+#: The minimum time between two reads, in seconds.
 LEAST_S: Final = 0.05
 
 
@@ -43,7 +43,7 @@ def with_client(
     signals: str | None,
     work: Callable[[AsyncClient], Awaitable[None]],
 ) -> None:
-    """Do async work with a client, once the server has answered within the time of a command."""
+    """Do async work with a client, after a check that the server answers in time."""
     with connect(url, namespace, signals):
         pass
 
@@ -65,7 +65,7 @@ async def watch(
 
     Args:
         read: Reads the values.
-        every_s: The seconds between two reads. After a slow read, it is more.
+        every_s: The seconds between two reads. After a slow read, the pause is longer.
         lines: Returns the lines of the values in a pipe.
         render: Returns the form of the values at a terminal.
     """
@@ -82,7 +82,7 @@ async def watch(
 
 @contextmanager
 def _screen() -> Iterator[Live | None]:
-    """Show values in place at a terminal. In a pipe, there is nothing to prepare."""
+    """Yield a live display at a terminal, or None in a pipe."""
     if not sys.stdout.isatty():
         yield None
         return

@@ -48,7 +48,7 @@ def web(
 ) -> None:
     """Serve the dashboard: pages that show queues, messages, errors and workers.
 
-    Set the password in PYQUEUE_WEB_PASSWORD. Only on the loopback interface it may be missing.
+    Set the password in PYQUEUE_WEB_PASSWORD. It may be missing only on the loopback interface.
     """
     password = os.environ.get(PASSWORD) or None
     if host not in _LOOPBACK and password is None:
@@ -61,7 +61,7 @@ def web(
     listening = _listening(host, port)
     given: dict[str, Any] = {"hosts": names or (), "password": password, "label": label}
 
-    # Pages that are open when the server stops are cut off, as they should be.
+    # Pages that are open when the server stops are cut off. That is no error, so it is not logged.
     logging.getLogger("uvicorn.error").addFilter(_not_cancelled)
 
     async def serve() -> None:

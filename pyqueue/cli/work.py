@@ -60,7 +60,7 @@ Grace = Annotated[
     typer.Option(
         metavar="DURATION",
         parser=duration("--grace"),
-        help="How long handlers have to end after a stop.",
+        help="How long handlers may take to end after a stop.",
     ),
 ]
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A TOML or YAML file.")]
@@ -191,11 +191,11 @@ def run_and_close(
 
     Args:
         runner: The worker or the pipeline.
-        client: Its client.
+        client: The client of the worker or the pipeline.
         until_empty: As for ``Runner.run``.
         concurrency: As for ``Runner.run``.
         grace: As for ``Runner.run``.
-        shown: With an AsyncClient: entered for the time of the run.
+        shown: A context manager that is entered for the run, if the client is an AsyncClient.
     """
     note(start_line(runner, client, concurrency))
     pulse = around_of(runner).pulse
@@ -236,8 +236,8 @@ class WorkerProcess:
     """One process of a pool. It is started again when it dies.
 
     Args:
-        number: Its number in the pool, for messages.
-        command: The command line.
+        number: The number of the process in the pool, for notes.
+        command: The command line of the process.
         lifeline: The end of a pipe that the process inherits, and watches.
     """
 
@@ -250,7 +250,7 @@ class WorkerProcess:
 
     def _start(self) -> None:
         self.started_at = time.monotonic()
-        #: When to start it again, or None while it runs.
+        #: When to start the process again, or None while it runs.
         self.restart_at: float | None = None
         # In a separate session, because the terminal sends Ctrl-C to the whole process group: the
         # parent passes it on once.
@@ -269,7 +269,7 @@ class WorkerProcess:
         """Check the process, and start it again if that is due.
 
         Args:
-            stopping: Whether the pool is stopping, so that nothing is started again.
+            stopping: Whether the pool is stopping, so that no process is started again.
 
         Returns:
             None while the process runs or waits for its restart, otherwise its exit status.
@@ -292,7 +292,7 @@ class WorkerProcess:
     def _stopped_early(self, status: int) -> bool:
         """Return whether the process was stopped before it handled signals.
 
-        It then ends by the signal, or with the status of Python or typer for an interrupt.
+        Such a process ends by the signal, or with the status of Python or typer for an interrupt.
         """
         if status in (-signal.SIGTERM, -signal.SIGINT, INTERRUPTED):
             return True
@@ -336,7 +336,7 @@ class WorkerPool:
         """
         for each in (signal.SIGTERM, signal.SIGINT):
             signal.signal(each, lambda number, frame: self._signals.append(number))
-        # The write end stays open as long as this process lives; nothing else holds it.
+        # The write end stays open as long as this process lives. No other process holds it.
         lifeline, _ = os.pipe()
         command = [*self._command, f"--lifeline={lifeline}"]
         processes: list[WorkerProcess] = []

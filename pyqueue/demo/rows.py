@@ -21,7 +21,7 @@ from pyqueue.demo.flights import Row
 #: How many copies of rows are broken on purpose.
 BROKEN = 36
 
-#: A line of the file, by column.
+#: A line of the file, keyed by column.
 Line = dict[str, str]
 
 

@@ -144,8 +144,8 @@ class Pipeline(Runner[R_co]):
         """Add a stage whose handler returns the payload with which the message moves on.
 
         Args:
-            queue: The queue that it reads.
-            handler: Takes (payload) or (payload, delivery), or lists of them with ``batch``.
+            queue: The queue that the stage reads.
+            handler: Takes (payload) or (payload, delivery) or, with ``batch``, lists of them.
             to: The next queue.
             options: The options of the stage (model, concurrency, time_limit, batch, window,
                 on_invalid) and of the queue (lease, max_tries, backoff, history and so on).
@@ -182,8 +182,8 @@ class Pipeline(Runner[R_co]):
         The handler returns ``To("late", payload)``, or ``To("late")`` to keep the payload.
 
         Args:
-            queue: The queue that it reads.
-            handler: Takes (payload) or (payload, delivery), or lists of them with ``batch``.
+            queue: The queue that the stage reads.
+            handler: Takes (payload) or (payload, delivery) or, with ``batch``, lists of them.
             to: The queues to choose from.
             options: As for ``link``.
         """
@@ -213,10 +213,10 @@ class Pipeline(Runner[R_co]):
         """Add a stage that finishes the message when its handler returns.
 
         Args:
-            queue: The queue that it reads.
-            handler: Takes (payload) or (payload, delivery). It may return To, Many or Drop; any
-                other value is ignored.
-            to: Queues to which the handler may send messages all the same, by To or Many.
+            queue: The queue that the stage reads.
+            handler: Takes (payload) or (payload, delivery). It may return To, Many or Drop. Any
+                other value is the message's result, if the producer asked for a result.
+            to: Queues to which the handler may still send messages, with To or Many.
             options: As for ``link``.
         """
         return self._add("sink", queue, handler, to, **options)
@@ -266,7 +266,7 @@ class Pipeline(Runner[R_co]):
         Spark stages need ``pip install "pyqueue-mongo[spark]"``.
 
         Args:
-            queue: The queue that it reads.
+            queue: The queue that the stage reads.
             transform: A function that takes a DataFrame of messages and returns a DataFrame with
                 the columns ``id`` and ``payload``. See ``SparkStage``.
             to: The next queue. With a list of queues, the column ``queue`` of the result chooses

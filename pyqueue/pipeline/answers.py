@@ -1,4 +1,4 @@
-"""The answers of handlers as values: payloads, results, and how error texts describe them."""
+"""Convert the return values of handlers to payloads, to results and to texts for errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ class Results:
         self._noted = False
 
     def of(self, message: Reservation[Any], answer: object) -> Any:
-        """Return an answer as a result. If it cannot be stored, the message has none."""
+        """Return the return value of a handler as the result that is stored with its message.
+
+        If the value cannot be stored, the message gets no result.
+        """
         try:
             return results.checked(dumped(answer))
         except Exception as error:  # raised by the answer itself, for instance
@@ -42,14 +45,14 @@ class Results:
 
 
 def dumped(payload: Any) -> Any:
-    """Return the payload for a queue whose model is not known."""
+    """Return a payload in the form for a queue whose model is not known."""
     if isinstance(payload, BaseModel) or is_dataclass(payload):
         return _ANY_TYPE.dump(payload)
     return payload
 
 
 def alike(answer: To[Any]) -> Hashable:
-    """Return a key that is equal for answers that share a command, or None if it shares none."""
+    """Return a key that is equal for moves that can share a command, or None if this one cannot."""
     if answer.key is not None:  # a key belongs to one message
         return None
     # The headers as text, because 1 and True are equal.

@@ -1,7 +1,8 @@
 """The code around the handlers of a run: a lifespan, middleware, and a pulse.
 
 A middleware is called in place of the handler, and calls it by ``call_next``. Async middleware runs
-in the event loop. Plain middleware runs in the thread of a plain handler, inside any async one.
+in the event loop. Plain middleware runs in the thread of a plain handler, inside any async
+middleware.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ R = TypeVar("R")
 
 Middleware = Callable[[Any, Callable[[Any], Any]], Any]
 
-#: The deliveries of the call of a handler that runs in this context, for log lines.
+#: The deliveries of the handler call that runs in this context, for log lines.
 current_deliveries: Final[ContextVar[Sequence[Delivery[Any]]]] = ContextVar(
     "current_deliveries", default=()
 )
@@ -40,15 +41,15 @@ class Around:
     awaited: list[Middleware] = field(default_factory=list)
     #: Middleware that runs in the thread of a handler, outermost first.
     plain: list[Middleware] = field(default_factory=list)
-    #: Notes that the event loop turns, or None if there are no health checks.
+    #: Records that the event loop turns, or None if there are no health checks.
     pulse: Pulse | None = None
 
     def add(self, middleware: object) -> None:
         """Add a middleware inside the middleware that was added before.
 
         Raises:
-            ConfigurationError: It cannot be called with a delivery and ``call_next``, or it is
-                async and an earlier middleware is plain.
+            ConfigurationError: The middleware cannot be called with a delivery and ``call_next``,
+                or it is async and an earlier middleware is plain.
         """
         if isinstance(middleware, type) or not callable(middleware):
             found = "a class" if isinstance(middleware, type) else type(middleware).__name__
@@ -95,7 +96,7 @@ async def handled(stage: Stage, call: Call, around: Around, threads: DaemonThrea
 
     Args:
         stage: The stage.
-        call: The messages.
+        call: The messages, and the arguments of the handler.
         around: The middleware.
         threads: The threads that run plain handlers.
     """

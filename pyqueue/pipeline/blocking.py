@@ -50,7 +50,7 @@ def connection_of(client: AnyClient) -> Connection | AsyncConnection:
     """Return the connection of a client.
 
     Raises:
-        ConfigurationError: It is not a client.
+        ConfigurationError: ``client`` is neither a Client nor an AsyncClient.
     """
     if not isinstance(client, Connected):
         raise ConfigurationError(
@@ -143,13 +143,13 @@ class ClientRunner:
     ) -> Callable[[Sequence[Reservation[Any]]], Any]:
         """Return the function that extends leases, for the renewer of the client.
 
-        ``told``: called for each cancelled message that it meets; any thread may call it.
+        A renewal calls ``told`` for each cancelled message that it finds, in any thread.
         """
         return renewal(self._connection, told)
 
     @asynccontextmanager
     async def hearing(self, name: str) -> AsyncIterator[ListensAsync]:
-        """Listen to a topic of the namespace in a block."""
+        """Listen to a topic of the namespace until the block ends."""
         listener: Any = self._driver.bus.listen(f"{self._driver.topic}/{name}")
         try:
             if isinstance(self._driver, BlockingAdapter):
@@ -168,7 +168,7 @@ class ClientRunner:
         return self._driver.waiters(queue)
 
     async def look(self) -> None:
-        """Look now at the gathers whose messages have ended in this client."""
+        """Check now the gathers of which this client has ended messages."""
         looks = self._driver.looks
         if looks.pending:
             await self._driver.run(looks.plan())
@@ -240,16 +240,16 @@ def _named(plans: QueuePlans) -> Plan[None]:
 def made_queue(
     client: AnyClient, queue: QueueBase[Any, Any], to: Iterable[str], configured: bool
 ) -> Queue[Any]:
-    """Return a queue or a consumer group that the caller has created, for a stage of a client.
+    """Check a queue or a consumer group that the caller has created, and return it for a stage.
 
     Args:
         client: The client of the stage.
         queue: The queue, or the consumer group.
         to: The targets of the stage.
-        configured: Whether the stage has a model or options of a queue.
+        configured: Whether the stage was given a model or options of a queue.
 
     Raises:
-        ConfigurationError: A stage cannot have this queue.
+        ConfigurationError: The stage cannot read this queue.
     """
     is_group = isinstance(queue, ConsumerBase)
     what, makers = (

@@ -1,9 +1,9 @@
 """Calls of a handler: the messages that share a call, and the answer for each of them.
 
 Without ``batch``, a call has one message. With ``batch``, it has up to that number of messages.
-Each time a message is delivered again, its call is smaller, because one message may fail a whole
-call or kill its process. In its last try a message is alone, so that no other message is buried
-with it.
+Each time a message is delivered again, its call is smaller, because one message may make
+a whole call fail or kill its process. In its last try a message is alone, so that no other message
+is buried with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Call:
     """One call of a handler, and its messages.
 
     Args:
-        messages: The messages.
+        messages: The messages of the call.
         stage: The stage whose handler is called.
         notes: Stores the handler's notes on the messages.
         loop: The event loop, for a handler that runs in a thread.
@@ -52,8 +52,8 @@ class Call:
         if not stage.delivery:
             self.arguments = self.arguments[:1]
         self.scope = anyio.CancelScope()
-        #: Why the handler was cancelled: "lost" (all its leases), "late" (its time limit),
-        #: "cancelled" (its message) or "stopped".
+        #: Why the handler was cancelled: "lost" (all leases were lost), "late" (it exceeded its
+        #: time limit), "cancelled" (its messages were cancelled) or "stopped".
         self.cancelled: str | None = None
         self._awaited = stage.awaited
         self._left = len(messages)
@@ -113,9 +113,9 @@ def answers_of(
 
     Args:
         stage: The stage.
-        number: How many messages the handler had.
-        answer: Its return value.
-        failed: The ``BatchFailed`` that it raised or returned instead.
+        number: How many messages the handler was called with.
+        answer: The return value of the handler.
+        failed: The ``BatchFailed`` that the handler raised or returned instead, or None.
 
     Raises:
         ValueError: The handler did not give exactly one answer for each message.

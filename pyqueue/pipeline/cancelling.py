@@ -45,7 +45,7 @@ class Cancellations:
         #: Extends leases, and finds cancelled messages.
         self.renewal = runner.renewal(self._tell_soon)
         self._watched: dict[int, _Watched] = {}
-        #: Set once events are heard, or cannot be. A handler that starts later misses none.
+        #: Set once events are received, or cannot be. A handler that starts later misses no event.
         self.listening = asyncio.Event()
         #: Whether to read which messages were cancelled.
         self._asked = asyncio.Event()
@@ -53,9 +53,9 @@ class Cancellations:
         self._heard: float | None = None
 
     def add(self, message: Reservation[Any], tell: Callable[[], object], age_s: float) -> None:
-        """Call ``tell`` in the event loop when a message was cancelled, until it is discarded.
+        """Watch a message until ``discard``. If it is cancelled, call ``tell`` in the event loop.
 
-        ``age_s``: how many seconds ago the message was claimed.
+        ``age_s`` is the number of seconds since the message was claimed.
         """
         if isinstance(message, (PackedReservation, StreamReservation)):
             return  # no holder of such a message is asked to end it
@@ -98,7 +98,7 @@ class Cancellations:
         try:
             for message in await self._runner.run(find_cancelled(held)):
                 self._tell(message)
-        except QueueError as error:  # the next renewal finds out
+        except QueueError as error:  # the next renewal of the lease finds out
             log.info("could not read which messages were cancelled: %s", error)
 
     def _tell_soon(self, message: Reservation[Any]) -> None:

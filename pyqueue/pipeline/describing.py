@@ -8,7 +8,7 @@ from pyqueue.pipeline.engine import Run
 from pyqueue.pipeline.graph import Graph, Stage
 from pyqueue.queue_base import backend_of
 
-#: How many messages in progress are named.
+#: The maximum number of messages in progress that are named.
 _MAX_NAMED: Final = 20
 
 

@@ -53,8 +53,8 @@ log = logging.getLogger("pyqueue")
 _MAX_FETCH: Final = 100
 #: The seconds for which the fetcher of a full stage waits, to fetch several messages at once.
 _GATHER_S: Final = 0.003
-#: How long a run waits at its start until it hears of cancelled messages, in seconds. Later, the
-#: renewals of leases notice what it missed.
+#: How long a run waits at its start until it can hear of cancelled messages, in seconds. If it
+#: cannot, the renewals of leases find the cancelled messages.
 _HEAR_S: Final = 1.0
 #: The seconds between two checks whether all queues are empty.
 _EMPTY_CHECKS: Final = Backoff(base=0.02, maximum=0.5, jitter=0)
@@ -70,7 +70,7 @@ class Run:
         until_empty: Whether to end when no stage has a message left.
         grace: The seconds that handlers get to finish when the run is stopped.
         handle_signals: Whether to stop at SIGTERM and SIGINT. Only a run in the main thread can.
-        schedules: The schedules to store. A run with ``until_empty`` has nothing to do with them.
+        schedules: The schedules to store. A run with ``until_empty`` does not store them.
         around: The lifespan and the middleware.
 
     Raises:
@@ -183,7 +183,7 @@ class Run:
         return Report(self.counters, time.monotonic() - began)
 
     async def _live(self) -> None:
-        """Serve for as long as the lifespan lasts."""
+        """Enter the lifespan, serve until the run is stopped, and leave the lifespan."""
         with self._living:
             with anyio.move_on_after(_HEAR_S):
                 await self._cancellations.listening.wait()
@@ -212,7 +212,7 @@ class Run:
     async def _check_queues(self) -> bool:
         """Name the kinds of the queues that stages read. Return whether the run may begin.
 
-        It fails if an output is a stream.
+        The run fails if an output is a stream.
         """
         try:
             for stage in self._graph.stages.values():
@@ -275,7 +275,7 @@ class Run:
             for name in names:
                 if await self._stages[name].queue.next_when() is not None:
                     return False
-                if await self._runner.run(pending(name)):  # a message becomes several elsewhere
+                if await self._runner.run(pending(name)):  # outputs are on their way
                     return False
         except Unavailable:
             return False  # the server did not say, so check again later
@@ -300,7 +300,7 @@ class Run:
                 await anyio.sleep(_GATHER_S)
             async with self._handler_slots:
                 pass  # a handler may start now, so it makes sense to fetch
-            # Reserve no more than can start now. Another process could start the rest.
+            # Reserve no more than can start now. Another process could start the other messages.
             startable = max(1, min(self._handler_slots.value, running.slots.value, _MAX_FETCH))
             fetched: list[Reservation[Any]] = []
             try:
@@ -332,7 +332,7 @@ class Run:
     ) -> None:
         """Start handlers when slots become free, and remove their messages from the list.
 
-        Messages that would start with too little of their lease left stay in the list.
+        A message whose lease would end too soon after the start of its handler stays in the list.
         """
         calls = grouped(running.stage, running.verdicts.max_tries, fetched)
         fetched[:] = [message for messages in calls for message in messages]

@@ -1,4 +1,4 @@
-"""How a stage reacts to failures: to misfits of its model, and to exceptions of its handler."""
+"""How a stage reacts to payloads that do not fit its model, and to exceptions of its handler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OnInvalid = Literal["stop", "bury"]
 #: Exceptions, as ``except`` takes them.
 ErrorTypes = type[Exception] | tuple[type[Exception], ...]
 
-#: The errors for which no message is to blame. They are tried again, unless they are named.
+#: Errors for which no message is to blame. The message is tried again, unless they are named.
 _OF_THE_SERVER: Final = (Unavailable, QueueClosed, LeaseLost)
 
 
@@ -31,7 +31,7 @@ class FailureRules:
     def rejects(self, error: BaseException) -> bool:
         """Return whether an exception sends its message to the dead-letter queue at once.
 
-        If both lists have a base class of the exception, the nearest base class decides.
+        If ``retry_on`` and ``reject_on`` both name a base class of it, the nearest one decides.
         """
         for each in type(error).__mro__:
             if each in self.retry_on:

@@ -19,12 +19,12 @@ from pyqueue.stream_base import StreamBase
 
 Kind = Literal["link", "choice", "sink", "spark"]
 
-#: A queue as a stage names it.
+#: How a stage names a queue: by its name, or by a QueueSpec.
 QueueName = str | QueueSpec[Any]
 
 
 class HandlerTerms(TypedDict, total=False):
-    """How a stage calls its handler, apart from batches."""
+    """The options for the calls of a stage's handler, except ``batch``."""
 
     #: How many messages of the stage, or batches of them, may be in progress at once.
     concurrency: int | None
@@ -36,15 +36,15 @@ class HandlerTerms(TypedDict, total=False):
     on_invalid: OnInvalid
     #: How long a batch waits for more messages, once it has one: up to half of the lease.
     window: Duration | None
-    #: The exceptions after which a message is tried again. After any other exception, the message
-    #: goes to the dead-letter queue at once.
+    #: The exceptions after which a message is tried again. If they are given, the message goes to
+    #: the dead-letter queue at once after any other exception, except the errors of a server.
     retry_on: ErrorTypes | None
     #: The exceptions after which a message goes to the dead-letter queue at once.
     reject_on: ErrorTypes | None
 
 
 class HandlerOptions(HandlerTerms, total=False):
-    """How a stage calls its handler."""
+    """The options for the calls of a stage's handler."""
 
     #: The maximum number of messages that the handler takes at once. It then takes a list of
     #: payloads, and a list of Deliveries if it has a second argument. A link and a choice return a
@@ -82,7 +82,7 @@ class Stage:
     #: Whether the handler is an async function.
     awaited: bool
     rules: FailureRules = FailureRules()  # noqa: RUF009  # frozen
-    #: The most messages that the handler takes as a list, or None if it takes one payload.
+    #: The maximum number of messages in the handler's list, or None if it takes one payload.
     batch: int | None = None
     #: The seconds for which a batch waits for more messages, once it has one.
     window: float = 0.0
@@ -115,7 +115,7 @@ def source_name(queue: object) -> str:
     """Return the name of the queue of a stage.
 
     Raises:
-        ConfigurationError: It is not a str.
+        ConfigurationError: ``queue`` is not a str.
     """
     if isinstance(queue, str):
         return queue
@@ -235,11 +235,11 @@ def _named_targets(annotation: object) -> Iterator[str]:
 
 
 class Graph:
-    """The stages by the queues they read, in the order in which they were added."""
+    """The stages, keyed by the queue that they read, in the order in which they were added."""
 
     def __init__(self) -> None:
         self.stages: dict[str, Stage] = {}
-        #: The targets that were given as a QueueSpec, by name.
+        #: The targets that were given as a QueueSpec, keyed by name.
         self.specs: dict[str, QueueSpec[Any]] = {}
 
     def named(self, to: Iterable[QueueName]) -> Iterable[str]:

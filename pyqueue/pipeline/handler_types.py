@@ -42,11 +42,11 @@ class AsyncMiddleware(Protocol):
     """A middleware that runs in the event loop."""
 
     async def __call__(self, delivery: Any, call_next: Callable[[Any], Awaitable[Any]], /) -> Any:
-        """Return an answer, usually the answer of ``call_next``."""
+        """Return the answer of the handler, usually the return value of ``call_next``."""
 
 
 class PlainMiddleware(Protocol):
     """A middleware that runs in the thread of a plain handler."""
 
     def __call__(self, delivery: Any, call_next: Callable[[Any], Any], /) -> Any:
-        """Return an answer, usually the answer of ``call_next``."""
+        """Return the answer of the handler, usually the return value of ``call_next``."""

@@ -34,7 +34,7 @@ class Lifespan:
         given: As for ``Worker``, or None for a worker without a lifespan.
 
     Raises:
-        ConfigurationError: It is not a context manager, nor a function that makes one.
+        ConfigurationError: ``given`` is neither a context manager nor a function that makes one.
     """
 
     def __init__(self, given: object = None) -> None:

@@ -16,7 +16,7 @@ from pyqueue.requests import Find
 BLOCKED_AFTER_S: Final = 10.0
 #: After this time without an answer of the server, in seconds, a run is not ready.
 UNREACHED_AFTER_S: Final = 60.0
-#: The seconds between two notes, and between two questions to the server.
+#: The seconds between two records of the loop, and between two reads from the server.
 _TURN_S: Final = 1.0
 _ASK_S: Final = 15.0
 
@@ -33,13 +33,13 @@ class Pulse:
         self.receiving: Callable[[], bool] = lambda: False
 
     async def turn(self) -> None:
-        """Note that the loop turns, until cancelled."""
+        """Record that the event loop turns, until cancelled."""
         while True:
             self.turned = time.monotonic()
             await anyio.sleep(_TURN_S)
 
     async def reach(self, runner: ClientRunner) -> None:
-        """Read from the server again and again, until cancelled. A waiting worker reads rarely."""
+        """Read from the server at intervals, until cancelled: an idle worker reads rarely."""
         while True:
             try:
                 await runner.run(iter(Find({"_id": "~"}, limit=1)))  # there is no such document

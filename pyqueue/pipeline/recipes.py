@@ -163,7 +163,7 @@ class CronPart(Part):
     grace: Seconds | None = None
 
     def options(self) -> ScheduleOptions:
-        """Return its options, as ``Client.schedule`` takes them."""
+        """Return the options of the schedule, as ``Client.schedule`` takes them."""
         given = self.model_dump(exclude_unset=True, exclude={"name", "queue", "cron"})
         return cast("ScheduleOptions", given)
 

@@ -94,7 +94,7 @@ class Runner(Generic[R_co]):
     ) -> None:
         self.name = name
         self.graph = Graph()
-        #: The schedules that a run stores, by name.
+        #: The schedules that a run stores, keyed by name.
         self._schedules: dict[str, Definition] = {}
         self._around = Around(Lifespan(lifespan))
         connection_of(client)  # refuses anything but a client
@@ -193,7 +193,7 @@ class Runner(Generic[R_co]):
             until_empty: Whether to end when no stage has a ready, reserved or scheduled message
                 left.
             concurrency: How many handlers run at once, or None for the value of the constructor.
-            grace: How many seconds handlers have to end after a stop.
+            grace: How many seconds handlers may take to end after a stop.
             allow_cycles: Whether the queues may form a cycle.
             handle_signals: Whether to stop at SIGTERM and SIGINT. Only a run in the main thread
                 can.
@@ -235,7 +235,7 @@ class Runner(Generic[R_co]):
         return self._result(work)
 
     def _result(self, work: Callable[[], AwaitedReport]) -> R_co:
-        """Do the work of a run, or return a coroutine that an AsyncClient awaits."""
+        """Do the work of a run. With an AsyncClient, return a coroutine for the caller to await."""
         if not isinstance(connection_of(self._client), Connection):
             return cast("R_co", work())
         require_no_loop()
@@ -247,7 +247,7 @@ class Runner(Generic[R_co]):
         yield
 
     async def _run_told(self, run: Run) -> Report:
-        """Run, with the context managers of hooks around it."""
+        """Run, inside the context managers of the hooks."""
         hooks = connection_of(self._client).hooks
         with nullcontext() if hooks is None else hooks.running(self):
             return await run.run()
@@ -283,7 +283,7 @@ class Runner(Generic[R_co]):
 
         Args:
             format: "text", "mermaid" or "svg".
-            counts: The Counts of queues by name, which are drawn with them.
+            counts: The Counts to draw with the queues, keyed by queue name.
 
         Returns:
             The drawing.
@@ -303,7 +303,7 @@ def client_of(runner: Runner[Any]) -> AnyClient:
     """Return the client of a pipeline or a worker, for the other modules of pyqueue.
 
     Raises:
-        ConfigurationError: It has none yet.
+        ConfigurationError: The worker has no client yet.
     """
     if not runner._has_client:
         raise ConfigurationError(

@@ -38,8 +38,8 @@ _LOOK_S: Final = 0.05
 class Report:
     """The result of a run."""
 
-    #: The counters of each stage, by the name of its queue: in, out, dropped, retried, dead, lost,
-    #: released.
+    #: The counters of each stage, keyed by the name of its queue: in, out, dropped, retried, dead,
+    #: lost, released, cancelled.
     stages: Mapping[str, Mapping[str, int]]
     #: How many seconds the run took.
     seconds: float
@@ -59,7 +59,7 @@ class Notes:
     async def progress(
         self, message: Reservation[Any], fraction: float, note: str | None = None
     ) -> None:
-        """Store the progress of the work, unless the message shares its document."""
+        """Store the progress of the work, unless the message is part of a shared document."""
         if not isinstance(message, (PackedReservation, StreamReservation)):
             await self._queue.progress(message, fraction, note)
             return
@@ -82,9 +82,9 @@ class RunningStage:
 
     Args:
         stage: The stage.
-        queues: The queues of all stages of the run, by name, in the async form.
+        queues: The queues of the run in the async form, keyed by name.
         runner: Runs the plans.
-        concurrency: How many handlers the run has at once.
+        concurrency: How many handlers run at once, over all stages.
         fail: Stops the run with an error.
     """
 
@@ -124,10 +124,10 @@ class RunningStage:
         return await self._runner.run(plan)
 
     def check(self) -> None:
-        """Refuse to continue if most of the first messages did not fit, as the next reserve does.
+        """Check that the stage may continue, as the next ``reserve`` does.
 
         Raises:
-            ConfigurationError: Most of them did not fit.
+            ConfigurationError: Most of the first messages did not fit the model.
         """
         if self._misfits.verdict is not None:
             raise ConfigurationError(self._misfits.verdict)
@@ -177,13 +177,13 @@ class RunningStage:
     ) -> list[Decision]:
         """Return how to settle the messages of a call that are still held.
 
-        A cancelled message ends in place of another try, or of a burial.
+        A cancelled message is ended instead of being tried again or buried.
 
         Args:
             call: The call, whose handler has ended.
-            held: The messages, by their places in the call.
+            held: The messages, keyed by their indexes in the call.
             answer: The return value of the handler.
-            failure: The exception that it raised or returned instead.
+            failure: The exception that the handler raised or returned instead, or None.
         """
         told = {place for place in held if call.deliveries[place].cancelled}
         if not told:

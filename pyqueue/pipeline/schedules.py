@@ -36,7 +36,7 @@ async def keep_ticking(
     Args:
         runner: Runs the plans.
         given: The schedules of the program.
-        fail: Ends the run with an error: one of these schedules is refused.
+        fail: Ends the run with an error, if one of these schedules is refused.
     """
     waiting, delays, left = runner.waiters(SCHEDULES), RetryDelays(_DELAYS), list(given)
     unreadable: set[object] = set()
@@ -47,10 +47,10 @@ async def keep_ticking(
                 del left[0]
             ids, when = await runner.run(find_due(waiting, unreadable))
             if ids:
-                # Otherwise a tick that a stop has cut waits until another process finishes it.
+                # Otherwise a tick that a stop interrupts waits until another process finishes it.
                 with anyio.move_on_after(_STOP_S, shield=True):
                     unreadable |= await runner.run(tick_each(waiting, ids))
-                await checkpoint()  # let a stop come through
+                await checkpoint()  # let a stop take effect
             else:
                 await runner.run(await_tick(waiting, when))
                 unreadable.clear()
@@ -82,7 +82,7 @@ def default_name(function: Callable[..., Any]) -> str:
 
 
 def taking_payload(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a handler for a function, which may take no arguments."""
+    """Return a handler that calls a function, even if the function takes no arguments."""
     try:
         takes_some = bool(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # not a function, or without a signature

@@ -44,12 +44,12 @@ async def run_batches(
 
     Args:
         stage: A Spark stage.
-        batches: The result of ``batches_of`` for it.
+        batches: The result of ``batches_of`` for the stage.
         threads: The threads that run the batches.
         count: Takes the name of a counter, and the number to add to it.
 
     Raises:
-        ConfigurationError: The transform returned something unusable.
+        ConfigurationError: The result of the transform cannot be used.
         QueueClosed: The client was closed.
     """
     idle = RetryDelays(_IDLE)
@@ -83,8 +83,8 @@ def batches_of(
 
     Args:
         stage: A Spark stage.
-        source: The queue that it reads.
-        targets: The queues that follow.
+        source: The queue that the stage reads.
+        targets: The queues that the stage writes.
         connection: Runs the plans.
 
     Raises:

@@ -3,8 +3,8 @@
 ``Verdicts`` does this for the messages of one stage. Messages of a batch that are settled in the
 same way share a command. The server can refuse a settlement, for instance because the payload is
 too large. Then a second verdict buries the message or has it tried again. If the set-up is wrong,
-for instance because a privilege was withdrawn, no message is to blame: they are given back, and the
-run fails.
+for instance because a privilege was withdrawn, no message is to blame: the messages are released,
+and the run fails.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _OF_THE_MESSAGE: Final = (InvalidMessage, TypeError, TargetRefused, DuplicateKey
 #: The shortest time between two logs of unexpected errors of one class, in seconds.
 _LOG_INTERVAL_S: Final = 60.0
 
-#: An output of Many: its new id; a queue, or its name; a payload for it; and the answer.
+#: An output of Many: its new id; the queue, or its name; the payload; and the To.
 _Output = tuple[ObjectId, AsyncQueue[Any] | str, Any, To[Any]]
 
 
@@ -84,7 +84,7 @@ class Verdicts:
 
     Args:
         stage: The stage.
-        queues: The queues that the stages read, by name. A target among them has a model and
+        queues: The queues that the stages read, keyed by name. A target among them has a model and
             options. Any other target is an output.
         runner: Runs the plans.
         fail: Stops the run with an error.
@@ -102,14 +102,14 @@ class Verdicts:
         self._queues = queues
         self._runner = runner
         self._fail = fail
-        #: The answers so far. The last answer that is checked may be in the middle of a batch.
+        #: How many answers were right or wrong so far. At least a whole batch is checked.
         self._answers = Tally(max(CHECKED_FIRST, stage.batch or 0))
         #: Whether the stage has stopped because most of its answers are wrong.
         self._stopped = False
         #: Until when errors of a class are not logged again, by the monotonic clock.
         self._silent_until: dict[type[Exception], float] = {}
         self._results = Results(stage.name)
-        #: How many times a message is tried.
+        #: The maximum number of tries of a message, or None for no limit.
         self.max_tries: int | None = backend_of(stage.queue).options.max_tries
 
     # ---- deciding
@@ -124,10 +124,10 @@ class Verdicts:
         """Return the decisions after a call of the handler.
 
         Args:
-            held: The messages that this process still holds, by their places in the call.
+            held: The messages that this process still holds, keyed by their indexes in the call.
             number: How many messages the call had.
             answer: The return value of the handler.
-            failure: The exception that it raised or returned instead.
+            failure: The exception that the handler raised or returned instead, or None.
         """
         answers = [answer]
         if self._stage.batch is not None:
@@ -217,8 +217,8 @@ class Verdicts:
     ) -> list[Decision]:
         """Return the decisions on messages whose handler raised ``failure``.
 
-        A Reject does not say which message of a call it means. If there are several, they are tried
-        again in smaller calls until it is clear.
+        A Reject does not say which message of a call it is about. Several messages are tried again
+        in smaller calls until that is clear.
         """
         reason: BaseException | str | None = failure
         delay: Duration | None = None
@@ -249,9 +249,9 @@ class Verdicts:
 
         Args:
             message: The message.
-            error: The reason.
+            error: The reason for the retry.
             delay: Seconds until the next try; None means the stage's backoff.
-            counted: Whether the try counts.
+            counted: Whether the failed try counts.
         """
         counter = "dead" if counted and is_last_try(message, self.max_tries) else "retried"
         how = RollbackOptions(error=error, delay=delay, counted=counted)
@@ -334,7 +334,7 @@ class Verdicts:
     async def _settle_group(
         self, group: list[Decision], hurried: Callable[[], bool]
     ) -> list[tuple[Reservation[Any], str]]:
-        """Settle messages in one command, or each alone if that fails."""
+        """Settle messages in one command, or each alone if the command fails."""
         counters = {id(each): verdict.counter for each, verdict in group}
         messages = [each for each, _ in group]
         lost: Sequence[Reservation[Any]] = ()
@@ -348,7 +348,7 @@ class Verdicts:
                 lost = (*error.lost, *error.unknown)
                 break
             except Unavailable as error:
-                # The rest of the group is settled.
+                # The other messages of the group are settled.
                 open_ids = {hashable_id(each) for each in error.ids}
                 group = [each for each in group if hashable_id(each[0].id) in open_ids] or group
                 delay = next(delays)
@@ -447,7 +447,7 @@ class Verdicts:
     async def _fan_out(
         self, answer: Many, outputs: Sequence[_Output], group: Sequence[Decision]
     ) -> None:
-        """Commit the message and create its outputs, and ``then`` as the last, all or nothing."""
+        """Commit the message and create all outputs, ``then`` as the last one, or do nothing."""
         [(message, _)] = group
         if not outputs:
             await self._queue.commit(message)

@@ -19,13 +19,13 @@ from pyqueue.runtime.connecting import Connected, Connection, runner_of
 
 C = TypeVar("C", bound=Connected[Any])
 
-#: A URI that matches contains credentials, or an option that may be one.
+#: Matches a URI that contains credentials, or an option whose value may be secret.
 _SECRET: Final = re.compile("@|password|token", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class NamespaceAddress:
-    """A namespace on a server: the URI, or the name of the environment variable that holds it."""
+    """The name of a namespace, and its server: the URI, or the variable that holds the URI."""
 
     uri: str | None
     uri_env: str | None
@@ -62,7 +62,7 @@ class NamespaceAddress:
 
     @property
     def target(self) -> str:
-        """The URI.
+        """The URI of the server, read from the environment variable if the address names one.
 
         Raises:
             ConfigurationError: The environment variable is not set in this process.
@@ -79,7 +79,7 @@ class NamespaceAddress:
 
     @contextmanager
     def open(self) -> Iterator[Connection]:
-        """Connect for a block whose writes wake consumers. At its end, wait for the signals."""
+        """Open a connection whose writes wake consumers. It is closed at the end of the block."""
         connection = Connection(self.target, namespace=self.namespace)
         connection.enter()
         try:
@@ -89,9 +89,9 @@ class NamespaceAddress:
 
 
 class TaskClient(Connected[Connection]):
-    """A client of the data source. It runs plans, through ``runner_of``.
+    """The client with which the data source runs plans; see ``runner_of``.
 
-    Unlike ``Client`` it needs neither pydantic nor anyio, which executors may lack.
+    Unlike ``Client``, it needs neither pydantic nor anyio, which executors may lack.
     """
 
 
@@ -100,7 +100,7 @@ _opening = threading.Lock()
 
 
 def _forked() -> None:
-    """Give a forked child a free lock: a thread that it does not have may hold the old lock."""
+    """Replace the lock in a forked child. A thread that the child lacks may hold the old one."""
     global _opening
     _opening = threading.Lock()
 
@@ -119,9 +119,9 @@ def _quiet(address: NamespaceAddress) -> TaskClient:
 
 
 def shared_client(address: NamespaceAddress, make: Callable[[NamespaceAddress], C]) -> C:
-    """Return this process's client for an address. If there is none, ``make`` makes it.
+    """Return this process's client for an address. If there is none, create it with ``make``.
 
-    Clients cannot be pickled, and each needs connections, so a process shares one.
+    Clients cannot be pickled, and each one opens connections, so the tasks of a process share it.
     """
     key = os.getpid(), address, make
     with _opening:
@@ -143,11 +143,11 @@ def plans_at(address: NamespaceAddress, queue: str, options: QueueOptions, kind:
 
 
 def _close_clients() -> None:
-    """Close the clients of this process. A fork leaves its parent's clients alone."""
+    """Close the clients that this process opened, but not those of a parent that forked it."""
     for (pid, _, _), client in list(_clients.items()):
         if pid == os.getpid():
             with suppress(Exception):  # a server may be gone; closing waits for it a second
-                # A Client stores its last figures.
+                # Closing a Client also stores its last telemetry.
                 getattr(client, "close", runner_of(client).close)()
 
 

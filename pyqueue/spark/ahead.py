@@ -1,8 +1,8 @@
-"""The claimed batches of a stage: how they are read and held, and how one is claimed in advance.
+"""Claim, read and hold the batches of a stage, and claim the next batch in advance.
 
 While Spark works on a batch and the driver settles it, a thread claims and reads the next one. The
 work stays in order: a batch is settled and acknowledged before the work on the next one begins. If
-the process is killed, both are outstanding, and the next process works on both.
+the process is killed, both batches are outstanding, and the next process works on both.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Claimed:
     upto: int
     documents: dict[Id, Document]
     held: dict[Id, Reservation[Any]]
-    #: When they were read, by the monotonic clock.
+    #: When the messages were read, by the monotonic clock.
     read_at: float
 
 
 def claimed_now(claims: NamedClaims, token: str, limit: int) -> Plan[Claimed]:
-    """Return the outstanding claims, or claim anew if there are none.
+    """Return the outstanding claims of the group. If there are none, make a new claim.
 
     Raises:
         Fenced: Another process runs the group now.
@@ -97,16 +97,16 @@ def _order(document: Document) -> tuple[datetime, tuple[bool, Any]]:
 def working(
     connection: Connection, claims: NamedClaims, claimed: Claimed, *, blames: bool = True
 ) -> Iterator[None]:
-    """Give the messages of a claim back if the block fails.
+    """Return the messages of a claim to the queue if the block fails.
 
-    A claim that another runner has, or whose server does not answer, stays unchanged.
+    If another runner has the claim, or the server does not answer, the claim stays unchanged.
 
     Args:
         connection: The connection of a blocking client.
         claims: The plans of the group.
-        claimed: The claim.
-        blames: Whether an error counts as a try of the messages. Misuse and interrupts never do. If
-            not, the messages are claimed again in halves.
+        claimed: The claim with the messages.
+        blames: Whether an exception counts as a failed try of the messages. Misuse and interrupts
+            never count. If False, the messages are claimed again in halves.
     """
     try:
         yield
@@ -133,9 +133,9 @@ class Rejected(Exception):
 
 
 def bury_killer(source: QueuePlans, held: Reservation[Any]) -> Plan[bool]:
-    """Bury a message on which processes died if it has no try left. Return whether it has none.
+    """Bury a message that killed its processes if it has no try left. Return whether it has none.
 
-    If another consumer has taken it in the meantime, it is not buried.
+    A message that another consumer has claimed in the meantime is not buried.
     """
     most = source.options.max_tries
     if most is None or held.tries <= most:
@@ -160,14 +160,14 @@ class Ahead:
         self._future: Future[Claimed | None] | None = None
 
     def begin(self, claims: NamedClaims, token: str, after: int, limit: int) -> None:
-        """Begin to make the claim that follows the claim ``after``."""
+        """Start to make the claim that follows the claim ``after``, in the thread."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "pyqueue_ahead")
         plan = _claimed_next(claims, token, after, limit)
         self._future = self._threads.submit(self._connection.run, plan)
 
     def take(self) -> Claimed | None:
-        """Return the claim made in advance, once, or None if there is none.
+        """Wait for the claim made in advance and return it, once. Return None if there is none.
 
         Raises:
             QueueError: The claim failed.
@@ -176,7 +176,7 @@ class Ahead:
         return None if future is None else future.result()
 
     def forget(self) -> None:
-        """Leave the claim made in advance outstanding. The next batch of the group contains it."""
+        """Leave the claim made in advance outstanding. It becomes part of the next batch."""
         if self._future is not None:
             wait([self._future])
             self._future = None

@@ -40,11 +40,11 @@ from pyqueue.spark.told import Told
 
 log = logging.getLogger("pyqueue")
 
-#: The largest batch of one transaction. Beyond it a transaction costs more for each message.
+#: The maximum size of a batch in one transaction. A larger one costs more for each message.
 MAX_TRANSACTION: Final = 10_000
-#: How many jobs of a batch may fail in the search for the messages that make it fail.
+#: How many jobs may fail in the search for the messages that make a batch fail.
 MAX_FAILURES: Final = 40
-#: How many times a part is transformed at most. It is transformed again if messages were lost.
+#: How often a part is transformed at most. Each time it loses messages, it is transformed again.
 MAX_ATTEMPTS: Final = 3
 
 #: Returns the DataFrame of the messages with these ids.
@@ -56,11 +56,11 @@ class Batches:
 
     Args:
         connection: The connection of a blocking client.
-        route: The queues.
+        route: The queue that is read, and the queues that are written.
         group: The durable name of this consumer.
         transform: A function that takes a DataFrame and returns one; without targets it returns
             nothing. None passes all rows on unchanged.
-        options: How batches are made.
+        options: The output, the maximum size of a batch, and the number of members.
 
     Raises:
         ConfigurationError: An argument is invalid.
@@ -110,7 +110,7 @@ class Batches:
         return self._runner.claims
 
     def step(self, session: Callable[[], SparkSession]) -> tuple[Report | None, float]:
-        """Work on one batch of many, as ``run_once`` does, and claim the next one during the work.
+        """Work on one batch, as ``run_once`` does, and claim the next one in the meantime.
 
         Args:
             session: Returns the Spark session.
@@ -246,9 +246,9 @@ class Batch:
     """The messages that a group has claimed, and the work on them.
 
     Args:
-        batches: The group.
-        claimed: The claim.
-        streams: Whether it is the batch of a streaming query, whose documents are not known.
+        batches: The work of the group.
+        claimed: The claim with the messages.
+        streams: Whether a streaming query read the batch, so that its documents are not known.
     """
 
     def __init__(self, batches: Batches, claimed: Claimed, *, streams: bool = False) -> None:
@@ -272,8 +272,8 @@ class Batch:
         return min((each.tries for each in self.held.values()), default=1) == 1
 
     def refresh(self) -> None:
-        """Read which messages are held, and until when."""
-        # A streaming query leaves bad records out, and buries them.
+        """Read which messages the group still holds, and until when."""
+        # A streaming query leaves out bad records, and buries them itself.
         claimed, claims = self._claimed, self._batches.claims
         found = self._run(
             claims.reservations(claimed.token, claimed.after, claimed.upto, noted=False)
@@ -300,7 +300,7 @@ class Batch:
             self._roll_back()
 
     def _parts(self) -> Iterator[Sequence[Id]]:
-        """Divide the batch into the parts that are worked on at once.
+        """Divide the batch into parts, and yield one after another.
 
         A batch that is tried for the first time is one part. A batch that was tried before may
         contain a message that kills the process, so each try doubles the number of parts. Each
@@ -382,7 +382,8 @@ class Batch:
                     tally.lost += size - len(part)
                     return
         raise Rejected(
-            f"the part lost messages to other consumers {MAX_ATTEMPTS} times; set a longer lease"
+            f"a part of the batch lost messages to other consumers {MAX_ATTEMPTS} times; set a "
+            "longer lease"
         )
 
     def _roll_back(self) -> None:

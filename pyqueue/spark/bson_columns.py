@@ -1,4 +1,4 @@
-"""Columns of Arrow from encoded documents, without a Python object for each value.
+"""Build Arrow columns from encoded documents, without a Python object for each value.
 
 The documents of a queue usually have the same fields, so numpy finds the next field of all
 documents at once. A field costs a few array operations, whatever the number of documents. An
@@ -71,8 +71,9 @@ class Field(NamedTuple):
         return found
 
     def only(self, *types: int) -> Array:
-        """Return which documents have a value of these types. In the rest it must be null or
-        missing.
+        """Return which documents have a value of these types.
+
+        In all other documents the value must be null or missing.
 
         Raises:
             Unfit: A value has a different type.
@@ -121,15 +122,15 @@ class Documents:
         self._starts = np.cumsum(sizes) - sizes
 
     def fields(self, names: Iterable[str]) -> dict[str, Field]:
-        """Find fields of the documents.
+        """Find the types and the offsets of the values of these fields.
 
         Raises:
-            Unfit: The documents are too different, or a document has a field twice.
+            Unfit: The documents differ too much, or a document has a field twice.
         """
         return self._fields(np.arange(len(self._starts)), self._starts, len(self._starts), names)
 
     def inner(self, field: Field, names: Iterable[str]) -> dict[str, Field]:
-        """Find fields of the documents that are the values of a field."""
+        """Find fields of the embedded documents that a field contains."""
         rows = np.flatnonzero(field.types == _DOCUMENT)
         return self._fields(rows, field.places[rows], len(field.types), names)
 
@@ -224,7 +225,7 @@ class Documents:
         return values, ~present
 
     def slices(self, field: Field, type: int, arrow: pa.DataType) -> pa.Array:
-        """Return the values as texts, or as whole documents."""
+        """Return the values of a field as texts, or as whole documents."""
         present = field.only(type)
         places = field.places[present]
         sizes = self.numbers(places, "<i4")
@@ -242,15 +243,15 @@ class Documents:
         chosen = np.zeros(len(present), np.int64)
         chosen[present] = 2 * np.arange(len(places))
         texts = pieces.take(pa.array(chosen, mask=~present))
-        texts.validate(full=True)  # the server stores texts that are not UTF-8
+        texts.validate(full=True)  # the server accepts texts that are not UTF-8
         return texts
 
     def strings(self, field: Field) -> pa.Array:
-        """Return texts."""
+        """Return the values of a field of strings."""
         return self.slices(field, _STRING, pa.string())
 
     def texts(self, field: Field) -> pa.Array:
-        """Return texts, and ObjectIds in the form of texts."""
+        """Return the values of a field of strings and of ObjectIds, which become hex digits."""
         ids = field.types == _OBJECT_ID
         if not ids.any():
             return self.strings(field)
@@ -267,7 +268,7 @@ class Documents:
         return pc.coalesce(self.strings(others), hexes.take(pa.array(chosen, mask=~ids)))
 
     def instants(self, field: Field, type: pa.DataType) -> pa.Array:
-        """Return instants, in microseconds.
+        """Return the values of a field of dates, in microseconds.
 
         Raises:
             Unfit: An instant is not between the years 1 and 9999.
@@ -280,7 +281,7 @@ class Documents:
         return pa.array(values * 1000, mask=~present).cast(type)
 
     def parts(self, field: Field) -> tuple[list[int], bytes]:
-        """Return the rows whose value is a document, and these documents."""
+        """Return the rows whose value is a document, and these documents in one piece."""
         present = field.only(_DOCUMENT)
         found = self.slices(field, _DOCUMENT, pa.binary()).drop_null()
         return np.flatnonzero(present).tolist(), b"".join(found.to_pylist())
@@ -359,7 +360,7 @@ _CONVERTS: Final[Mapping[type[DataType], Convert]] = {
 
 
 def fits(spark: DataType) -> bool:
-    """Return whether ``column`` supports a type of Spark."""
+    """Return whether ``column`` supports this Spark type."""
     if isinstance(spark, StructType):
         named = len(set(spark.names)) == len(spark.names) > 0
         return named and all(fits(each.dataType) for each in spark.fields)
@@ -369,7 +370,7 @@ def fits(spark: DataType) -> bool:
 
 
 def column(documents: Documents, field: Field, spark: DataType, arrow: pa.DataType) -> pa.Array:
-    """Return the values of a field as a column of Arrow.
+    """Return the values of a field as an Arrow column.
 
     Args:
         documents: The documents.
@@ -378,6 +379,6 @@ def column(documents: Documents, field: Field, spark: DataType, arrow: pa.DataTy
         arrow: The same type in Arrow.
 
     Raises:
-        Unfit: A value does not fit, or is stored in an unusual way.
+        Unfit: A value does not fit the type, or is stored in an unusual way.
     """
     return _CONVERTS[type(spark)](documents, field, spark, arrow)

@@ -26,9 +26,9 @@ class Column(NamedTuple):
     """A column of a read of a queue."""
 
     type: DataType
-    #: Returns the values of messages for Arrow.
+    #: Takes stored messages, and returns their values for Arrow.
     values: Callable[[Sequence[Document]], list[Any]]
-    #: The stored fields that it needs besides ``NEEDED``.
+    #: The stored fields that the column needs besides ``NEEDED``.
     fields: Sequence[str] = ()
     nullable: bool = True
 

@@ -12,7 +12,7 @@ _OPTIONS: Final = ("uriEnv", "namespace", "numPartitions", "maxMessagesPerBatch"
 
 
 def with_defaults(given: dict[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
-    """Add the defaults of options that are not given. A given address replaces the default."""
+    """Add the defaults of options that are not given. A given URI replaces ``uriEnv``."""
     names = {name.lower() for name in given}
     if names & {"uri", "url"}:
         names.add("urienv")
@@ -22,10 +22,11 @@ def with_defaults(given: dict[str, str], defaults: Mapping[str, str]) -> dict[st
 
 
 def session_defaults(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the defaults for options that the settings of a session give.
+    """Return the default options that the settings of a Spark session contain.
 
     Raises:
-        ConfigurationError: A setting has no such option, or may show a password.
+        ConfigurationError: A setting names an option that cannot have a default, such as ``uri``,
+            whose value may contain a password.
     """
     prefix = "spark.pyqueue."
     defaults = {

@@ -1,8 +1,8 @@
 """The conditions and the projection of a read, which the database applies.
 
-The filters of Spark become conditions on stored documents. A condition may let more through than
-the filter, never less: Spark applies its filters, too. So a column that is missing in a document,
-or that another program wrote, is never a reason to leave the message out.
+The filters of Spark become conditions on stored documents. A condition may match more messages
+than its filter, but never fewer, because Spark applies its filters, too. So a column that is
+missing in a document, or that another program wrote, is never a reason to leave the message out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def fields_of(columns: Iterable[str]) -> dict[str, int]:
 
 
 def matching(text: str) -> Condition:
-    """Return the filter of the option ``match``.
+    """Return the database filter that the value of the option ``match`` describes.
 
     Raises:
         ConfigurationError: The text is not a JSON object of conditions on fields of the payload.
@@ -61,7 +61,7 @@ def matching(text: str) -> Condition:
 
 
 def condition(filter: datasource.Filter) -> Condition | None:
-    """Return a condition that is true wherever the filter is true, or None if there is none."""
+    """Return a condition that matches wherever the filter does, or None if there is none."""
     column = getattr(filter, "attribute", ())
     value = getattr(filter, "value", None)
     if column == ("id",):
@@ -83,7 +83,7 @@ def condition(filter: datasource.Filter) -> Condition | None:
 def ids_of(filter: datasource.Filter) -> list[str | ObjectId] | None:
     """Return the ids that a filter allows, in all stored forms, or None if it is not about ids.
 
-    The column shows an ObjectId as its hex digits.
+    The column ``id`` shows an ObjectId as its hex digits.
     """
     values: Iterable[Any]
     match filter:
@@ -111,7 +111,7 @@ def _key(filter: datasource.Filter, value: Any) -> Condition | None:
 
 
 def _bounds(field: str, filter: datasource.Filter, floor: Any, ceiling: Any) -> Condition | None:
-    """Return a condition that drops values on the wrong side, but no value of another type."""
+    """Return a condition that excludes values beyond a bound, but no value of another type."""
     below, above = {"$not": {"$gt": floor}}, {"$not": {"$lt": ceiling}}
     match filter:
         case datasource.EqualTo():

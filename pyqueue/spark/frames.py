@@ -2,7 +2,7 @@
 
 A payload has one of three forms: a JSON string, a variant, or a struct or any other Spark type. The
 JSON is MongoDB's relaxed Extended JSON, so dates, ObjectIds, bytes and decimals come back
-unchanged. A payload that does not fit its type is an ``InvalidMessage`` that names the message.
+unchanged. A payload that does not fit its type raises an ``InvalidMessage`` that names it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ JSON: Final = json_util.RELAXED_JSON_OPTIONS.with_options(
     datetime_conversion=OPTIONS.datetime_conversion,
 )
 
-#: Instants are in UTC. Before Spark 4.2 they always are, and there is no such argument.
+#: Instants are in UTC. Before Spark 4.2 they always are, without this argument.
 _ZONE: Final[Mapping[str, Any]] = (
     {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
 )
@@ -195,7 +195,7 @@ def fields_of(converts: Mapping[str, Convert | None]) -> Convert:
 
 
 def batch(documents: Sequence[Document], payload: DataType | None) -> pa.RecordBatch:
-    """Return the rows of stored messages.
+    """Return stored messages as rows.
 
     Raises:
         InvalidMessage: A payload does not fit the type. The text names the message.

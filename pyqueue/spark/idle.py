@@ -1,4 +1,4 @@
-"""The waits of an idle query between checks of its queue. They need Spark 4.2."""
+"""The waits of an idle query between checks of its queue. This needs Spark 4.2."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark.addresses import client_of
 from pyqueue.spark.options import Options
 
-#: The longest time between two checks of an idle query, in seconds. Signals wake it earlier.
+#: The longest time between two checks of an idle query, in seconds, if no signal arrives.
 IDLE_LOOK_S: Final = 2.0
 
 
@@ -24,8 +24,8 @@ class IdleWait:
     """Decides when an idle query checks its queue, and waits for a signal until then.
 
     Spark asks for new data a hundred times a second, and a wait delays all sources of the query. So
-    a wait ends ``max_wait_s`` after the last answer. The time between two answers includes the
-    waits of the other sources.
+    a wait ends at the latest ``max_wait_s`` after the previous answer to Spark. This time includes
+    the waits of the other sources.
 
     Args:
         max_wait_s: How long to wait, in seconds. If 0, it neither waits nor listens for signals.
@@ -52,11 +52,11 @@ class IdleWait:
         return self._listener.wait(max(0.0, end - now)) or time.monotonic() >= self._look_at
 
     def rest(self, due_s: float) -> None:
-        """Check again when a message becomes ready, or earlier if a signal arrives."""
+        """Plan the next check in ``due_s`` seconds, or in ``IDLE_LOOK_S`` if that is sooner."""
         self._look_at = time.monotonic() + min(due_s, IDLE_LOOK_S)
 
     def answered(self) -> None:
-        """Record the time at which Spark gets its answer."""
+        """Record that Spark gets its answer now."""
         self._answered_at = time.monotonic()
 
 
@@ -69,11 +69,11 @@ class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._bus: buses.Bus | None = None
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the largest size of a batch."""
+        """Return the maximum number of messages in a batch."""
         return ReadMaxRows(self._options.batch.max_messages)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next batch, or ``start``. An idle query waits for a signal."""
+        """Return the end of the next batch, or ``start`` if there is none. This may wait."""
         looks = self._hurries(start) or self._idle.look()
         end = self._next(start, limit) if looks else start
         self._idle.answered()

@@ -26,22 +26,22 @@ from pyqueue.spark.offsets import Offset
 
 log = logging.getLogger("pyqueue")
 
-#: How long the query may acknowledge a batch itself before the listener does it, in seconds.
+#: How long the listener waits for a query to acknowledge a batch itself, in seconds.
 HEAD_START_S: Final = 0.2
-#: The maximum number of sources whose numbers are kept. The oldest source is dropped first.
+#: The maximum number of sources whose figures are kept. The oldest source is dropped first.
 MAX_QUERIES: Final = 1000
 #: The name of the error in the text of an exception that ended a query.
 _FENCED: Final = f"{Fenced.__module__}.{Fenced.__qualname__}"
 
-#: A query, a queue and a group.
+#: The id of a query, the name of a queue, and the name of a group.
 Source = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class SourceNumbers:
-    """The numbers of a query for one of its queues.
+    """The figures of a query for one of the queues that it reads.
 
-    ``buried`` and ``lost`` count from the first run of the group; the other numbers count from the
+    ``buried`` and ``lost`` count from the first run of the group; the other figures count from the
     start of the session. ``buried`` and ``lost`` stay 0 if the listener does not know the server's
     address.
     """
@@ -54,8 +54,8 @@ class SourceNumbers:
     rows: int = 0
     #: The number of the last claim that Spark has committed.
     claim: int = 0
-    #: The messages that were ready after the last batch, counted up to 100 000, at most once in 10
-    #: seconds, or None if they have not been counted yet.
+    #: The number of messages that were ready after the last batch, up to 100 000, or None before
+    #: the first count. While many messages are ready, there is at most one count in 10 seconds.
     ready: int | None = None
     #: The age of the oldest ready message, in seconds, or None if no message is ready.
     oldest_age: float | None = None
@@ -69,7 +69,7 @@ class SourceNumbers:
 
 
 class QueueProgressListener(StreamingQueryListener):
-    """Finish the messages of each batch that a streaming query read, once Spark has committed it.
+    """A listener that finishes the messages of streaming reads once Spark has committed them.
 
     ``register`` and ``spark_session`` add this listener, and ``register`` returns it. Without it,
     no message is lost or delivered twice, but the last batch of a stopped query stays reserved
@@ -78,7 +78,7 @@ class QueueProgressListener(StreamingQueryListener):
     The listener needs the server's address. It cannot act for a source whose ``uri`` contains a
     password: use ``uriEnv`` there.
 
-    ``queries`` has the numbers of each query. Spark's listener thread never waits for the server: a
+    ``queries`` has the figures of each query. Spark's listener thread never waits for the server: a
     thread of this object does all I/O, and ends when it has nothing to do.
     """
 
@@ -96,7 +96,7 @@ class QueueProgressListener(StreamingQueryListener):
 
     @property
     def queries(self) -> Mapping[str, list[SourceNumbers]]:
-        """The numbers of the queries that read queues, by the id of the query.
+        """The figures of the queries that read queues, keyed by the id of the query.
 
         A query has one entry for each queue and group that it reads.
         """
@@ -110,7 +110,7 @@ class QueueProgressListener(StreamingQueryListener):
         """Do nothing."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        """Finish the messages of the batch that was committed, and record the numbers."""
+        """Finish the messages of the batch that was committed, and record the figures."""
         for source in event.progress.sources:
             fields = _document(source.endOffset)
             if not {"n", "token", "queue", "group", "namespace"} <= fields.keys():

@@ -1,6 +1,6 @@
-"""The Spark types of pydantic models, and DataFrames of the messages of a queue with a model.
+"""Convert pydantic models to Spark types, and stored messages to DataFrames.
 
-Only drivers import this module: executors know the Spark type, and need no pydantic.
+Only drivers import this module. Executors receive the Spark type, so they do not need pydantic.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ def struct_of(model: type[BaseModel]) -> StructType:
     """Return the Spark type of a pydantic model.
 
     Args:
-        model: Its fields may be str, int, float, bool, bytes, Decimal, datetime, date, UUID,
-            ObjectId, Literal, Enum, lists, sets and tuples of one type, dicts with str keys, and
-            further models, each also with ``| None``.
+        model: The model. Its fields may be str, int, float, bool, bytes, Decimal, datetime, date,
+            UUID, ObjectId, Literal, Enum, lists, sets and tuples of one type, dicts with str keys,
+            and nested models, each also with ``| None``.
 
     Returns:
         A struct with the same fields, all nullable.
 
     Raises:
-        ConfigurationError: A field has a type that Spark does not have.
+        ConfigurationError: A field has a type for which Spark has no type.
     """
     return StructType(
         [
@@ -145,7 +145,7 @@ def payload_type(model: object) -> DataType | None:
 
 
 def frame(spark: SparkSession, documents: Sequence[Mapping[str, Any]], model: object) -> DataFrame:
-    """Return a DataFrame of stored messages. It contains the rows themselves."""
+    """Return a DataFrame of stored messages. Spark does not read the queue for it again."""
     payload = payload_type(model)
     table = pa.Table.from_batches([batch(documents, payload)])
     return spark.createDataFrame(table, schema=columns(payload))

@@ -22,18 +22,18 @@ from pyqueue.spark.addresses import NamespaceAddress, client_of, plans_at
 
 @dataclass(frozen=True)
 class Offset:
-    """All claims of a group up to number ``n``, made by the runner with this token."""
+    """The end of a batch: the claims of a group up to ``n``, made by the runner with ``token``."""
 
     n: int
     token: str
     queue: str
     group: str
     address: NamespaceAddress
-    #: The member of the group.
+    #: The number of the group's member that made the claims, or None without members.
     member: int | None = None
     #: The batch that ends here contains the claims above this number.
     after: int = 0
-    #: The first token of the query's runner. Only a restart of the query keeps it.
+    #: The first token of a chain of runners that continue each other's work.
     lineage: str = ""
     #: How many messages the batch that ends here has, or None in offsets of an earlier release.
     count: int | None = None
@@ -41,8 +41,8 @@ class Offset:
     def to_json(self) -> dict[str, Any]:
         """Return the form that Spark stores.
 
-        Reading needs ``n``, ``after``, ``member`` and ``lineage``. The listener needs the rest, to
-        acknowledge the last batch.
+        A reader needs ``n``, ``after``, ``member`` and ``lineage``. The listener needs the
+        other fields to acknowledge the last batch.
         """
         fields = vars(self) | {"namespace": self.address.namespace}
         del fields["address"]
@@ -59,7 +59,7 @@ class Offset:
         """Return the offset from the form that ``to_json`` made.
 
         Raises:
-            KeyError, TypeError: This is the offset of another source.
+            KeyError, TypeError: The offset belongs to another kind of source.
             ConfigurationError: The offset does not contain the address of the server.
         """
         given = {name: fields[name] for name in ("n", "token", "queue", "group")}
@@ -70,10 +70,10 @@ class Offset:
     def claims(self) -> NamedClaims:
         """Return the plans of the group or the member, with the options of the queue's programs.
 
-        These options decide how messages leave the queue. The queue's record has them.
+        These options decide how messages leave the queue. They come from the queue's record.
 
         Raises:
-            ConfigurationError: The record holds an option that is not valid.
+            ConfigurationError: The record contains an invalid option.
         """
         connection, queue = runner_of(client_of(self.address)), self.queue
         stored = {**Options().listed(), **connection.run(options_of(queue))}
@@ -89,8 +89,7 @@ class Offset:
         return NamedClaims(plans_at(self.address, queue, options, kind), self.group, self.member)
 
     def acknowledge(self) -> ClaimProgress:
-        """Finish the messages of these claims, unless they are finished. Return the group's
-        progress.
+        """Finish the messages of these claims, unless that was done. Return the group's progress.
 
         Raises:
             Fenced: Another runner took the group over.
@@ -105,11 +104,11 @@ class Offset:
 def lineage_of(fields: Mapping[str, Any]) -> str:
     """Return the first token of the runner that made this offset.
 
-    Version 0.1 stored only the last token.
+    An offset of version 0.1 has no lineage. Its token takes the place of the lineage.
     """
     return str(fields.get("lineage", fields["token"]))
 
 
 def after_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> int:
-    """Return the number after which the claims of the batch between two offsets begin."""
+    """Return the number of the last claim before the batch that lies between two offsets."""
     return int(end.get("after", start["n"]))

@@ -41,11 +41,11 @@ class Way(Flag):
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """An option. A use without this option ignores it, unless ``REFUSED`` lists it."""
+    """An option. Uses other than ``ways`` ignore it, unless ``REFUSED`` lists it for them."""
 
     name: str
     ways: Way
-    #: Takes the name and the text.
+    #: Takes the name and the given text, and returns the checked value.
     check: Callable[[str, str], object] = lambda _, given: given
     default: str | None = None
 
@@ -57,7 +57,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """The options for the place of the messages."""
+    """The options that say where the messages are."""
 
     uri: Annotated[str | None, Option("uri", Way.ALL)]
     url: Annotated[str | None, Option("url", Way.ALL)]
@@ -75,10 +75,10 @@ class ReadOptions:
     payload_type: Annotated[str, Option("payloadType", Way.READS, value.payload_type, "json")]
     #: The import path of the model of the payloads.
     payload_model: Annotated[str | None, Option("payloadModel", Way.READS)]
-    #: Some of the columns, in order, or None for all.
+    #: The columns to read, in order, or None for all of them.
     chosen: Annotated[list[str] | None, Option("columns", Way.READS, value.names)]
     partitions: Annotated[int, Option("numPartitions", Way.READS, value.count(MAX_PARTITIONS), "4")]
-    #: None stands for the default, which differs between a stream and a table.
+    #: None means the default: "bury" in a streaming read of a queue, and "fail" in other reads.
     on_bad_record: Annotated[
         str | None, Option("onBadRecord", Way.READS, value.one_of("bury", "null", "fail"))
     ]
@@ -125,7 +125,7 @@ class WriteOptions:
     """The options for writes only."""
 
     id_column: Annotated[str | None, Option("idColumn", Way.WRITES)]
-    #: Goes before the values of ``id_column``.
+    #: The text that goes before each value of ``id_column``.
     id_prefix: Annotated[str | None, Option("idPrefix", Way.WRITES, value.id_prefix)]
     stage: Annotated[str | None, Option("stage", Way.WRITES, value.group)]
     on_duplicate: Annotated[
@@ -134,7 +134,7 @@ class WriteOptions:
     #: Whether rows that cannot be stored go to the dead-letter queue.
     bury: Annotated[bool, Option("onBadRow", Way.WRITES, value.either("fail", "bury"), "fail")]
     epoch: Annotated[int | None, Option("epoch", Way.WRITE, value.batch_number)]
-    #: The name of the query, if the caller gives it.
+    #: The caller's name for the query. If None, the id that Spark gives it is used.
     query: Annotated[str | None, Option("query", Way.WRITE, value.group)]
     staged: Annotated[bool, Option("staged", Way.WRITE, value.yes_or_no, "true")]
     at_least_once: Annotated[
@@ -186,7 +186,7 @@ REFUSED: Final = (
 
 @cache
 def _options(part: type) -> dict[str, Option]:
-    """Return the options of a part of the table by the names of their fields."""
+    """Return the options of a part of the table, keyed by the names of their fields."""
     hints = get_type_hints(part, include_extras=True)
     return {name: hint.__metadata__[0] for name, hint in hints.items()}
 
@@ -200,5 +200,5 @@ TABLE: Final[tuple[Option, ...]] = tuple(
 
 
 def values(part: type, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the checked values of a part of the table by the names of its fields."""
+    """Return the checked values of a part of the table, keyed by the names of its fields."""
     return {name: each.value(given) for name, each in _options(part).items()}

@@ -23,7 +23,7 @@ _UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 
 
 def position(name: str, given: str) -> str:
-    """Return where a read of a stream begins or ends."""
+    """Return the place where a read of a stream begins or ends, in its checked form."""
     if given in ("first", "last") or (given.isascii() and given.isdecimal() and len(given) < 16):
         return given
     try:

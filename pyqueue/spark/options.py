@@ -37,21 +37,21 @@ R = TypeVar("R")
 
 log = logging.getLogger("pyqueue")
 
-#: How many messages are read, or written, at once, and how many bytes.
+#: The maximum number of messages, and of bytes, that are read or written at once.
 CHUNK: Final = 10_000
 CHUNK_BYTES: Final = 2**24
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ReadOptions):
-    """The options of a read or a write, after the check."""
+    """The checked options of a read or a write."""
 
     address: NamespaceAddress
     #: The queue, or the first of ``queues``, or for a read of a stream, the stream.
     queue: str
     #: The queues that the rows of a write may name. If empty, the rows name no queue.
     queues: tuple[str, ...]
-    #: Whether it reads a stream.
+    #: Whether the options are for a read of a stream.
     by_position: bool
     batch: BatchOptions
     of_write: WriteOptions
@@ -128,16 +128,16 @@ _KNOWN: Final = _SPARK_OPTIONS | _OF_CATALOGS | _BY_LOWER_CASE.keys()
 _NEAR: Final = 0.8
 #: The environment variable that names the server if no option does, as for the command line.
 DEFAULT_ENV: Final = "PYQUEUE_URL"
-#: The warnings that were given.
+#: The warnings that this process has logged.
 _warned: Final[set[str]] = set()
 
 
 def checked(given: Mapping[str, str], ways: Way = Way.ALL) -> Options:
-    """Check the options.
+    """Check the options and return them.
 
     Args:
-        given: The options.
-        ways: The uses that are possible, as far as they are known.
+        given: The texts of the options, keyed by option name.
+        ways: The uses for which the options may be meant.
 
     Raises:
         ConfigurationError: An option is missing, unknown, invalid, or not for this use.
@@ -223,7 +223,7 @@ def _check_ways(given: Mapping[str, str], ways: Way) -> None:
 
 
 def _address(source: Source) -> NamespaceAddress:
-    """Return the address. Spark does not show the value of ``url``."""
+    """Return the address. Warn of a password in ``uri``, which Spark shows, unlike ``url``."""
     uri, uri_env = source.uri or source.url, source.uri_env
     given = [each for each in (source.uri, source.url, uri_env) if each is not None]
     if not given and os.environ.get(DEFAULT_ENV):

@@ -63,7 +63,7 @@ class Tally:
     dropped: int = 0
     lost: int = 0
     #: The messages on which the transform failed, or which a target refused, for example because
-    #: their key is taken in it.
+    #: another message of the target has their key.
     failed: list[tuple[Id, Exception]] = field(default_factory=list)
 
 
@@ -84,7 +84,7 @@ class Output:
 
     Args:
         connection: The connection of a blocking client.
-        route: The queues.
+        route: The queue that is read, and the queues that are written.
         transform: Takes a DataFrame and returns one. None passes all rows on unchanged.
         output: "move" or "transaction".
 
@@ -107,7 +107,7 @@ class Output:
         self._connection = connection
         self._source = route.source
         self._told = Told(connection, route.source)
-        #: The targets, by the queue that a row names. If rows name none, the key is None.
+        #: The targets, keyed by queue name, or by None if the rows name no queue.
         self._targets = {each.queue if route.by_column else None: each for each in route.targets}
         self._transform: Callable[..., Any] = transform or (lambda df: df)
         self.moves = output == "move"
@@ -116,7 +116,7 @@ class Output:
         """Run the transform and collect its rows.
 
         Raises:
-            ConfigurationError: The transform returned something else, or a column is missing.
+            ConfigurationError: The transform returned no DataFrame, or one without a needed column.
         """
         out = self._transform(df)
         if not hasattr(out, "toArrow"):
@@ -129,7 +129,7 @@ class Output:
         return list(reader.rows(out.toArrow(), frozenset().union(*capabilities)))
 
     def check_ids(self, part: Sequence[Id], rows: Sequence[NewMessage]) -> None:
-        """Refuse rows that cannot be moved.
+        """Check that each row belongs to a different message of the part.
 
         Raises:
             ConfigurationError: An id occurs twice, or is not in the batch.
@@ -154,11 +154,11 @@ class Output:
         """Move each message that has a row, and commit all other messages.
 
         Args:
-            held: The messages.
-            rows: The rows.
+            held: The messages that this process holds.
+            rows: The rows that the transform returned for them.
             payloads: The stored payloads, as far as they are known. A payload that the row does not
                 change is not written again.
-            tally: Counts the messages.
+            tally: The counts, to which the outcome is added.
         """
         by_id = {str(id): each for id, each in held.items()}
         pairs = {
@@ -194,7 +194,7 @@ class Output:
     def _move_each(
         self, pairs: Sequence[tuple[Reservation[Any], NewMessage]]
     ) -> list[tuple[Reservation[Any], SettlementResult]]:
-        """Move messages, in several concurrent commands if there are many and none is ordered."""
+        """Move messages, in concurrent commands unless a target has ordered groups."""
         source = self._source
         plans = [
             plan

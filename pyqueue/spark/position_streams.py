@@ -34,10 +34,10 @@ class PositionStreamReader(IdleReader):
         return {"stream": self._options.queue, "position": position}
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return where a query without a checkpoint begins.
+        """Return the offset at which a query without a checkpoint begins.
 
         Raises:
-            ConfigurationError: The stream does not reach that far.
+            ConfigurationError: ``startingPosition`` lies beyond the end of the stream.
         """
         position, (_, end) = self._reader.position(self._options.starting), self._reader.bounds()
         if position > end:
@@ -48,17 +48,18 @@ class PositionStreamReader(IdleReader):
         return self._offset(position)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """End at the current end of the stream."""
+        """Let the query end at the current end of the stream."""
         self._until = self._reader.bounds()[1]
 
     def _hurries(self, start: dict[str, Any]) -> bool:
         return self._until is not None or self._tail > int(start["position"])
 
     def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return where the next batch ends.
+        """Return the offset at which the next batch ends.
 
         Raises:
-            ConfigurationError: The checkpoint belongs to another stream.
+            ConfigurationError: The checkpoint belongs to another stream, or to an earlier
+                stream of the same name.
         """
         name, position = self._options.queue, int(start["position"])
         if start["stream"] != name:

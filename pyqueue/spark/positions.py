@@ -36,13 +36,13 @@ class _PositionRange(InputPartition):
 
 
 class PositionReader:
-    """The base of the readers of tables and of streaming queries. It can be pickled.
+    """A reader of ranges of a stream, for tables and for streaming queries. It can be pickled.
 
     Args:
         options: The options of the read.
         payload: The type of the payloads. None means JSON.
-        fails: Whether it is an error that messages were deleted before they were read. Otherwise
-            they are left out with a warning.
+        fails: Whether a read fails if messages were deleted before they were read. Otherwise it
+            skips them with a warning.
     """
 
     def __init__(self, options: Options, payload: DataType | None, *, fails: bool = False) -> None:
@@ -62,7 +62,7 @@ class PositionReader:
         """Divide the range between two positions among tasks.
 
         Raises:
-            QueueError: The retention has deleted some of it.
+            QueueError: The retention has deleted messages of the range, and ``fails`` is true.
         """
         first, _ = self.bounds()
         if first > start:
@@ -87,7 +87,7 @@ class PositionReader:
         log.warning("%s", text)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the messages of a part."""
+        """Read the messages in the range of a task."""
         assert isinstance(partition, _PositionRange)
         options, low, end = self._options, partition.start, partition.end
         while low < end:
@@ -95,7 +95,7 @@ class PositionReader:
                 stream_log.fetch(options.queue, low, end, limit=min(CHUNK, end - low))
             )
             there = packs[0].first if packs else end
-            if there > low:  # since the parts were made
+            if there > low:  # they were deleted after the range was divided
                 self._missed(low, there)
             if not packs:
                 return
@@ -114,7 +114,7 @@ def _position_at(stream: str, place: str) -> Plan[int]:
 
 
 def _documents(stream: str, pack: Pack, low: int, end: int) -> Iterator[Document]:
-    """Return the messages of a pack that lie between two positions, like messages of a queue."""
+    """Yield the messages of a pack between two positions, in the form of a queue's messages."""
     for position in range(max(low, pack.first), min(end, pack.end)):
         entry = pack.entries[position - pack.first]
         yield {

@@ -71,9 +71,9 @@ class StreamReader(IdleReader):
         self._since: datetime | None = None
         #: The numbers of the last acknowledged claim and of the last claim that this runner knows.
         self._acknowledged = self._claimed = 0
-        #: When it made the last claim, by the monotonic clock.
+        #: When this runner made its last claim, by the monotonic clock.
         self._claimed_at = -math.inf
-        #: The claims of the last batch, and how many messages each document of them has.
+        #: The claims of the last batch, and how many messages each of its documents has.
         self._batch: tuple[int, int, Mapping[Id, int]] = (0, 0, {})
         #: Whether the queue exists, and whether a warning has said that it does not.
         self._is_there = self._warned = False
@@ -116,7 +116,7 @@ class StreamReader(IdleReader):
         return self._first.to_json()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Take only the messages that are ready by now."""
+        """Limit the query to the messages that are ready now."""
         self._since = self._options.run(_server_time())
 
     def _hurries(self, start: dict[str, Any]) -> bool:
@@ -220,7 +220,7 @@ class StreamReader(IdleReader):
         """Return the last claim, the number of ready messages, and the age of the oldest one."""
         if self._count_at is not None and time.monotonic() >= self._count_at:
             options = self._options
-            with suppress(Unavailable):  # a number that is missing must not end the query
+            with suppress(Unavailable):  # a missing count must not end the query
                 if self._exists():
                     kind = options.claims().backend.kind
                     self._backlog = options.run(backlog(options.queue, kind, MAX_BACKLOG))
@@ -250,7 +250,7 @@ class StreamReader(IdleReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read a part of the claims."""
+        """Read the messages in a part of the claims, and note the bad records among them."""
         assert isinstance(partition, _ClaimPartition)
         part, run, claims = (
             partition.range,
@@ -273,7 +273,7 @@ class StreamReader(IdleReader):
         runner, token = self._take(end)
         if token is None or lineage_of(end) != runner.lineage:
             return
-        with suppress(Fenced):  # ``partitions`` says so, if there is a batch
+        with suppress(Fenced):  # ``partitions`` raises it if there is a batch
             self._acknowledge(runner, token, end["n"])
 
     def _acknowledge(
@@ -281,11 +281,11 @@ class StreamReader(IdleReader):
     ) -> int | None:
         """Finish the claims up to ``n``, and make the next claim at the same time.
 
-        The claim does not wait for the acknowledgement: if that fails, the next runner takes over
-        both.
+        The claim does not wait for the acknowledgement: if the acknowledgement fails, the next
+        runner takes over all of these claims.
 
         Returns:
-            The number of the next claim.
+            The number of the next claim, or None if there is none.
         """
         plans = [] if claim is None else [claim]
         if n > self._acknowledged:

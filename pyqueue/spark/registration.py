@@ -64,7 +64,7 @@ def register(spark: SparkSession) -> QueueProgressListener:
         spark: The session. Repeated calls change nothing.
 
     Returns:
-        The listener of the session, which has the numbers of its queries.
+        The listener of the session, which has the figures of its queries.
 
     Raises:
         ConfigurationError: A setting ``spark.pyqueue.NAME`` does not name an option that can have a
@@ -130,8 +130,8 @@ def _ship(spark: SparkSession, module: Path) -> None:
     """Send the archive that contains a module to all processes, if there is one.
 
     Spark sends the wheel to the executors, but adds only files that end in .zip to their import
-    path. It adds nothing to the path of the process that plans a streaming query, next to the
-    driver.
+    path. It adds nothing to the path of the process that runs next to the driver and plans a
+    streaming query.
     """
     archive = next((each for each in module.parents if each.is_file()), None)
     if archive is None:

@@ -40,14 +40,14 @@ from pyqueue.payloads import LIMIT, encode
 from pyqueue.spark.frames import JSON, MISFITS, Convert, applied, each_of, fields_of, reason_of
 
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-#: The room that a document needs for all but its payload.
+#: The bytes that a document may need for all fields but its payload.
 _REST: Final = bytes(2**14)
 #: The deepest nesting of a payload that the server stores.
 MAX_DEPTH: Final = 179
 #: How many characters are kept of a payload that is too large.
 _EXCERPT: Final = 1000
 
-#: Why rows cannot be stored, by their places.
+#: Why rows cannot be stored, keyed by row number.
 Faults = dict[int, str]
 
 
@@ -113,7 +113,7 @@ def _has(
     """Return whether there is a column of this name.
 
     Raises:
-        ConfigurationError: It is of another type.
+        ConfigurationError: The column is not of one of these types.
     """
     if name not in schema.fieldNames():
         return False
@@ -126,11 +126,11 @@ def _has(
 
 
 class _Rows:
-    """How errors name the rows of a batch, and why some rows cannot be stored.
+    """The rows of a batch: their names in errors, and why some of them cannot be stored.
 
     Args:
         ids: The id of each row, or None.
-        bury: Whether a row that cannot be stored is noted instead of raising an error.
+        bury: Whether to record a row that cannot be stored, instead of raising an error.
     """
 
     def __init__(self, ids: Sequence[str | None], *, bury: bool = False) -> None:
@@ -139,12 +139,12 @@ class _Rows:
         self.faults: Faults | None = {} if bury else None
 
     def name(self, number: int) -> str:
-        """Return how an error names a row."""
+        """Return the name of a row for an error text."""
         id = self.ids[number]
         return f"row {number}" if id is None else f"the row with id {id}"
 
     def refuse(self, number: int, text: str, error: type[QueueError] = ConfigurationError) -> None:
-        """Raise an error about a row, or note it. Only the first error of a row is noted."""
+        """Raise an error about a row or, with ``bury``, record it if it is the row's first."""
         if self.faults is None:
             raise error(text) from None
         self.faults.setdefault(number, text)
@@ -193,7 +193,7 @@ _key = partial(applied, arguments.key)
 
 
 def _only(column: pa.Array) -> Any:
-    """Return the value of a column of one row, with texts for values that Python does not have."""
+    """Return the value of a column of one row, as a text if Python cannot represent it."""
     try:
         return column.to_pylist()[0]
     except MISFITS:  # Spark's calendar is longer than Python's
@@ -203,10 +203,10 @@ def _only(column: pa.Array) -> Any:
 
 
 def _text_of(payload: pa.Array, type: DataType) -> str:
-    """Return a payload that cannot be stored as a text, or the beginning of it if it is long.
+    """Return the text of a payload that cannot be stored, or its beginning if it is too long.
 
     Args:
-        payload: A column of this one row.
+        payload: A column of one row, with this payload.
         type: The type of the column.
     """
     value = _only(payload)
@@ -222,7 +222,7 @@ def _check_payload(value: Any) -> None:
     """Check that a message can have this payload.
 
     Raises:
-        InvalidMessage: A message cannot have it.
+        InvalidMessage: The payload is too large or too deep, or BSON cannot represent it.
     """
     encode({"payload": value, "rest": _REST})
     if _is_deep(value, MAX_DEPTH):
@@ -230,7 +230,7 @@ def _check_payload(value: Any) -> None:
 
 
 def _is_deep(value: Any, levels: int) -> bool:
-    """Return whether documents and arrays are nested deeper than this."""
+    """Return whether documents and arrays are nested more than ``levels`` deep."""
     if isinstance(value, dict):
         value = list(value.values())
     if not isinstance(value, list):
@@ -248,7 +248,8 @@ class Reader:
         id: The column of the ids, or None if there is none.
         queues: The queues that the column ``queue`` may name. If empty, this column is ignored.
         prefix: The prefix of the ids, before the values of their column.
-        bury: Whether a row that cannot be stored is returned with its fault; else it is an error.
+        bury: Whether to return a row that cannot be stored with its fault, instead of raising an
+            error.
 
     Raises:
         ConfigurationError: A column is missing or has a type that cannot be stored.
@@ -267,7 +268,7 @@ class Reader:
         for needed in ("payload", *(() if id is None else (id,)), *(("queue",) if queues else ())):
             if needed not in names:
                 raise ConfigurationError(
-                    f"the DataFrame has no column {needed!r} (it has {', '.join(names)})"
+                    f"the DataFrame has no column {needed!r} (it has {', '.join(names)}); add it"
                 )
         payload = schema["payload"].dataType
         self._id = id
@@ -303,14 +304,14 @@ class Reader:
 
         Args:
             batch: The rows.
-            capabilities: The capabilities of their queues' kinds. The columns ``priority`` and
-                ``group`` are ignored without "priority" and "group".
+            capabilities: The capabilities of the kinds of the target queues. Without "priority" and
+                "group", the columns ``priority`` and ``group`` are ignored.
 
         Raises:
             InvalidMessage: A payload is not valid JSON, or cannot be stored. With ``bury`` this is
                 not an error.
-            ConfigurationError: An id is null, or a ``queue`` is invalid; or, without ``bury``, a
-                ``when``, ``delay``, ``priority`` or ``group``.
+            ConfigurationError: An id is null or a ``queue`` is invalid. Without ``bury``, also if a
+                ``when``, ``delay``, ``priority`` or ``group`` is invalid.
         """
         none: list[Any] = [None] * batch.num_rows
         ids: Sequence[str | None] = none if self._id is None else batch.column(self._id).to_pylist()
@@ -359,7 +360,7 @@ class Reader:
         return value
 
     def _payloads(self, column: pa.Array | pa.ChunkedArray, rows: _Rows) -> list[Any]:
-        """Return the payloads. If ``rows`` notes errors, a bad payload becomes its text."""
+        """Return the payloads. If ``rows`` records errors, a bad payload becomes its text."""
 
         def values(some: pa.Array | pa.ChunkedArray) -> list[Any]:
             return [applied(self._convert, value) for value in some.to_pylist()]

@@ -1,6 +1,7 @@
 """Rows of stored messages, and the treatment of payloads that do not fit their type.
 
-Messages in BSON are read by columns if that gives the same rows as ``frames.batch`` and is faster.
+Messages in BSON are converted column by column, which is faster, where that gives the same rows as
+``frames.batch``.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def decoded(found: Sequence[bytes]) -> list[Document]:
 
 
 def encoded_batch(found: Sequence[bytes], payload: DataType | None) -> pa.RecordBatch | None:
-    """Return the rows of stored messages: the same as ``frames.batch`` makes of them, or None.
+    """Return stored messages as the rows that ``frames.batch`` makes of them, or None.
 
     None means that a value is unusual, such as a payload that does not fit the type, or that numpy
     is not installed. The caller then decodes the messages and calls ``frames.batch``.
@@ -104,7 +105,7 @@ def _values(documents: Documents, field: Field) -> list[Document | None]:
 def rows_of(
     options: Options, found: Sequence[bytes], payload: DataType | None, default: str
 ) -> tuple[pa.RecordBatch, dict[Id, str]]:
-    """Convert messages as ``onBadRecord`` demands.
+    """Convert stored messages to rows, and handle bad records as ``onBadRecord`` says.
 
     Args:
         options: The options of the read.
@@ -113,7 +114,7 @@ def rows_of(
         default: How to handle bad records if the options do not set it.
 
     Returns:
-        The rows, and the reasons of the messages that are to be buried, by id.
+        The rows, and why messages are to be buried, keyed by message id.
 
     Raises:
         InvalidMessage: A payload does not fit, and ``onBadRecord`` is "fail".
@@ -129,11 +130,13 @@ def rows_of(
 def log_rows_of(
     options: Options, documents: Sequence[Document], payload: DataType | None
 ) -> pa.RecordBatch:
-    """Convert messages of a stream as ``onBadRecord`` demands. No message is left out.
+    """Convert messages of a stream to rows, and handle bad records as ``onBadRecord`` says.
+
+    No message is left out.
 
     Args:
         options: The options of the read.
-        documents: The messages, as messages of a queue, and their positions.
+        documents: The messages in the form of a queue's messages, each with its position.
         payload: The type of the payloads. None means JSON, which every payload fits.
 
     Raises:
@@ -151,7 +154,10 @@ def log_rows_of(
 def _with_corrupt(
     options: Options, rows: pa.RecordBatch, corrupt: Sequence[str | None]
 ) -> pa.RecordBatch:
-    """Add the column for payloads that do not fit, if there is one. Then no message is buried."""
+    """Add the column for payloads that do not fit, if the options name it.
+
+    With such a column, no message is buried, so ``corrupt`` has a value for each row.
+    """
     if options.corrupt_column is None:
         return rows
     field = pa.field(options.corrupt_column, pa.string())

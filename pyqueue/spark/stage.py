@@ -53,22 +53,22 @@ class SparkStage:
         transform: A function that takes a DataFrame of messages, with the columns that a read has,
             and returns a DataFrame. None passes all rows on unchanged. Without ``to``, the function
             returns nothing, and may take the number of the claim as a second argument. Claims with
-            the same number have the same messages, so a function that overwrites or skips a number
-            that already exists writes them once.
+            the same number have the same messages, so a function that overwrites or skips the rows
+            of a number that it has already written writes each message once.
         output: With "move", the transform returns the columns ``id`` and ``payload``, and
             optionally ``headers`` and ``key``, with at most one row for each id. One atomic update
             moves each message; messages whose ids are missing are finished. With "transaction", it
             returns any rows with a ``payload``, and each becomes a new message; the whole batch is
             one transaction, which needs a replica set. With either output, a column ``when`` or
             ``delay`` sets the time at which a message becomes ready, as in a write.
-        model: A pydantic model, with whose fields the payload becomes a struct. If None, the
-            payload is a JSON string.
+        model: A pydantic model. The payload becomes a struct with the fields of the model. If None,
+            the payload is a JSON string.
         max_messages: The maximum number of messages in a batch; up to 10 000 with "transaction". A
             batch also ends at 64 MB of stored messages.
         lease: How many seconds a batch stays reserved if this process dies. The lease is renewed
             while the batch runs.
         max_tries: How often a message on which the transform fails is tried before it is buried.
-            None: without a limit.
+            None sets no limit.
         telemetry: Whether to count the messages of the batches; see docs/how-to/metrics.md.
 
     Raises:

@@ -70,7 +70,7 @@ class FilteringReader(BatchReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Keep the filters that the database can apply. Return all: Spark applies them, too."""
+        """Keep the filters that the database can apply. Return all, for Spark to apply, too."""
         known = [each for each in map(condition, filters) if each is not None]
         self._choice = replace(
             self._choice,

@@ -20,7 +20,7 @@ from pyqueue.runtime.connecting import Connection
 
 
 class Told:
-    """The hooks of a client, for the messages of one queue. Without hooks it does nothing.
+    """Reports what happens to the messages of a queue to the hooks of a client, if it has hooks.
 
     Args:
         connection: The connection of the client.
@@ -31,13 +31,13 @@ class Told:
         self._connection, self._plans = connection, plans
 
     def received(self, held: Iterable[Reservation[Any]], began: float) -> None:
-        """Report the messages that a batch took. ``began``: by the monotonic clock."""
+        """Report the messages of a batch whose claim began at ``began``, by the monotonic clock."""
         if (hooks := self._connection.hooks) is not None and (items := [*held]):
             waited = time.monotonic() - began
             hooks.tell(Tell("received", self._plans.queue, items, waited=waited))
 
     def settling(self, verb: str, held: Iterable[Reservation[Any]], plan: Plan[None]) -> Plan[None]:
-        """Return a plan that settles messages, and reports it."""
+        """Return a plan that settles messages and reports the settlement."""
         if self._connection.hooks is None:
             return plan
         return telling.settling(plan, telling.tells_of(self._plans, verb, held))

@@ -31,22 +31,22 @@ from pyqueue.errors import ConfigurationError, Occupied
 from pyqueue.spark.options import CHUNK, CHUNK_BYTES, Options
 from pyqueue.spark.row_reader import Reader
 
-#: Where Spark says which query a batch belongs to.
+#: The property of a Spark job that holds the id of its streaming query.
 _QUERY: Final = "sql.streaming.queryId"
 _RUN_ID: Final = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class _Chunk(NamedTuple):
-    """The messages of one queue that are written at once."""
+    """The messages of one queue that are written together."""
 
     #: The queue, or None if the rows name none.
     queue: str | None
     messages: list[NewMessage]
-    #: Whether they are rows that their queue cannot store. ``queue`` is its dead-letter queue.
+    #: Whether they are rows that their queue cannot store. ``queue`` is then its dead-letter queue.
     dead: bool
 
     def place(self, part: str) -> str:
-        """Return the name of a place for them."""
+        """Return the name of the staging place for these messages."""
         return place_of(part, self.queue, dead=self.dead)
 
 
@@ -110,17 +110,17 @@ class DirectBatchWriter(DataSourceArrowWriter):
         _notify(self._options)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Wake the consumers: appended rows stay."""
+        """Wake the consumers, because appended rows stay."""
         _notify(self._options)
 
 
 def _appended(options: Options, chunks: Chunks) -> WriterCommitMessage:
     how = options.of_write
-    # A streaming query repeats a batch with the same ids, so it would never get past its messages.
+    # A streaming query repeats a batch with the same ids, so an error would stop it forever.
     by_id = how.id_column is not None and not (how.at_least_once and how.on_duplicate == "error")
     for chunk in chunks:
         target = options.backend(chunk.queue).target
-        # A row that is bad again is the same message of the dead-letter queue.
+        # If a row is written again, its message is already in the dead-letter queue.
         on_duplicate = "ignore" if chunk.dead else how.on_duplicate
         options.run(append(target, chunk.messages, on_duplicate, by_id=by_id))
     return WriterCommitMessage()
@@ -143,9 +143,9 @@ class _Written(WriterCommitMessage):
 
     epochs: EpochWrites
     job: str
-    #: The attempt, or None if the epoch was decided before.
+    #: The number of the attempt, or None if the epoch was already committed.
     attempt: int | None
-    #: The number of messages in each of its places.
+    #: The number of messages in each staging place of the task.
     counts: dict[str, int]
     ids: IdSketch
 
@@ -153,7 +153,8 @@ class _Written(WriterCommitMessage):
 class _EpochWriter:
     """Writes the rows of an epoch once, however often Spark runs it.
 
-    An abort changes nothing: the epoch may be decided. The next attempt replaces undecided rows.
+    An abort changes nothing, because the epoch may already have been committed. If not, the next
+    attempt replaces the rows.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -189,10 +190,10 @@ class _EpochWriter:
         return contents_of(kind).without_derived_ids(rows)
 
     def _join(self, epochs: EpochWrites, epoch: int) -> int | None:
-        """Take part in an epoch. If another query writes the same stage, wait once for its end.
+        """Return the number of the attempt at an epoch, or None if the epoch is committed.
 
-        So a replica takes over the stage of a query that has died. If the other query is alive, it
-        has written again by then, and this write fails.
+        If another query has written the same stage a moment ago, wait, so that a replica takes over
+        the stage of a query that has died. If the other query writes again, this write fails.
         """
         until = None
         while True:
@@ -205,7 +206,7 @@ class _EpochWriter:
                 time.sleep(other.wait_s)
 
     def _messages(self, iterator: Iterator[pa.RecordBatch]) -> Chunks:
-        """Read the rows, and give them their ids."""
+        """Read the messages from the rows, and give each its id."""
         stage = self._options.of_write.stage if self._options.of_write.id_column is None else None
         for chunk in _chunks(self._options, self._reader, iterator):
             if stage is not None:
@@ -316,7 +317,7 @@ def _chunks(options: Options, reader: Reader, batches: Iterator[pa.RecordBatch])
 def _at_once(batches: Iterable[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     """Divide and join batches into groups of rows that are written together.
 
-    A full list does not wait for the next batch, which Spark may still have to compute.
+    A full group does not wait for the next batch, which Spark may still have to compute.
     """
     pieces: list[pa.RecordBatch] = []
     rows = size = 0

@@ -19,7 +19,7 @@ MAX_GROUPS: Final = 200
 #: How many ids an error group shows.
 SAMPLES: Final = 5
 
-#: How the messages of each verb are counted.
+#: The counter for each verb of a settlement.
 _COUNTED: Final = {
     "commit": "finished",
     "move": "moved",
@@ -48,9 +48,9 @@ class ErrorGroup:
 class Counted(NamedTuple):
     """The figures since the last flush."""
 
-    #: The figures, by the name of the queue, or by the name of the stream, "~" and the group.
+    #: The figures, keyed by the queue's name, or by the stream's name, "~" and the group.
     figures: Mapping[str, Figures]
-    #: The error groups, by fingerprint and queue.
+    #: The error groups, keyed by fingerprint and queue.
     errors: Mapping[tuple[str, str], ErrorGroup]
 
 
@@ -64,12 +64,12 @@ class Counting:
 
     def __init__(self, now: Callable[[], datetime], begin: Callable[[], object]) -> None:
         self._now, self._begin = now, begin
-        #: Whether nothing is counted, because nothing can be stored.
+        #: Whether counting is off, because the figures cannot be stored.
         self.off = False
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything, in a forked child. Another thread may have held the lock."""
+        """Forget all figures in a forked child, and replace the lock, which a thread may hold."""
         self._lock = threading.Lock()
         self._figures: dict[str, Figures] = {}
         self._errors: dict[tuple[str, str], ErrorGroup] = {}
@@ -89,7 +89,7 @@ class Counting:
     # ---- hooks
 
     def pushed(self, queue: str, ids: Sequence[Id | None], error: BaseException | None) -> None:
-        """Count pushed messages. After a ``DuplicateKey``, ``ids`` has the rest of the batch."""
+        """Count pushed messages. After a ``DuplicateKey``, ``ids`` has those that were written."""
         if self.off or not (error is None or isinstance(error, DuplicateKey)):
             return
         if number := sum(each is not None for each in ids):
@@ -137,7 +137,7 @@ class Counting:
     def _settle(
         self, queue: str, verb: str, messages: Sequence[Message[Any]], now: datetime
     ) -> None:
-        """Note how long the work took, and why it failed."""
+        """Record how long the work took, and why it failed."""
         times = self._figures_of(queue).times
         if verb not in ("release", "lost"):
             held = (each.reserved for each in messages if isinstance(each, Reservation))
@@ -191,10 +191,10 @@ def parted(
 
 
 def _is_of(error: ErrorInfo, held: Reservation[Any]) -> bool:
-    """Return whether an error is of this try. An earlier error was counted when it happened.
+    """Return whether an error belongs to this try. Earlier errors were counted at their time.
 
-    Stored times have milliseconds, so the try before may have failed in the millisecond of this
-    claim. Messages of packs store no errors.
+    Stored times have a precision of milliseconds, so the previous try may have failed in the same
+    millisecond as this claim. Messages of packs store no errors.
     """
     if error.at == held.reserved:
         return isinstance(held, PackedReservation)

@@ -24,7 +24,7 @@ BOUNDS_S: Final = (
 )
 #: How many targets of moves are counted separately for one queue.
 MAX_TARGETS: Final = 50
-#: The name of everything beyond a limit. No queue has this name.
+#: The name under which everything beyond a limit is counted. No queue has this name.
 OTHER: Final = "~other"
 
 
@@ -58,7 +58,7 @@ class Figures:
 
     def __init__(self) -> None:
         self.counts: defaultdict[str, int] = defaultdict(int)
-        #: The numbers of moved messages by target.
+        #: The numbers of moved messages, keyed by target.
         self.moved: defaultdict[str, int] = defaultdict(int)
         self.times = {name: Histogram() for name in TIMES}
 
@@ -72,8 +72,8 @@ class Figures:
 def quantile(numbers: Sequence[int], share: float) -> float | None:
     """Return the time below which a share of the values of a histogram lies, in seconds.
 
-    It is interpolated within its bucket, so it is an estimate. Values above all bounds count as the
-    last bound.
+    The time is interpolated within its bucket, so it is an estimate. Values above all bounds count
+    as the last bound.
 
     Args:
         numbers: How many values each bucket has.

@@ -1,4 +1,4 @@
-"""Telemetry of a client: it counts by hooks, and stores the figures every few seconds.
+"""Telemetry of a client: it counts in hooks, and stores the figures every few seconds.
 
 ``Telemetry`` does so in a thread, ``AsyncTelemetry`` in a task. A flush that fails is dropped and
 counted, and nothing else is affected: no operation waits for a flush, and the figures in memory
@@ -37,26 +37,26 @@ INTERVAL_S: Final = 5.0
 _JITTER: Final = 0.2
 #: The longest interval after failures.
 _MAX_INTERVAL_S: Final = 60.0
-#: The seconds that a flush may take, and more for each queue.
+#: The seconds that a flush may take, and the further seconds for each queue.
 LIMIT_S: Final = 2.0
 _LIMIT_PER_QUEUE_S: Final = 0.005
-#: The least interval after a flush of many queues: seconds for each queue.
+#: The minimum interval after a flush, in seconds for each queue of the flush.
 _PER_QUEUE_S: Final = 0.25
-#: How many workers may flush in one second, all together.
+#: How many workers of all processes together may flush in one second.
 _WORKERS_PER_S: Final = 50
-#: Workers are counted at one of this many flushes.
+#: The number of flushes after which the running workers are counted again.
 _COUNT_EVERY: Final = 12
 #: A separate generator, because the program may have seeded the global one.
 _random = random.SystemRandom()
 
 
 class Pace:
-    """How long to wait until the next flush."""
+    """Decides how long to wait until the next flush."""
 
     def __init__(self) -> None:
         #: How many flushes failed in a row.
         self.failures = 0
-        #: How many queues the last flush has or had.
+        #: How many queues are in the last flush.
         self.queues = 0
         #: How many workers run, in all processes.
         self.workers = 0
@@ -69,7 +69,7 @@ class Pace:
         return max(usual_s, min(_MAX_INTERVAL_S, usual_s * 2.0 ** min(self.failures, 10)))
 
     def pause_s(self) -> float:
-        """Return the seconds to wait."""
+        """Return the seconds to wait before the next flush."""
         return self.interval_s() * _random.uniform(1 - _JITTER, 1 + _JITTER)
 
     def limit_s(self) -> float:
@@ -105,7 +105,7 @@ class BaseTelemetry:
         self._pace = Pace()
 
     def _begin(self) -> None:
-        """Start to flush, unless that has been done."""
+        """Start the thread or the task that flushes, unless it already runs."""
         raise NotImplementedError
 
     @property
@@ -155,7 +155,7 @@ class BaseTelemetry:
             self._pace.workers = yield from storing.live_workers((yield from ServerTime()))
 
     def _failed(self, error: Exception) -> None:
-        """Note that a flush was lost. The next one follows later."""
+        """Record that a flush was lost. Stop counting if the figures may not be stored."""
         if isinstance(error, QueueClosed):
             return
         if isinstance(error, NotPermitted):
@@ -205,7 +205,7 @@ class Telemetry(BaseTelemetry):
             self.flush()
 
     def flush(self) -> None:
-        """Store the figures. It takes a few seconds at most, and never fails."""
+        """Store the figures. This takes a few seconds at most, and never raises an error."""
         with self._flushing:
             try:
                 plan = self._plan()
@@ -254,7 +254,7 @@ class AsyncTelemetry(BaseTelemetry):
             await self.flush()
 
     async def flush(self) -> None:
-        """Store the figures. It takes a few seconds at most, and never fails."""
+        """Store the figures. This takes a few seconds at most, and never raises an error."""
         async with self._flushing:
             try:
                 plan = self._plan()
@@ -281,7 +281,7 @@ def attach(connection: AsyncConnection, wanted: object) -> AsyncTelemetry | None
 def attach(
     connection: Connection | AsyncConnection, wanted: object
 ) -> Telemetry | AsyncTelemetry | None:
-    """Give a connection telemetry, if it is wanted, before it is opened.
+    """Add telemetry to a connection that is not open yet, if ``wanted`` is true.
 
     Raises:
         ConfigurationError: ``wanted`` is neither True nor False.

@@ -1,7 +1,7 @@
 """Traces and metrics of OpenTelemetry: hooks that follow its conventions for messaging.
 
 No other module imports ``opentelemetry``. The context of a push is in two headers of its messages,
-as W3C Trace Context writes it, so it goes wherever the messages go. Nothing here waits for a
+in the form of W3C Trace Context, so it goes wherever the messages go. Nothing here waits for a
 server, except ``record_queues``.
 """
 
@@ -52,14 +52,14 @@ _SYSTEM: Final = "pyqueue"
 #: The headers of a message that have the context of its push.
 _PARENT: Final = "traceparent"
 _STATE: Final = "tracestate"
-#: The types of operations, by name. All other operations settle messages.
+#: The types of operations, keyed by name. All other operations settle messages.
 _TYPES: Final = {"push": "send", "receive": "receive", "process": "process"}
 _SETTLE: Final = "settle"
-#: Span attributes that are not attributes of metrics: ids are too many.
+#: Attributes of spans only. Metrics lack them, because there are too many ids.
 _ID: Final = "messaging.message.id"
 _COUNT: Final = "messaging.batch.message_count"
 _ERROR: Final = "error.type"
-#: How many pushes a span links at most. Exporters drop more by default.
+#: The maximum number of pushes that a span links. Exporters drop further links by default.
 _MAX_LINKS: Final = 128
 #: The bounds of histograms that the conventions ask for, in seconds.
 _CONVENTION_S: Final = (
@@ -73,7 +73,7 @@ _W3C: Final = TraceContextTextMapPropagator()
 
 
 class _Push:
-    """A push that has begun. ``span``: None without a provider of traces."""
+    """A push that has begun. ``span`` is None if there is no provider of traces."""
 
     __slots__ = ("began", "number", "queue", "span")
 
@@ -101,9 +101,9 @@ class OpenTelemetry(Hooks):
     One object may serve any number of clients: ``Client(url, hooks=[OpenTelemetry()])``.
 
     Args:
-        tracer_provider: Makes the spans. None: the provider of the process, as soon as it has one.
-            Until then there are no spans, and messages get no headers.
-        meter_provider: Makes the metrics. None: the provider of the process.
+        tracer_provider: Makes the spans. None means the provider of the process, as soon as it has
+            one. Until then there are no spans, and messages get no headers.
+        meter_provider: Makes the metrics. None means the provider of the process.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class OpenTelemetry(Hooks):
         )
 
     def _tracer(self) -> Tracer | None:
-        """Return the tracer; None: there is no provider, so nothing may be traced."""
+        """Return the tracer, or None if there is no provider, so that nothing is traced."""
         provider = self._provider or trace.get_tracer_provider()
         if isinstance(provider, (NoOpTracerProvider, ProxyTracerProvider)):
             return None
@@ -263,10 +263,11 @@ class OpenTelemetry(Hooks):
     @overload
     def record_queues(self, client: Connected[AsyncConnection]) -> Awaitable[None]: ...
     def record_queues(self, client: Connected[Any]) -> Awaitable[None] | None:
-        """Record how many messages queues have, and the age of the oldest one.
+        """Record how many messages each queue has, and the age of its oldest message.
 
-        Call it in one process, about as often as metrics are exported. Up to 500 queues are
-        counted, up to 10 001 messages in each state, for about 5 s. With an AsyncClient, await it.
+        Call it in one process, about as often as metrics are exported. It counts up to 500
+        queues and up to 10 001 messages in each state, and stops after about 5 s. With an
+        AsyncClient, await it.
 
         Args:
             client: A Client or an AsyncClient.
@@ -330,7 +331,7 @@ def _about(queue: str, operation: str) -> Attributes:
 
 
 def _about_messages(ids: Sequence[Id | None]) -> Attributes:
-    """Return the attributes of the messages of a span. ``ids``: None for an unknown id."""
+    """Return the attributes of the messages of a span. An unknown id is None."""
     if len(ids) != 1:
         return {_COUNT: len(ids)}
     return {} if ids[0] is None else {_ID: str(ids[0])}
@@ -410,7 +411,7 @@ def _links(headers: Iterable[Mapping[str, Any]]) -> list[Link]:
 
 
 def _context(parent: object, state: object) -> SpanContext | None:
-    """Return the context in two headers; None: there is none, or another program wrote them."""
+    """Return the context in two headers, or None if they have no valid context."""
     if not isinstance(parent, str):
         return None
     carrier = {_PARENT: parent} | ({_STATE: state} if isinstance(state, str) else {})

@@ -1,4 +1,4 @@
-"""The hook of telemetry that notes which workers and pipelines run."""
+"""The hook of telemetry that records which workers and pipelines run."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ class _Run:
 
     def __init__(self, runner: Running) -> None:
         self.runner = runner
-        #: None: it runs in no event loop.
+        #: The lag of its event loop, or None if it has no event loop.
         self.lag: _Lag | None = None
         with suppress(RuntimeError):
             self.lag = _Lag()
 
 
 class Presence:
-    """Notes which workers and pipelines of a client run.
+    """Records which workers and pipelines of a client run.
 
     Args:
         owner: Returns the label of the client.
@@ -79,9 +79,9 @@ class Presence:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything, in a forked child."""
+        """Forget all runs, in a forked child."""
         self._runs: dict[str, _Run] = {}
-        #: When the runs that may be stored were first noted, by id.
+        #: When each run that may be stored was first recorded, keyed by id.
         self._began: dict[str, datetime] = {}
 
     @property
@@ -138,14 +138,14 @@ class Presence:
 
 
 def _graph(described: dict[str, Any], now: datetime) -> Upsert:
-    """Return the upsert that keeps the graph of a pipeline, also while it does not run."""
+    """Return the upsert of a pipeline's graph, which is also kept while the pipeline is not run."""
     name = described["name"]
     graph = {"kind": "graph", "name": name, "stages": described["stages"]}
     return {"_id": f"graph {name}"}, {"$set": {**graph, "expires": now + _KEPT_GRAPH}}
 
 
 def _process() -> dict[str, Any]:
-    """Describe this process. ``memory`` is the most that it has used, in bytes."""
+    """Describe this process. ``memory`` is its peak use of memory, in bytes."""
     used_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "host": socket.gethostname(),

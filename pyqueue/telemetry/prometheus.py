@@ -2,7 +2,7 @@
 
 The text has the numbers of messages of up to 500 queues and 500 consumer groups, and the sums that
 telemetry has stored. Its cost is bounded: messages are counted up to a cap, and counting stops
-after a while.
+after 5 seconds.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from pyqueue.telemetry.storing import METRICS, TOTAL, WORKERS
 
 #: The content type of the text.
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-#: How many queues, and how many consumer groups, have lines of their own.
+#: How many queues, and how many consumer groups, have separate lines.
 MAX_QUEUES: Final = 500
 MAX_GROUPS: Final = 500
-#: The name under which the rest is summed.
+#: The name under which all other queues and groups are summed.
 REST: Final = "_other"
 #: The states of the messages of a consumer group.
 GROUP_STATES: Final = ("ready", "scheduled", "reserved", "skipped")
-#: Counting a state of a queue stops at this number.
+#: The number at which the count of one state of a queue stops.
 CAP: Final = 10_001
 #: How many queues are counted by one command, and the seconds after which no more are counted.
 _PORTION: Final = 50
 COUNTING_S: Final = 5.0
-#: How many documents of a kind are read at most.
+#: The maximum number of documents of a kind that are read.
 _MAX_READ: Final = 5000
 #: A worker that has missed this many beats is silent.
 _MISSED: Final = 3
@@ -52,7 +52,7 @@ def metrics_text(client: Connected[AsyncConnection]) -> Awaitable[str]: ...
 def metrics_text(client: Connected[Any]) -> str | Awaitable[str]:
     """Return the metrics of a namespace as text for Prometheus. With an AsyncClient, await it.
 
-    Serve it with the content type ``CONTENT_TYPE``. The client need not count anything itself.
+    Serve the text with the content type ``CONTENT_TYPE``. The client need not count anything.
 
     Args:
         client: A Client or an AsyncClient.
@@ -93,7 +93,7 @@ def _read(suffix: str, match: Mapping[str, Any]) -> Plan[list[Document]]:
 
 
 def _count(page: _Page, names: Sequence[str]) -> Plan[None]:
-    """Count the messages of queues and of consumer groups, until the time is used up."""
+    """Count the messages of queues and of consumer groups, until the time limit is reached."""
     family = page.family("pyqueue_messages", "gauge", f"Messages by state, up to {CAP}.")
     about = "For how long the oldest message has waited."
     ages = page.family("pyqueue_oldest_seconds", "gauge", about)
@@ -212,7 +212,7 @@ class _Page:
     """All metrics of a namespace.
 
     Args:
-        shown: The queues that have lines of their own.
+        shown: The queues that have separate lines.
     """
 
     def __init__(self, shown: frozenset[str]) -> None:
@@ -221,7 +221,7 @@ class _Page:
         self._groups: set[str] = set()
 
     def family(self, name: str, kind: str, about: str) -> _Family:
-        """Return a metric."""
+        """Return the lines of a metric. A new metric has no values yet."""
         return self._families.setdefault(name, _Family(name, kind, about))
 
     def name(self, queue: str) -> str:
@@ -239,10 +239,10 @@ class _Page:
         return {"stream": queue, "group": group}
 
     def text(self) -> str:
-        """Return the text."""
+        """Return the text of all metrics."""
         return "".join(line for each in self._families.values() for line in each.lines())
 
 
 def _escaped(text: str) -> str:
-    """Return a value of a label. Foreign documents may have any text as the name of a queue."""
+    """Escape the value of a label. Foreign documents may have any text as the name of a queue."""
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -59,7 +59,7 @@ def _documents(
 def stats_of(
     queue: str, since: datetime, until: datetime, documents: Sequence[Document]
 ) -> QueueStats:
-    """Return the figures that documents of a queue have, which are in the order of time."""
+    """Return the figures of a queue from its documents, which are in chronological order."""
     return QueueStats(
         queue=queue,
         since=since,
@@ -85,7 +85,7 @@ def _start(since: Duration | datetime, now: datetime) -> datetime:
 
 
 def _starts(span: Span, start: datetime, end: datetime) -> Iterator[datetime]:
-    """Yield the beginnings of the minutes, or of the hours, from a time to another."""
+    """Yield the beginnings of the minutes, or of the hours, from one time to another."""
     each = span.start(start)
     while each <= end:
         yield each
@@ -120,7 +120,7 @@ def histogram_of(documents: Sequence[Document], name: str) -> tuple[list[int], f
 
 
 def latency(documents: Sequence[Document], name: str) -> Latency:
-    """Return how long something took."""
+    """Return the latency that the histograms with a name show."""
     numbers, seconds = histogram_of(documents, name)
     if not (count := sum(numbers)):
         return Latency()

@@ -40,7 +40,7 @@ _OPTIONS: Final[Mapping[str, Any]] = {"expireAfterSeconds": 0}
 _KEPT_ERRORS: Final = timedelta(days=30)
 #: The longest error text that is kept, in characters.
 _MAX_TEXT: Final = 200
-#: How many workers are counted at most, to slow down the flushes of all.
+#: The maximum number of workers that are counted. The more workers, the rarer are their flushes.
 _MAX_WORKERS: Final = 5000
 
 Upsert = tuple[Filter, UpdateDocument]
@@ -50,7 +50,7 @@ class Span(NamedTuple):
     """A length of time that has a document for each queue."""
 
     letter: str
-    #: Formats the beginning of the time. The ids of documents are in the order of time.
+    #: The format of the beginning of the time. It puts the ids of documents in chronological order.
     format: str
     length: timedelta
     kept: timedelta
@@ -67,8 +67,8 @@ class Span(NamedTuple):
 
 MINUTE: Final = Span("m", "%Y%m%d%H%M", timedelta(minutes=1), timedelta(hours=24))
 HOUR: Final = Span("h", "%Y%m%d%H", timedelta(hours=1), timedelta(days=30))
-#: The sums of all time, until a queue is not used for as long as hours are kept. A scraper needs
-#: numbers that never fall.
+#: The sums of all time. They are deleted once a queue was not used for as long as hours are kept.
+#: A scraper needs numbers that never fall.
 TOTAL: Final = Span("t", "", timedelta(hours=1), HOUR.kept)
 
 
@@ -137,8 +137,8 @@ def write(
     """Write documents, and delete the documents of workers that have ended.
 
     Args:
-        prepared: The suffixes of collections whose index exists; this adds to it.
-        writes: The upserts by the suffix of the collection.
+        prepared: The suffixes of collections whose index exists. New ones are added.
+        writes: The upserts, keyed by the suffix of the collection.
         ended: The ids of the workers.
     """
     for suffix, upserts in writes.items():

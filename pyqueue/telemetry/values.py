@@ -11,7 +11,8 @@ from datetime import datetime
 class Latency:
     """How long something took, in seconds.
 
-    The percentiles are estimates from histograms. None if there was nothing to measure.
+    The percentiles are estimates from histograms. They and the mean are None if there was nothing
+    to measure.
     """
 
     #: How many messages were measured.
@@ -34,7 +35,7 @@ class QueueStats:
     #: How many messages were pushed, received, finished, moved, retried, released, dead (buried),
     #: lost, cancelled and expired.
     counts: Mapping[str, int]
-    #: How many messages moved to which queue.
+    #: How many messages moved to other queues, keyed by queue.
     moved: Mapping[str, int]
     #: From the time at which a message was eligible until it was received.
     waiting: Latency
@@ -42,7 +43,7 @@ class QueueStats:
     working: Latency
     #: From the first push until it was finished.
     end_to_end: Latency
-    #: The counts of each minute, or of each hour if the time is longer than a day, by its
+    #: The counts of each minute, or of each hour if the time is longer than a day, keyed by its
     #: beginning. Counts that are 0 are missing, and so are minutes in which nothing happened.
     points: Mapping[datetime, Mapping[str, int]]
 
@@ -52,7 +53,7 @@ class QueueStats:
         return (self.until - self.since).total_seconds()
 
     def rate(self, name: str) -> float:
-        """Return how often something happened per second.
+        """Return a count as a rate per second.
 
         Args:
             name: A name of ``counts``, such as "pushed".

@@ -19,7 +19,7 @@ from pyqueue.telemetry.reading import stats_of
 from pyqueue.telemetry.storing import ERRORS, METRICS, MINUTE, WORKERS
 from pyqueue.telemetry.values import QueueStats
 
-#: How many documents are read at most.
+#: The maximum numbers of documents that are read.
 _MAX_MINUTES: Final = 10_000
 _MAX_GROUPS: Final = 500
 _MAX_RUNS: Final = 1000
@@ -32,7 +32,7 @@ _MISSED: Final = 3
 class ErrorSummary:
     """The failed tries of a queue that have the same fingerprint."""
 
-    #: The queue; for a consumer group the stream, "~" and the group.
+    #: The queue. For a consumer group: the stream, "~" and the group.
     queue: str
     fp: str
     type: str
@@ -43,13 +43,13 @@ class ErrorSummary:
     last: datetime | None
     tries: int
     dead: int
-    #: The last messages.
+    #: The ids of the last messages.
     ids: Sequence[Id]
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A worker or a pipeline that runs, or did not end as it should."""
+    """A worker or a pipeline that runs, or that has stopped reporting."""
 
     kind: str
     name: str
@@ -66,7 +66,7 @@ class RunSummary:
     silent: bool
 
     def works_on(self, queue: str) -> bool:
-        """Return whether it receives from a queue, or from a group of a stream."""
+        """Return whether this run receives from a queue, or from a group of a stream."""
         names = {str(each.get("q")) for each in self.stages}
         return queue in names or any(name.partition("~")[0] == queue for name in names)
 
@@ -81,7 +81,7 @@ class GraphSummary:
 
 
 def recent_stats(minutes: int = 60) -> Plan[dict[str, QueueStats]]:
-    """Return the figures of all queues in the last minutes, by name, in one command.
+    """Return the figures of all queues in the last ``minutes`` minutes, keyed by name.
 
     If there are too many documents, the oldest minutes are missing.
     """
@@ -97,7 +97,7 @@ def recent_stats(minutes: int = 60) -> Plan[dict[str, QueueStats]]:
 
 
 def error_groups() -> Plan[list[ErrorSummary]]:
-    """Return the groups of errors, the last ones first."""
+    """Return the groups of errors, the most recent first."""
     found = yield from _read(ERRORS, {}, (("last", -1),), _MAX_GROUPS)
     return [
         ErrorSummary(

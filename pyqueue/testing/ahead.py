@@ -47,7 +47,7 @@ def move_clock(connection: BaseConnection[Any], length: Duration) -> None:
 
 
 def _moved(value: Any, clock: Clock) -> Any:
-    """Return a filter, or the pipeline of an update, at the moved time."""
+    """Return a filter or an update pipeline that uses the moved time as the server's time."""
     now = {"$add": ["$$NOW", round(clock.ahead * 1000)]}
     if isinstance(value, list):
         return replaced(value, "$$NOW", now)
@@ -90,7 +90,7 @@ class _Database:
         return getattr(self._database, name)
 
     def command(self, command: Any, **options: Any) -> Any:
-        """Send a command. Its type stays, because the type protects its time limit."""
+        """Send a command. It is changed in place, because its type protects its time limit."""
         if "query" in command:
             command["query"] = _moved(command["query"], self._clock)
         if "updates" in command:

@@ -20,8 +20,8 @@ from pyqueue.payloads import Codec
 from pyqueue.pipeline.blocking import AnyClient, connection_of
 from pyqueue.requests import Document, Find, Plan, ServerTime
 
-#: Which messages match: values or conditions of ``pyqueue.where`` by path ("payload.order", "key"),
-#: or a function that returns whether a message matches.
+#: Conditions on a message: values or conditions of ``pyqueue.where``, keyed by path
+#: ("payload.order", "key"), or a function that returns whether a message matches.
 Where = Mapping[str, object] | Callable[[Message[Any]], object]
 Messages = list[Message[Any]]
 
@@ -50,11 +50,11 @@ def assert_enqueued(client: AnyClient, queue: str, *, where: Where | None = None
     Args:
         client: A Client or an AsyncClient. With an AsyncClient, await the result.
         queue: The name of a queue or a stream.
-        where: The values that a message must have, by path, such as ``{"payload.order": 7}``, as
-            for ``Queue.browse``; "state" is a path, too. Or a function that takes a Message.
+        where: The values that a message must have, keyed by path, such as ``{"payload.order": 7}``,
+            as for ``Queue.browse``; "state" is a path, too. Or a function that takes a Message.
 
     Returns:
-        The matching messages, in order.
+        The matching messages, in the order of the queue.
 
     Raises:
         AssertionError: No message matches. The text shows the messages of the queue.

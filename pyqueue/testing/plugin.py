@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def pyqueue_url() -> str:
-    """Return where tests run: the environment variable PYQUEUE_TEST_URL, or "memory:".
+    """Return the server for tests: the value of PYQUEUE_TEST_URL, or "memory:".
 
     Override this fixture to choose a server for some tests.
     """
@@ -61,7 +61,7 @@ def pyqueue_async_client(pyqueue_target: str) -> AsyncTestClient:
 
 
 def _with_database(url: str, name: str) -> str:
-    """Return the URL of a server with another database."""
+    """Return the URL with another database in place of its database."""
     front, _, query = url.partition("?")
     scheme, _, rest = front.partition("://")
     hosts, _, former = rest.partition("/")

@@ -30,7 +30,7 @@ from pyqueue.testing.ahead import move_clock
 
 R = TypeVar("R")
 
-#: How much time a drain lets pass at most.
+#: The maximum time by which a drain moves the clock.
 _HORIZON: Final = timedelta(days=30)
 #: The longest step of the clock while a message is ready but may not start.
 _MAX_STEP: Final = timedelta(hours=1)
@@ -47,7 +47,8 @@ def drain(worker: Runner[Any], *, horizon: Duration = _HORIZON) -> Any:
 
     Args:
         worker: A Worker or a Pipeline. If its client is async, await the result.
-        horizon: The longest time, in seconds, by which the clock moves. Later messages stay.
+        horizon: The longest time, in seconds, by which the clock moves. Messages that
+            become ready later stay in their queues.
 
     Returns:
         The Report of the run, as ``Worker.run`` returns it.
@@ -64,7 +65,7 @@ def drain(worker: Runner[Any], *, horizon: Duration = _HORIZON) -> Any:
 
 
 def _run(worker: Runner[Any], work: Callable[[], Awaitable[R]]) -> Any:
-    """Return async work for the caller to await. Run it if the client of the worker is blocking."""
+    """Run async work if the client of the worker is blocking; if not, return it to be awaited."""
     if not isinstance(connection_of(client_of(worker)), Connection):
         return work()
     require_no_loop()
@@ -178,7 +179,7 @@ class Performed:
     #: "committed", "moved" (to another queue), "dropped", "retried", "dead" (in the dead-letter
     #: queue), "lost" (the handler lost the lease), or "cancelled".
     outcome: Literal["committed", "moved", "dropped", "retried", "dead", "lost", "cancelled"]
-    #: Why it was retried or buried, as in ``Message.error``: ``{type, message, at}``.
+    #: Why the message was retried or buried, as in ``Message.error``: ``{type, message, at}``.
     error: Mapping[str, Any] | None
     #: The last progress that the handler stored: ``{fraction, note}``.
     progress: Mapping[str, Any] | None
@@ -251,7 +252,7 @@ class _Perform(_TestRun):
         self._after = documents[0] if documents else None
 
     def _reserved(self, running: RunningStage) -> Plan[Reservation[Any]]:
-        """Push the message, and reserve it. No consumer can be faster, because it is delayed."""
+        """Push the message with a delay, so that no consumer receives it first, and reserve it."""
         payload, tries, headers = self._given
         plans = yield from found(backend_of(running.queue), names=True)
         lease_s, id = plans.options.lease, ObjectId()
@@ -289,6 +290,6 @@ class _Recorder(Notes):
     async def progress(
         self, message: Reservation[Any], fraction: float, note: str | None = None
     ) -> None:
-        """Store the progress."""
+        """Store the progress, and remember it."""
         await super().progress(message, fraction, note)
         self.last = {"fraction": fraction, "note": note}

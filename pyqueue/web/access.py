@@ -1,4 +1,4 @@
-"""Who may do what: the hosts, the password, the origin of a change, and ``allow``."""
+"""Decide who may do what: by host, password, the origin of a change, and ``allow``."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-#: Given the request, an action and the name of a queue or None, returns whether it is allowed.
+#: Takes the request, an action, and the name of a queue or None. Returns whether it is allowed.
 Allow = Callable[[Request, str, str | None], bool | Awaitable[bool]]
-#: Given the request, returns the name of the person, for the audit.
+#: Takes the request, and returns the name of the person for the audit.
 Who = Callable[[Request], str]
 
 #: The actions that change nothing.
@@ -43,7 +43,7 @@ class Access(NamedTuple):
     """The rules of a dashboard."""
 
     allow: Allow | Literal["anyone"]
-    #: Whether any change is possible.
+    #: Whether changes are possible at all.
     writable: bool
     hosts: frozenset[str]
     password: str | None
@@ -55,10 +55,10 @@ class Access(NamedTuple):
         return "*" in self.hosts
 
     def check(self, request: Request) -> None:
-        """Check the host, the password, and for a change the origin of a request.
+        """Check the host and the password of a request and, for a change, its origin.
 
         Raises:
-            HTTPException: It is refused.
+            HTTPException: The request is refused.
         """
         host = _name(request.headers.get("host", ""))
         if not self.any_host and host not in self.hosts:
@@ -82,7 +82,7 @@ class Access(NamedTuple):
         return scheme.lower() == "basic" and compare_digest(password.encode(), expected)
 
     def _is_own(self, request: Request) -> bool:
-        """Return whether a page of this dashboard sent a form."""
+        """Return whether a request comes from a page of this dashboard."""
         headers = request.headers
         if "sec-fetch-site" in headers:
             return headers["sec-fetch-site"] == "same-origin"
@@ -90,7 +90,7 @@ class Access(NamedTuple):
         if "://" not in origin:
             return False
         own = origin.partition("://")[2] == headers.get("host")
-        # Behind a proxy, ``Host`` may be another one than the browser's.
+        # Behind a proxy, ``Host`` may differ from the browser's.
         return own or _name(origin.partition("://")[2]) in self.hosts - {*_LOOPBACK, "*"}
 
     def name(self, request: Request) -> str:
@@ -104,7 +104,7 @@ class Access(NamedTuple):
 
 
 def allowed_hosts(hosts: Iterable[str]) -> frozenset[str]:
-    """Return the names of hosts, with the hosts of this machine."""
+    """Return the names of the allowed hosts, which include the names of this machine."""
     return frozenset([*_LOOPBACK, *(each if each == "*" else _name(each) for each in hosts)])
 
 
@@ -117,12 +117,12 @@ def _name(host: str) -> str:
 
 
 class Viewer:
-    """The person behind a request. Each question to ``allow`` is asked once.
+    """The person behind a request. The answers of ``allow`` are remembered.
 
     Args:
         request: The request.
         access: The rules.
-        form: The form that was sent.
+        form: The fields of the form that was sent.
     """
 
     def __init__(self, request: Request, access: Access, form: Mapping[str, str]) -> None:
@@ -145,7 +145,10 @@ class Viewer:
         return str(self.request.query_params.get(name, default))
 
     def count(self, name: str, default: int = 0) -> int:
-        """Return an argument of the URL that is a number of up to 15 digits."""
+        """Return an argument of the URL as a number.
+
+        If it is not a number of up to 15 digits, return ``default``.
+        """
         text = self.argument(name)
         return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else default
 
@@ -166,17 +169,17 @@ class Viewer:
         return bool((await answer) if inspect.isawaitable(answer) else answer)
 
     async def require(self, action: str, queue: str | None = None) -> None:
-        """Ask whether an action is allowed.
+        """Check that an action is allowed.
 
         Raises:
-            HTTPException: It is not.
+            HTTPException: The action is not allowed.
         """
         if not await self.may(action, queue):
             about = "" if queue is None else f" on {queue[:120]!r}"
             raise HTTPException(403, f"The action {action!r}{about} is not allowed.")
 
     def again(self) -> Viewer:
-        """Return the same person without the answers, which may have changed."""
+        """Return the same viewer without remembered answers, because answers may change."""
         return Viewer(self.request, self._access, self.form)
 
     async def sees(self, queue: str) -> bool:
@@ -188,7 +191,7 @@ async def form_of(request: Request) -> dict[str, str]:
     """Return the fields of a form.
 
     Raises:
-        HTTPException: The form is too large, or not in the usual encoding.
+        HTTPException: The form is too large, is not URL-encoded, or cannot be decoded.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/x-www-form-urlencoded":
@@ -205,7 +208,7 @@ async def form_of(request: Request) -> dict[str, str]:
 
 
 class Guarded:
-    """Adds the headers that protect a page. It does not change the responses otherwise."""
+    """Adds the headers that protect a page to each response, and changes nothing else."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

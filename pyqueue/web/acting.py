@@ -1,4 +1,4 @@
-"""The actions: each is written to the audit first, and shows its result on the next page."""
+"""The actions. Each is first written to the audit, and the next page shows its result."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pyqueue.web.queue_page import BULK
 from pyqueue.web.shapes import counted
 from pyqueue.web.site import Site
 
-#: Does an action, and returns a text that says what was done.
+#: Carries out an action, and returns a text that says what was done.
 Action = Callable[[Site, Viewer], Awaitable[str]]
 
-#: How far the number of messages of a bulk action may differ from the number that was shown.
+#: The share by which the number of messages may differ from the number that was shown.
 _TOLERANCE: Final = 0.1
 #: The fields of forms that the audit keeps.
 _KEPT: Final = ("id", "state", "where", "expected", "to", "group", "position", "schedule", "force")
@@ -29,7 +29,7 @@ _UNCHANGED: Final = "nothing was changed: the message has moved, changed or ende
 
 
 async def act(site: Site, viewer: Viewer, action: str) -> str:
-    """Do an action, and return the id of its entry in the audit.
+    """Carry out an action, and return the id of its entry in the audit.
 
     Args:
         site: The dashboard.
@@ -62,7 +62,7 @@ async def _queue(site: Site, viewer: Viewer) -> AsyncQueue[Any]:
 
 
 def _typed(viewer: Viewer, expected: str) -> None:
-    """Refuse an action that is hard to undo, unless its name was typed."""
+    """Refuse an action that is hard to undo, unless the name ``expected`` was typed."""
     if viewer.form.get("name", "").strip() != expected:
         raise HTTPException(400, f"name: type {expected!r} to confirm; nothing was changed")
 
@@ -80,7 +80,7 @@ async def _cancel(site: Site, viewer: Viewer) -> str:
 
 async def _force_release(site: Site, viewer: Viewer) -> str:
     queue, id = await _queue(site, viewer), viewer.form.get("id", "")
-    # The permission is about this queue, and the client would find the message in any other one.
+    # The permission is about this queue, and the client would find the message in any other queue.
     known = await queue.get(id) is not None
     released = known and await site.client.force_release(id)
     return "the message is ready again" if released else _UNCHANGED
@@ -115,14 +115,14 @@ async def _redrive(site: Site, viewer: Viewer) -> str:
 async def _move(site: Site, viewer: Viewer) -> str:
     to = viewer.form.get("to", "").strip()
     await viewer.require("move", to)
-    await row_of(site, to)  # a mistyped name would make a queue
+    await row_of(site, to)  # a mistyped name would create a queue
     return await _bulk(site, viewer, lambda chosen: chosen.move(to, limit=BULK))
 
 
 async def _bulk(
     site: Site, viewer: Viewer, change: Callable[[AsyncSelection], Awaitable[BulkResult]]
 ) -> str:
-    """Change the messages that match, unless their number is another than the one shown."""
+    """Change the messages that match, unless their number differs too much from the one shown."""
     form, queue = viewer.form, await _queue(site, viewer)
     state: Any = form.get("state", "")
     chosen = queue.select(conditions(form.get("where", ""), site.redactor), state)
@@ -163,7 +163,7 @@ async def _run(site: Site, viewer: Viewer) -> str:
 
 
 async def _schedule(site: Site, viewer: Viewer) -> str:
-    """Return the schedule of a form. The permission is about its queue."""
+    """Return the name of the schedule in a form. It must be for the queue of the permission."""
     name = viewer.form.get("schedule", "")
     queues = {each.name: each.queue for each in await site.client.schedules()}
     if queues.get(name) != viewer.form.get("queue", ""):
@@ -205,7 +205,7 @@ async def _delete_consumer(site: Site, viewer: Viewer) -> str:
     return "the group was deleted"
 
 
-#: The actions by name. The names are also the ``action`` that ``allow`` is asked about.
+#: The actions, keyed by the names with which ``allow`` is called.
 ACTIONS: Final[Mapping[str, Action]] = {
     "cancel": _cancel,
     "force_release": _force_release,

@@ -1,4 +1,4 @@
-"""``Dashboard``: the ASGI app. It has the table of routes, and asks for permission before each."""
+"""``Dashboard``: the ASGI app. It has the routes, and checks permissions before each."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from pyqueue.web.site import Site, View, as_json, path_to, query, static
 
 log = logging.getLogger("pyqueue")
 
-#: The pages. Each has its JSON below /json.
+#: The pages, keyed by path. The JSON of a page is at the same path below /json.
 PAGES: Final[Mapping[str, Callable[[Site, Viewer], Awaitable[View]]]] = {
     "/": overview,
     "/q/{name}": queue_page,
@@ -59,7 +59,7 @@ PAGES: Final[Mapping[str, Callable[[Site, Viewer], Awaitable[View]]]] = {
     "/schedules": schedules_page,
     "/audit": audit_page,
 }
-#: The paths that anyone may read: they say nothing about queues.
+#: The paths that anyone may read, because they say nothing about queues.
 OPEN: Final = ("/static/{name}", "/health/live", "/health/ready")
 #: Actions after which the message is gone, so that the page of its queue follows.
 _ENDS: Final = ("cancel", "remove")
@@ -76,16 +76,16 @@ class Dashboard:
     Args:
         client: The client of the namespace to show.
         allow: Called with the request, an action and the name of a queue (None for pages of all
-            queues) before anything is shown or changed; returns, or awaits, whether it is allowed.
+            queues) before anything is shown or changed. Returns, or awaits, whether it is allowed.
             The action is "view", "metrics" (all queues, as text) or the name of a change, such as
             "redrive". "anyone" allows everyone to view.
-        writable: Whether changes are possible, if ``allow`` allows them. None: they are if
-            ``allow`` is a function.
-        hosts: The host names that browsers use for it, besides those of this machine; "*" allows
-            any name.
-        password: A password that the browser must send. None: none is needed.
-        who: Returns the name of the person of a request, for the audit. None: the user of the
-            request if it has one, or else the address.
+        writable: Whether changes are possible, if ``allow`` allows them. None means that they are
+            if ``allow`` is a function.
+        hosts: The host names under which browsers reach the dashboard, besides those of this
+            machine. "*" allows any name.
+        password: A password that the browser must send, or None if no password is needed.
+        who: Takes a request, and returns the name of the person for the audit. None means the
+            user of the request or, without a user, the address.
         secrets: Parts of the names of fields whose values are hidden.
         redact: Called with the path and the value of each other field; returns the value to show.
         label: A word in the head of each page, such as "staging".
@@ -140,7 +140,7 @@ class Dashboard:
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
-        """The routes of the app. They ask ``allow``, except the routes in ``OPEN``."""
+        """The routes of the app. They call ``allow``, except the routes in ``OPEN``."""
         return tuple(self._app.routes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -167,7 +167,7 @@ class Dashboard:
     def _route(
         self, path: str, handler: _Handler, action: str = "view", method: str = "GET"
     ) -> Route:
-        """Return a route that checks a request, and asks for permission first."""
+        """Return a route that first checks a request and the permission for it."""
 
         async def handle(request: Request) -> Response:
             self._site.access.check(request)
@@ -208,7 +208,7 @@ class Dashboard:
         return RedirectResponse(viewer.root + await search(self._site, viewer), 303)
 
     async def _live(self, viewer: Viewer) -> Response:
-        headers = {"x-accel-buffering": "no"}  # or nginx would collect the events
+        headers = {"x-accel-buffering": "no"}  # otherwise nginx would buffer the events
         content = events(self._site, viewer)
         return StreamingResponse(content, headers=headers, media_type="text/event-stream")
 

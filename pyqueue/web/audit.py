@@ -47,7 +47,7 @@ class Audit:
         return str(id)
 
     async def end(self, id: str, result: str) -> None:
-        """Add the result of an action to its entry. A failure is logged: the action is done."""
+        """Add the result of an action to its entry. Log a failure, because the action is done."""
         try:
             await self._store(ObjectId(id), {"result": result[:500]})
         except QueueError as error:
@@ -57,11 +57,11 @@ class Audit:
         await self._run(write(self._prepared, {AUDIT: [({"_id": id}, {"$set": dict(fields)})]}))
 
     async def last(self) -> list[Document]:
-        """Return the last entries, newest first; none if the database user may not read them."""
+        """Return the last entries, newest first, or none if the database user may not read them."""
         return await self._run(_entries({}))
 
     async def entry(self, id: str) -> Document | None:
-        """Return an entry, or None."""
+        """Return the entry with this id, or None if there is none."""
         if not ObjectId.is_valid(id):
             return None
         return next(iter(await self._run(_entries({"_id": ObjectId(id)}))), None)

@@ -1,4 +1,4 @@
-"""Charts as SVG, drawn on the server. Colours come from the style sheet, by class."""
+"""Charts as SVG, drawn on the server. Colors come from the style sheet, by class."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TIME_LINES: Final = (("waiting", "p50"), ("waiting", "p95"), ("working", "p50"),
 #: The width of lanes, the room for names and for times, and the height of a lane.
 _LANES: Final = (640, 130, 80)
 _LANE: Final = 26
-#: The lines of a chart by class, and the counts that each adds up.
+#: The lines of a chart, keyed by class, and the counts that each line adds up.
 LINES: Final[Mapping[str, Sequence[str]]] = {
     "in": ("pushed",),
     "done": ("finished", "moved"),
@@ -48,7 +48,7 @@ class Lane(NamedTuple):
 
 
 def per_minute(stats: QueueStats | None, names: Sequence[str], minutes: int = 60) -> list[int]:
-    """Return the sums of counts in each of the last minutes."""
+    """Return the sums of the counts with these names, one for each of the last minutes."""
     if stats is None:
         return [0] * minutes
     last = stats.until.replace(second=0, microsecond=0)
@@ -57,7 +57,7 @@ def per_minute(stats: QueueStats | None, names: Sequence[str], minutes: int = 60
 
 
 def line(values: Sequence[float], size: tuple[int, int] = _SPARK, high: float = 1) -> str:
-    """Return the points of a line, up to ``high`` or the highest value."""
+    """Return the points of a line. Its top is ``high`` or the highest value."""
     (width, height), high = size, max(*values, high)
     step = width / max(1, len(values) - 1)
     return " ".join(
@@ -67,7 +67,7 @@ def line(values: Sequence[float], size: tuple[int, int] = _SPARK, high: float = 
 
 
 def sparkline(values: Sequence[float], key: str, label: str) -> Markup:
-    """Return a small chart. The script of the page moves its line, by ``key``."""
+    """Return a small chart. The script of the page finds its line by ``key``."""
     return Markup(
         '<svg class="spark" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" '
         'aria-label="{}"><polyline data-line="{}" points="{}"/></svg>'
@@ -184,7 +184,7 @@ def legend(stats: QueueStats) -> list[dict[str, str]]:
 
 
 def lanes(some: Sequence[Lane]) -> Markup:
-    """Return the way of a message through queues: a lane for each, on one scale of time."""
+    """Return a drawing of a message's way: a lane for each queue, on one scale of time."""
     width, left, right = _LANES
     start, end = some[0].start, max(each.end for each in some)
     total_s, across = max((end - start).total_seconds(), 0.001), width - left - right

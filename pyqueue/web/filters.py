@@ -15,23 +15,23 @@ from pyqueue.errors import ConfigurationError
 from pyqueue.web.redacting import Redactor
 from pyqueue.where import Condition, contains, exists, ge, gt, le, lt
 
-#: The longest filter, in characters, and the most conditions.
+#: The maximum length of a filter, in characters, and the maximum number of conditions.
 MAX_TEXT: Final = 500
 _MAX_CONDITIONS: Final = 10
-#: Numbers from here on are texts.
+#: Numbers of at least this size are texts.
 _MAX_NUMBER: Final = 1 << 63
 _TERM: Final = re.compile(
     r"""([\w-]+(?:\.[\w-]+)*)      # the path
     (?: (>=|<=|[:=<>~]) ("(?:[^"\\]|\\.)*"|\S+) | (\?) )(?=\s|$)""",
     re.VERBOSE,
 )
-#: Fields that are instants, by the end of their path.
+#: The ends of the paths of fields that are instants.
 _INSTANTS: Final = ("when", "pushed", "processed", ".at")
 _ORDERS: Final = {">": gt, ">=": ge, "<": lt, "<=": le, "~": contains}
 
 
 def conditions(text: str, redactor: Redactor) -> dict[str, object]:
-    """Return the ``where`` of a filter.
+    """Return the conditions of a filter, keyed by path.
 
     Raises:
         ConfigurationError: The text is not a filter, or it is about a hidden field.
@@ -67,7 +67,7 @@ def _condition(path: str, operator: str | None, text: str | None, redactor: Reda
     if operator is None or text is None:
         return exists()
     value = _value(path, text)
-    # A filter on a value that is never shown would tell it, one guess at a time.
+    # A filter on a value that is never shown would reveal it, one guess at a time.
     if redactor.value(path, value) != value:
         raise _hidden(path)
     if operator == "~" and not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The other pages: streams, errors, workers, schedules, the audit, and the search."""
+"""The pages of streams, errors, workers, schedules and the audit, and the search."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def audit_page(site: Site, viewer: Viewer) -> View:
 
 
 async def search(site: Site, viewer: Viewer) -> str:
-    """Return the path of the page for the text of a search."""
+    """Return the path of the page that the text of a search leads to."""
     text = viewer.argument("q").strip()[:512]
     sample = await site.sampler.sample()
     row = sample.rows.get(text)

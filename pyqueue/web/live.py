@@ -1,4 +1,4 @@
-"""Live numbers: server-sent events with the texts that have changed since the last ones."""
+"""Live numbers: server-sent events with the texts that have changed since the previous event."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def events(site: Site, viewer: Viewer, every_s: float = INTERVAL_S) -> Asy
 
     Args:
         site: The dashboard.
-        viewer: The person. The permission to view is asked for again before each event.
+        viewer: The person. The permission to view is checked again before each event.
         every_s: The seconds between two events.
     """
     yield f"retry: {_RETRY_MS}\n\n"
@@ -53,7 +53,7 @@ def _event(name: str, data: Mapping[str, str]) -> str:
 
 
 async def _texts(sample: Sample, viewer: Viewer) -> dict[str, str]:
-    """Return the text of each live element by its key; for a sparkline, the points."""
+    """Return the texts of the live elements, keyed by element. A sparkline's text is its points."""
     rows, tiles = await board(sample, viewer)
     found = {f"tiles:{name}": text for name, text in tiles["texts"].items()}
     for name in ("in", "done"):

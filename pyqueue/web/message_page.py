@@ -1,4 +1,4 @@
-"""The page of a message: its state, why it waits, its way, its tries and its payload."""
+"""The page of a message: its state, why it waits, the queues it passed, its tries and payload."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from pyqueue.web.overview import visible_runs
 from pyqueue.web.sampling import Row, why_waiting
 from pyqueue.web.site import Site, View, path_to
 
-#: How many held messages are examined to find out who holds a group.
+#: The maximum number of held messages that are examined to find the holder of a group.
 _BUDGET: Final = 1000
-#: The id of a message in a pack ends with its place.
+#: The end of the id of a message in a pack: its index.
 _PACKED: Final = re.compile(r":\d+$")
 #: The actions that each state allows.
 _ACTIONS: Final[dict[str, tuple[str, ...]]] = {
@@ -37,7 +37,7 @@ async def find(site: Site, viewer: Viewer, id: str) -> Message[Any]:
     """Return a message that may be viewed.
 
     Raises:
-        HTTPException: There is none.
+        HTTPException: There is no such message.
     """
     try:
         message = await site.client.find(id)
@@ -104,7 +104,7 @@ def _actions(message: Message[Any], row: Row | None) -> tuple[tuple[str, ...], s
 
 
 def _workers(runs: Sequence[RunSummary], id: str) -> list[dict[str, Any]]:
-    """Return the workers that report to work on a message, and since when."""
+    """Return the workers that report work on a message, and when they began."""
     return [
         {"owner": str(run.process.get("owner") or run.name), "since": each.get("since")}
         for run in runs
@@ -125,7 +125,7 @@ async def _holder(site: Site, message: Message[Any], row: Row | None) -> dict[st
 
 
 def _facts(site: Site, message: Message[Any]) -> list[tuple[str, str]]:
-    """Return the other things that are known of a message: a name and a text each."""
+    """Return further facts about a message, each with a name and a text."""
     shown = site.redactor.text
     found: list[tuple[str, object]] = [
         ("pushed", f"{shapes.clock(message.pushed)}, {shapes.ago(message.pushed)}"),

@@ -20,10 +20,10 @@ from pyqueue.web.charts import per_minute
 from pyqueue.web.sampling import RATE_MIN, Row, Sample
 from pyqueue.web.site import Site, View, path_to
 
-#: The most rows of a page. More queues are shown in groups, by the beginning of their names.
+#: The maximum number of rows on a page. If there are more, queues are grouped by prefix.
 MAX_ROWS: Final = 100
 _SEPARATORS: Final = re.compile("[.:>_-]")
-#: How rows are sorted.
+#: The values by which rows can be sorted.
 _SORTS: Final = ("name", "ready", "reserved", "scheduled", "dead", "oldest")
 _IN: Final = ("pushed",)
 _DONE: Final = ("finished", "moved")
@@ -31,7 +31,7 @@ _FINISHED: Final = ("finished",)
 
 
 def rate_of(stats: QueueStats | None, names: Sequence[str]) -> float | None:
-    """Return how often something happened per second, in the last minutes and the current one."""
+    """Return the sum of the counts with these names per second, over the last few minutes."""
     if stats is None:
         return None
     passed_s = stats.until.second + stats.until.microsecond / 1e6
@@ -87,7 +87,7 @@ def _grouped(row: Row, group: ConsumerInfo) -> dict[str, Any]:
 
 
 async def visible(sample: Sample, viewer: Viewer) -> list[Row]:
-    """Return the rows that may be viewed, without dead letters that another row counts."""
+    """Return the rows that may be viewed, without dead-letter queues that another row counts."""
     rows = [each for each in sample.rows.values() if await viewer.sees(each.info.name)]
     owned = {each.dead_letter for each in rows if each.info.dead is not None}
     return [each for each in rows if each.info.name not in owned]
@@ -105,7 +105,7 @@ async def visible_runs(sample: Sample, viewer: Viewer) -> list[RunSummary]:
 
 
 async def board(sample: Sample, viewer: Viewer) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the rows that may be viewed, and the sums of them."""
+    """Return the rows that may be viewed, and their sums."""
     rows = await visible(sample, viewer)
     every = [await shown_row(viewer, each, sample.cap) for each in rows]
     runs = await visible_runs(sample, viewer)
@@ -201,7 +201,7 @@ def _added(some: Sequence[Sequence[int]]) -> list[int]:
 
 
 def _prefixes(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the sums of rows by the beginning of their names."""
+    """Return the sums of rows, grouped by the beginning of their names."""
     sums: dict[str, Counter[str]] = {}
     for each in rows:
         numbers = sums.setdefault(_SEPARATORS.split(each["name"], 1)[0], Counter())
@@ -215,7 +215,7 @@ async def row_of(site: Site, name: str, *, stream: bool = False) -> tuple[Sample
     """Return the sample, and the row of a queue or a stream.
 
     Raises:
-        HTTPException: There is no such queue.
+        HTTPException: There is no such queue or stream.
     """
     sample = await site.sampler.sample()
     row = sample.rows.get(name)

@@ -18,10 +18,10 @@ from pyqueue.web.overview import row_of, shown_row, visible_runs
 from pyqueue.web.sampling import Row, Sample
 from pyqueue.web.site import Site, View, path_to, query
 
-#: How many messages a page has, and how many are examined for them.
+#: The maximum number of messages on a page, and of messages that are examined for it.
 PAGE: Final = 50
 _BUDGET: Final = 5000
-#: The most messages that one bulk action changes.
+#: The maximum number of messages that one bulk action changes.
 BULK: Final = 10_000
 #: How long counting before a bulk action may take, in seconds.
 _COUNT_S: Final = 5.0
@@ -30,7 +30,7 @@ RANGES: Final = ((900, "15 min"), (7200, "2 h"), (86_400, "24 h"), (2_592_000, "
 _RANGE_S: Final = 7200
 #: The formats in which the messages can be downloaded: the ending of the file, and the name.
 EXPORTS: Final = (("ndjson", "JSON lines"), ("csv", "CSV"))
-#: The states of each tab, and its name.
+#: The state of each tab, and the name of the tab.
 _STATES: Final[dict[str, str]] = {
     "ready": "ready",
     "reserved": "in work",
@@ -57,7 +57,7 @@ def states_of(row: Row) -> list[tuple[str, str, int]]:
 
 
 def line_of(site: Site, message: Message[Any]) -> dict[str, Any]:
-    """Return a row of a table of messages."""
+    """Return the values of a message for its row in a table."""
     error = message.error
     shown = site.redactor.text
     return {
@@ -144,7 +144,7 @@ async def _messages(site: Site, viewer: Viewer, row: Row, state: State) -> dict[
 
 
 def _latency(stats: QueueStats) -> list[dict[str, Any]]:
-    """Return how long messages waited, were worked on, and lived."""
+    """Return how long messages waited, were worked on, and took from push to end."""
     named = {"waiting": stats.waiting, "working": stats.working, "whole": stats.end_to_end}
     return [
         {"name": name, "p50": each.p50, "p95": each.p95, "p99": each.p99}

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-#: A field is hidden if its name contains one of these, whatever its case, "-" and "_".
+#: A field is hidden if its name contains one of these, regardless of case, "-" and "_".
 SECRETS: Final = (
     *("password", "passwd", "passphrase", "secret", "token", "apikey", "accesskey", "privatekey"),
     *("authorization", "credential", "cookie", "signature"),
@@ -15,7 +15,7 @@ SECRETS: Final = (
 HIDDEN: Final = "••••••"
 #: The longest text that is shown, in characters.
 MAX_TEXT: Final = 65_536
-#: The longest user and password in a URL.
+#: The maximum length of a user and a password in a URL, together.
 _MAX_LOGIN: Final = 2000
 _LOGIN: Final = re.compile(rf"://[^\s/@]{{1,{_MAX_LOGIN}}}@")
 
@@ -24,7 +24,7 @@ Redact = Callable[[str, Any], Any]
 
 
 class Redactor:
-    """Hides secrets: fields by name, and parts of texts that look like a field or a URL with one.
+    """Hides secrets: fields by their names, and parts of texts that look like secrets.
 
     Args:
         names: Parts of the names of fields.
@@ -44,18 +44,18 @@ class Redactor:
         )
 
     def hides(self, path: str) -> bool:
-        """Return whether a path has the name of a secret."""
+        """Return whether a path contains the name of a secret."""
         return any(part in _plain(name) for name in path.split(".") for part in self._names)
 
     def value(self, path: str, value: Any) -> Any:
-        """Return a value to show in place of another. It does not look into lists and dicts."""
+        """Return the value to show in place of a value. This does not look into lists and dicts."""
         if self.hides(path):
             return HIDDEN
         shown = value if self._redact is None else self._redact(path, value)
         return self._clean(shown) if isinstance(shown, str) else shown
 
     def text(self, path: str, text: str | None) -> str | None:
-        """Return a text without secrets; None for None."""
+        """Return a text without its secrets. None stays None."""
         return None if text is None else str(self.value(path, text))
 
     def _clean(self, text: str) -> str:

@@ -27,10 +27,10 @@ from pyqueue.telemetry.watching import (
 from pyqueue.web.charts import per_minute
 from pyqueue.web.shapes import length
 
-#: The least seconds between two samples. A sample may take a tenth of the time.
+#: The minimum time between two samples, in seconds. Samples take at most a tenth of the time.
 INTERVAL_S: Final = 2.0
 _SHARE: Final = 10
-#: Counting a state of a queue stops at this number: the lower one if counting is slow.
+#: The number at which the count of one state stops: the lower one if counting is slow.
 CAP: Final = 10_001
 LOW_CAP: Final = 1001
 _FAST_S, _SLOW_S = 0.1, 0.5
@@ -38,16 +38,16 @@ _FAST_S, _SLOW_S = 0.1, 0.5
 _WAIT_S: Final = 1.0
 #: A sample that is older than this is not shown.
 _OLD_S: Final = 300.0
-#: How many streams have the positions of their groups read.
+#: The maximum number of streams whose consumer groups are read.
 _MAX_STREAMS: Final = 20
-#: Over how many whole minutes and the current one rates are measured.
+#: Rates are measured over this number of whole minutes and the current minute.
 RATE_MIN: Final = 5
-#: Over how many minutes a trend is measured, and the least messages that make one.
+#: The minutes over which a trend is measured, and the minimum number of messages for a trend.
 _TREND_MIN: Final = 5
 _LEAST_TREND: Final = 10
 #: A queue that will be empty in less time, in seconds, has no badge for it.
 _LEAST_LEFT_S: Final = 5.0
-#: A ready message that waits longer, in seconds, waits for a worker.
+#: A ready message that waits longer than this, in seconds, seems to have no worker.
 _UNATTENDED_S: Final = 60.0
 
 Badge = tuple[str, str]
@@ -59,14 +59,14 @@ class Row:
     """A queue or a stream in a sample."""
 
     info: QueueInfo
-    #: The figures of the last hour; None if there are none.
+    #: The figures of the last hour, or None if there are none.
     stats: QueueStats | None
     #: The groups of a stream, and their figures.
     groups: Sequence[ConsumerInfo]
     group_stats: Mapping[str, QueueStats]
-    #: How many workers and pipelines receive from it.
+    #: How many workers and pipelines receive from the queue.
     workers: int
-    #: Each with its look and its text.
+    #: The badges, each with its look and its text.
     badges: Sequence[Badge]
     #: How many messages per second moved to which queue in the last minutes; 0 for a queue to
     #: which messages moved earlier in the hour.
@@ -76,11 +76,11 @@ class Row:
 
     @property
     def dead_letter(self) -> str:
-        """The name of its dead-letter queue."""
+        """The name of the dead-letter queue of this queue."""
         return dead_letter_of(self.info.name, self.info.options)
 
     def last_minutes(self, *names: str) -> int:
-        """Return the sum of counts in the last whole minutes of a trend."""
+        """Return the sum of the counts with these names over the minutes of a trend."""
         return sum(per_minute(self.stats, names, _TREND_MIN + 1)[:-1])
 
 
@@ -115,13 +115,13 @@ class Sampler:
         self._cap = LOW_CAP
 
     def expire(self) -> None:
-        """Let the next request take a new sample: an action has changed something."""
+        """Let the next request take a new sample, because an action has changed something."""
         if self._sample is not None:
             self._sample = replace(self._sample, took_s=0.0)
             self._taken, self._task = -_OLD_S, None
 
     async def sample(self) -> Sample:
-        """Return the last sample, or take one if it is time.
+        """Return the last sample, or take a new one if it is too old.
 
         Raises:
             QueueError: The server did not answer, and there is no recent sample.
@@ -221,7 +221,7 @@ def _row(info: QueueInfo, groups: Sequence[ConsumerInfo], read: _Read) -> Row:
 
 
 def _badges(row: Row, now: datetime) -> list[Badge]:
-    """Return the things about a queue that a person should know."""
+    """Return the badges of a queue: what a person should know about it."""
     info, counts = row.info, row.info.counts
     found: list[Badge] = []
     if info.paused:
@@ -242,7 +242,7 @@ def _badges(row: Row, now: datetime) -> list[Badge]:
 
 
 def _trend(row: Row) -> list[Badge]:
-    """Return whether a queue grows, or when it will be empty."""
+    """Return a badge that says that a queue grows, or when it will be empty, or no badge."""
     ready, minutes = row.info.counts.ready, _TREND_MIN
     pushed = row.last_minutes("pushed") + row.came * 60 * minutes
     done = row.last_minutes(*_DONE)
@@ -257,7 +257,7 @@ def _trend(row: Row) -> list[Badge]:
 
 
 def why_waiting(message: Message[object], row: Row | None, now: datetime) -> str:
-    """Return why no consumer works on a message; empty if one does, or none should."""
+    """Return why no consumer works on a message, or "" if one does or none should."""
     if isinstance(message, StreamMessage) or message.state in ("reserved", "finished"):
         return ""
     if message.state == "dead":

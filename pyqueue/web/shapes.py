@@ -14,18 +14,18 @@ from bson import Decimal128, ObjectId
 from pyqueue.durations import readable_rate
 from pyqueue.web.redacting import HIDDEN, Redactor
 
-#: How many items of one list or document a tree shows, how deep it goes, and its longest text.
+#: The maximum number of items of a list or document in a tree, its depth, and its longest text.
 MAX_ITEMS: Final = 200
 _MAX_DEPTH: Final = 8
 _MAX_STRING: Final = 2000
-#: The most characters of a tree, and the most values.
+#: The maximum number of characters in a tree, and of values.
 MAX_CHARACTERS: Final = 65_536
 _MAX_NODES: Final = 1500
 _UNITS: Final = ((60, "s"), (60, "min"), (24, "h"))
 
 
 def number(value: float | None, cap: int | None = None) -> str:
-    """Return a number with thin spaces; "1 000+" if a count has reached its cap."""
+    """Return a number with thin spaces. A count that has reached its cap becomes "1 000+"."""
     if value is None:
         return "–"
     if cap is not None and value >= cap:
@@ -62,7 +62,7 @@ def length(seconds: float | None) -> str:
 
 
 def since(instant: datetime | None, now: datetime | None = None) -> str:
-    """Return how long ago an instant was, without "ago"; "–" for None."""
+    """Return how long ago an instant was, without "ago", or "–" for None."""
     if instant is None:
         return "–"
     return length(max(0.0, ((now or datetime.now(UTC)) - instant).total_seconds()))
@@ -86,14 +86,14 @@ def clock(instant: datetime | None) -> str:
 
 
 def size(number_of_bytes: float | None) -> str:
-    """Return a number of bytes."""
+    """Return a number of bytes in MB."""
     if number_of_bytes is None:
         return "–"
     return f"{number_of_bytes / 2**20:.0f} MB"
 
 
 def plain(value: Any) -> Any:
-    """Return a value for JSON."""
+    """Return a value in a form that JSON can represent."""
     return value.isoformat() if isinstance(value, datetime) else str(value)
 
 
@@ -101,7 +101,7 @@ def plain(value: Any) -> Any:
 
 
 class _Tree:
-    """Makes a tree. It stops when it is large enough."""
+    """Builds a tree of nodes, up to a maximum size."""
 
     def __init__(self, redactor: Redactor, characters: int, depth: int = 1) -> None:
         self._redactor = redactor
@@ -144,8 +144,8 @@ def tree(
         redactor: Hides the secrets.
         root: The name of the field, such as "payload".
         value: The value.
-        at: Show the part of it with this path.
-        skip: Leave out this number of its first items.
+        at: The path of the part of the value that is shown.
+        skip: How many of the first items of this part to leave out.
     """
     path = [root]
     for name in at:
@@ -185,7 +185,7 @@ def redacted(redactor: Redactor, path: str, value: Any) -> Any:
 
 
 def _items(value: Any) -> tuple[int, Iterable[tuple[str, Any]]] | None:
-    """Return the number of items and the items of a list or a document; None of other values."""
+    """Return the number of items and the items of a list or a document; None for other values."""
     if isinstance(value, Mapping):
         return len(value), ((str(name), each) for name, each in value.items())
     if isinstance(value, (list, tuple)):

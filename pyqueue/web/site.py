@@ -24,7 +24,7 @@ from pyqueue.web.audit import Audit
 from pyqueue.web.redacting import Redactor
 from pyqueue.web.sampling import Sampler
 
-#: The files of the pages, by name, with their types.
+#: The files of the pages, keyed by name, and their types.
 STATIC: Final = {
     "dashboard.css": "text/css; charset=utf-8",
     "dashboard.js": "text/javascript; charset=utf-8",
@@ -57,7 +57,7 @@ class Site:
 
     Args:
         client: The client.
-        access: Who may do what.
+        access: The rules: who may do what.
         redactor: Hides secrets.
         label: A word in the head of each page, such as "staging".
     """
@@ -79,11 +79,11 @@ class Site:
         given = {name: info.options[name] for name in _OPTIONS if name in info.options}
         try:
             return self.client.queue(info.name, kind=kind, **given)
-        except QueueError:  # another release stored them
+        except QueueError:  # another release stored the options
             return self.client.queue(info.name, kind=kind)
 
     async def html(self, viewer: Viewer, view: View, notice: bool = True) -> Response:
-        """Return a page; with ``notice``, with the result of the action that led to it."""
+        """Return a page. With ``notice``, it shows the result of the action that led to it."""
         text = (
             environment()
             .get_template(view.template)
@@ -145,7 +145,7 @@ def environment() -> Environment:
     numbers = (shapes.number, shapes.counted, shapes.rate, shapes.size)
     times = (shapes.since, shapes.ago, shapes.clock)
     made.filters |= {each.__name__: each for each in (*numbers, *times, query)}
-    made.filters["duration"] = shapes.length  # "length" is one of jinja's
+    made.filters["duration"] = shapes.length  # jinja has its own "length"
     made.globals |= {
         "path_to": path_to,
         "sparkline": charts.sparkline,
@@ -158,13 +158,13 @@ def environment() -> Environment:
 
 @cache
 def static_files() -> Mapping[str, bytes]:
-    """Return the contents of the files of the pages, by name."""
+    """Return the contents of the files of the pages, keyed by name."""
     folder = files("pyqueue.web") / "static"
     return {name: (folder / name).read_bytes() for name in STATIC}
 
 
 def static_paths() -> Mapping[str, str]:
-    """Return the paths of the files, which change when their contents do."""
+    """Return the paths of these files, which change when the contents of the files change."""
     return {
         name: f"/static/{name}?v={sha256(data).hexdigest()[:12]}"
         for name, data in static_files().items()
@@ -172,7 +172,7 @@ def static_paths() -> Mapping[str, str]:
 
 
 def static(name: str) -> Response:
-    """Return a file."""
+    """Return the response for a static file."""
     if name not in STATIC:
         return Response("no such file\n", 404, media_type="text/plain")
     headers = {"cache-control": "public, max-age=31536000, immutable"}

@@ -50,7 +50,7 @@
     source = null;
   };
 
-  // A page that nobody sees asks for nothing.
+  // A page that is not visible asks for nothing.
   document.addEventListener("visibilitychange", () => (document.hidden ? stop() : start()));
   window.addEventListener("pagehide", stop);
   document.addEventListener("keydown", (event) => {
