@@ -15,12 +15,10 @@ claim that made it, and is published only under the token that the source lists.
 is a day late publishes nothing twice. An unlisted copy is deleted when it is a day old and its
 source has another token by then, because nothing can list it any more.
 
-If no document is handed over, but several documents are to begin together, ``enter_together``
-inserts a source for them. It is *open* until the decision. An open source that is a day old is
-deleted, so that its copies can be deleted, too.
+If documents are only to begin together, ``enter_together`` inserts a source for them. It is *open*
+until the decision. An open source that is a day old is deleted, and then its copies.
 
-Copies may have ids derived from the source, and any document may have taken such an id.
-``overwrite`` alone decides how to treat that document.
+Another document may have the id of a copy. ``overwrite`` decides what to do then.
 """
 
 from __future__ import annotations
@@ -301,10 +299,7 @@ def _report_missing(queue: str, copies: Sequence[Document]) -> Plan[None]:
 
 
 def _resolve(handover: Handover, inserted: Filter) -> Plan[Result]:
-    """Find out the outcome of a decision, which an earlier call may have made.
-
-    ``inserted`` matches the copies that this call has inserted.
-    """
+    """Find out the outcome of a decision. ``inserted`` matches copies that this call inserted."""
     ids = handover.ids
     listing = {"$elemMatch": {"h": handover.token, "ids": {"$all": ids}}}
     match = {"_id": handover.source, HANDED: listing}

@@ -57,7 +57,7 @@ from pyqueue.runtime.server_errors import (
     write_failures,
 )
 from pyqueue.runtime.using import Uses
-from pyqueue.runtime.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters, seconds_left
 from signals import AsyncBus, Bus, Listener
 
 
@@ -116,21 +116,6 @@ os.register_at_fork(after_in_child=_forked)
 
 def _admit_none(items: list[Any]) -> None:
     """Add no call to a batch, because batches of a blocking driver do not grow while they run."""
-
-
-def seconds_left(request: Wait, clock: Clock | None) -> float | None:
-    """Return how many seconds a consumer may wait at most, or None for no limit.
-
-    Args:
-        request: The wait of the consumer.
-        clock: The clock, if this consumer watches the time for all consumers of its queue.
-    """
-    limits = []
-    if clock is not None:
-        limits.append((request.until - clock.now()).total_seconds())
-    if request.deadline is not None:
-        limits.append(request.deadline - time.monotonic())
-    return max(0.0, min(limits)) if limits else None
 
 
 def collection_of(database: Any, name: str) -> Any:
@@ -349,10 +334,7 @@ class BaseDriver(Generic[L]):
         try:
             raise meant from shown_cause(error, meant)
         finally:
-            # The error refers to this frame by its traceback. If the frame referred to the error,
-            # all callers would live until the next collection of garbage, and with them a loop that
-            # is dropped, which must settle its message at once.
-            del error, meant
+            del error, meant  # such a cycle would keep the loop of a caller alive
 
     def _meaning(self, error: Exception) -> Exception:
         """Return the error that the caller gets, and count it."""

@@ -40,13 +40,12 @@ from pyqueue.runtime.base_driver import (
     REFRESH_TIMEOUT_S,
     BaseDriver,
     ListensAsync,
-    seconds_left,
 )
 from pyqueue.runtime.coalescing import Coalescer, ThreadCoalescer
 from pyqueue.runtime.looking import TaskLooks, ThreadLooks
 from pyqueue.runtime.pausing import sleep, sleep_async
 from pyqueue.runtime.single_flight import AsyncSingleFlight, SingleFlight
-from pyqueue.runtime.waiters import Waiters
+from pyqueue.runtime.waiters import Waiters, seconds_left
 from pyqueue.runtime.waiting_any import Steps, wait_for_any, wait_for_any_async
 from pyqueue.waiting_any import WaitForAny
 from signals import AsyncBus, Bus, Listener

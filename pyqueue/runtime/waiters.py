@@ -8,6 +8,7 @@ wait.
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import datetime
@@ -18,7 +19,8 @@ from pyqueue.backends.invalid import Misfits
 from pyqueue.backends.receiving import Prepared
 from pyqueue.backends.recovering import Recovery, Sweep, recover_next
 from pyqueue.backends.scan import ScanState
-from pyqueue.requests import Plan
+from pyqueue.clock import Clock
+from pyqueue.requests import Plan, Wait
 
 #: The maximum number of consumers that are woken when one consumer finds a message.
 _MAX_BURST: Final = 64
@@ -139,3 +141,18 @@ class Waiters:
             followers, self._followers = list(self._followers), OrderedDict()
         for wake in followers:
             wake()
+
+
+def seconds_left(request: Wait, clock: Clock | None) -> float | None:
+    """Return how many seconds a consumer may wait at most, or None for no limit.
+
+    Args:
+        request: The wait of the consumer.
+        clock: The clock, if this consumer watches the time for all consumers of its queue.
+    """
+    limits = []
+    if clock is not None:
+        limits.append((request.until - clock.now()).total_seconds())
+    if request.deadline is not None:
+        limits.append(request.deadline - time.monotonic())
+    return max(0.0, min(limits)) if limits else None

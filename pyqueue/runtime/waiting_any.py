@@ -17,8 +17,8 @@ from typing import Any, Final
 from pyqueue.clock import Clock
 from pyqueue.errors import Unavailable
 from pyqueue.requests import Wait
-from pyqueue.runtime.base_driver import REFRESH_TIMEOUT_S, seconds_left
-from pyqueue.runtime.waiters import Waiters
+from pyqueue.runtime.base_driver import REFRESH_TIMEOUT_S
+from pyqueue.runtime.waiters import Waiters, seconds_left
 from signals import Listener
 
 #: How often to check a listener of a bus that gives no alerts, in seconds.
