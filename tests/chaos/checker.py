@@ -351,6 +351,8 @@ class Ledgers:
         self.unknown_pops: dict[str, list[UnknownPop]] = defaultdict(list)
         #: The claims that clients received: {token: ids}.
         self.received: dict[str, set[str]] = defaultdict(set)
+        #: When the last message of each of them was received, by token.
+        self.received_at: dict[str, float] = {}
         #: The acknowledged settles.
         self.settled: list[Settled] = []
         #: The settles that were refused at the first try.
@@ -448,6 +450,7 @@ class Ledgers:
             self._add_settle(replace(call, op="commit", result=refused))
         for token, ids in call.result.items() if call.outcome == "ok" else ():
             self.received[token].update(ids)
+            self.received_at[token] = max(call.ended, self.received_at.get(token, 0.0))
             self.figures["received"] += len(ids)
             self.figures["redelivered"] += sum(tries > 1 for tries in ids.values())
             if call.queue in TRIED:

@@ -50,7 +50,7 @@ _SHORT_S = 0.25
 OVERTAKEN = 500
 #: The precision of the times in the change log, and of the clock that clients estimate.
 _CLOCK_ERROR_S = 0.1
-#: How long the first renewal may take from the moment that a claim is stored.
+#: How long the first renewal may take from the moment that a claim is stored, or received.
 _RENEWAL_S = 1.0
 
 
@@ -72,6 +72,7 @@ class _Lapse(NamedTuple):
 
     id: str
     owner: str
+    token: str
     when: float
     at: float
 
@@ -168,7 +169,7 @@ class Availability:
             # claim. Its holder learns of all its messages together, and can renew none before.
             known = max(place.since, self._stored.get(place.token, -math.inf))
             if known <= place.when - _RENEWAL_S:
-                self.lapses.append(_Lapse(id, place.owner, place.when, at))
+                self.lapses.append(_Lapse(id, place.owner, place.token, place.when, at))
 
 
 class _Starvation:
@@ -278,6 +279,8 @@ def check_times(ledgers: Ledgers, found: Availability, windows: Windows) -> dict
         f"{each.id}: its lease lapsed {each.at - each.when:.1f} s before the next renewal"
         for each in found.lapses
         if not windows.excuses(each.owner, each.when - 5.0, each.at)
+        # A holder that learns of a claim at the end of its lease cannot renew it before.
+        and ledgers.received_at.get(each.token, -math.inf) <= each.when - _RENEWAL_S
     ]
     unavailable = [
         f"{call.op} in {call.queue} by {call.process}, from {call.began:.1f} to {call.ended:.1f}: "

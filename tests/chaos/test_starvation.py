@@ -186,6 +186,21 @@ def test_times_claim_is_known_with_its_last_message(
     expect_only(scenario.check_times(), *wrong)
 
 
+@pytest.mark.parametrize(("received", "wrong"), [(5.8, []), (4.5, ["lapsed"])])
+def test_times_claim_is_known_when_it_is_received(
+    scenario: Scenario, received: float, wrong: list[str]
+) -> None:
+    """The reply took seconds. Only the first lease may end because of that."""
+    scenario.inserted("a", "renewed", at=0.5).claimed("a", "1", at=1.0, when=6.0)
+    scenario.called(
+        "reserve", "renewed", None, "ok", {"1": {"a": 1}}, at=0.8, seconds=received - 0.8
+    )
+    scenario.updated("a", at=6.3, when=11.3)
+    expect_only(scenario.check_times(), *wrong)
+    scenario.updated("a", at=11.6, when=16.6)
+    expect_only(scenario.check_times(), "lapsed")
+
+
 @pytest.mark.parametrize(
     ("kind", "what", "excused"),
     [
