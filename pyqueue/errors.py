@@ -30,6 +30,7 @@ __all__ = [
     "Fenced",
     "InvalidMessage",
     "InvalidName",
+    "JobFailed",
     "LeaseLost",
     "QueueClosed",
     "QueueError",
