@@ -11,7 +11,7 @@ from pyqueue.backends.bucket import packs
 from pyqueue.backends.bucket.managing import find_packed
 from pyqueue.backends.bucket.managing import remove as remove_packed
 from pyqueue.backends.ending import CANCELLATIONS, Ending, end_free, end_held, recorded
-from pyqueue.backends.handover import NOTHING
+from pyqueue.backends.hidden import NOTHING
 from pyqueue.backends.kind import Kind
 from pyqueue.backends.options import QueueTerms
 from pyqueue.clock import BAND

@@ -24,7 +24,7 @@ Another document may have the id of a copy. ``overwrite`` decides what to do the
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal, NamedTuple
 
@@ -33,6 +33,7 @@ from pyqueue.backends.hidden import (
     ENDED,
     HANDED,
     MARK,
+    NOTHING,
     TOKEN,
     WRITER,
     call_of,
@@ -69,12 +70,8 @@ log = logging.getLogger("pyqueue")
 
 #: A handover that was decided or copied more recently than this is left to its process.
 GRACE: Final = timedelta(seconds=5)
-#: The assumed size of a copy when calls share commands.
-_TYPICAL_BYTES: Final = 1024
 #: How many times copies are written while other processes change copies with the same ids.
 _TRIES: Final = 5
-#: An update that changes nothing. At majority it waits until everything it has seen is durable.
-NOTHING: Final[UpdateDocument] = {"$unset": {MARK: ""}}
 
 #: "done": the copies are published. "lost": the source was not held, and nothing was decided.
 #: "unknown": the source is not held, and the copies are no longer hidden. If their ids were new,
@@ -170,7 +167,7 @@ def hand_over_whole(
     put = {"q": handover.hidden, "when": FIRST, ENDED: ended}
     update |= {"$set": put, "$unset": gone, "$push": {HANDED: handover.entry}}
     call = _Call(handover, match, update)
-    key, size = ("hand over", handover.queue), len(handover.copies) * _TYPICAL_BYTES
+    key, size = ("hand over", handover.queue), len(handover.copies) * 1024  # assumed
     result = yield from Coalesce(key, call, _hand_over_for_callers, size=size)
     if result is None:
         (result,) = yield from _hand_over([call])
@@ -221,6 +218,11 @@ class _Call(NamedTuple):
     match: Filter
     decision: UpdateDocument
 
+    def decision_of(self, writer: str) -> UpdateDocument:
+        """Return the update that decides, which names the call that wrote the copies."""
+        pushed = self.decision["$push"]
+        return {**self.decision, "$push": {**pushed, HANDED: {**pushed[HANDED], "by": writer}}}
+
     @property
     def decided(self) -> Document:
         """The fields of the source after the decision."""
@@ -249,13 +251,13 @@ def _hand_over(calls: Sequence[_Call], *, half_time: bool = False) -> Plan[list[
     now = yield from ServerTime()
     writer = new_token()
     hidden = [_hidden(call.handover, now, writer) for call in calls]
-    held, inserted = yield from _insert_copies(calls, hidden)
-    pairs = [(call.match, call.decision) for call, holds in zip(calls, held, strict=True) if holds]
+    held, taken = yield from _insert_copies(calls, hidden)
+    holding = [call for call, holds in zip(calls, held, strict=True) if holds]
+    pairs = [(call.match, call.decision_of(writer)) for call in holding]
     if (yield from _decide(pairs, half_time)) < len(calls):  # the reply only says how many
         results: list[Result] = []
-        for call, ids in zip(calls, inserted, strict=True):
-            own = {"_id": {"$in": ids}, "q": call.handover.hidden, WRITER: writer}
-            results += [(yield from _resolve(call.handover, own))]
+        for call in calls:
+            results += [(yield from _resolve(call.handover, taken, writer))]
         return results
     result = yield from _publish(calls, [copy for some in hidden for copy in some], now)
     return [result] * len(calls)
@@ -298,19 +300,17 @@ def _report_missing(queue: str, copies: Sequence[Document]) -> Plan[None]:
         log.error(text, queue, len(missing), len(ids), missing)
 
 
-def _resolve(handover: Handover, inserted: Filter) -> Plan[Result]:
-    """Find out the outcome of a decision. ``inserted`` matches copies that this call inserted."""
+def _resolve(handover: Handover, taken: Sequence[Any], writer: str) -> Plan[Result]:
+    """Find out the outcome of a decision. ``taken``: the ids that this call did not insert."""
     ids = handover.ids
     listing = {"$elemMatch": {"h": handover.token, "ids": {"$all": ids}}}
     match = {"_id": handover.source, HANDED: listing}
     decided = yield from FindAndModify(match, NOTHING, majority=True)
     if decided is not None:
-        # All copies were there when an earlier call decided. If this call could insert them again,
-        # they have been published and finished since then, and must not be published twice.
-        yield from Delete(inserted, many=True, majority=True)
-    if decided is not None and handover.call is None:  # there is only one way to decide
-        yield from finish_decided(decided)
-        return "done"
+        yield from _delete_repeated(decided, {"$in": ids, "$nin": taken}, writer)
+        if handover.call is None:  # there is only one way to decide
+            yield from finish_decided(decided)
+            return "done"
     stored = yield from Find({"_id": {"$in": ids}, "q": handover.hidden}, {MARK: 1})
     if decided is None:
         mine = [*map(token_of, stored)].count(handover.token)
@@ -321,6 +321,12 @@ def _resolve(handover: Handover, inserted: Filter) -> Plan[Result]:
         return "lost" if stored else "unknown"  # the other call publishes its copies
     yield from finish_decided(decided)
     return "done" if own == len(stored) else "unknown"
+
+
+def _delete_repeated(decided: Document, inserted: Filter, writer: str) -> Plan[None]:
+    """Delete copies that a call inserted after an earlier decision: they were already finished."""
+    if writer not in [each.get("by") for each in decided[HANDED]]:
+        yield from Delete({"_id": inserted, WRITER: writer}, many=True, majority=True)
 
 
 # ---- copies
@@ -347,10 +353,10 @@ def _hidden(handover: Handover, now: datetime, writer: str) -> list[Document]:
 
 def _insert_copies(
     calls: Sequence[_Call], hidden: Sequence[Sequence[Document]]
-) -> Plan[tuple[list[bool], list[list[Any]]]]:
+) -> Plan[tuple[list[bool], list[Any]]]:
     """Insert the hidden copies.
 
-    For each call, return whether its source may still be held, and the ids that were free.
+    Return for each call whether its source may still be held, and the ids that were taken.
 
     A repeated call finds its own copies. Ids derived from the source may also belong to copies of
     former holders, who died before they decided.
@@ -363,13 +369,7 @@ def _insert_copies(
     held = [True] * len(calls)
     for place, copies in taken.items():
         held[place] = yield from overwrite(copies, calls[place].match)
-    return held, [_without(copies, taken.get(place, ())) for place, copies in enumerate(hidden)]
-
-
-def _without(copies: Iterable[Document], taken: Iterable[Document]) -> list[Any]:
-    """Return the ids of copies that were not taken."""
-    not_free = {each["_id"] for each in taken}
-    return [each["_id"] for each in copies if each["_id"] not in not_free]
+    return held, [each["_id"] for copies in taken.values() for each in copies]
 
 
 def _insert(documents: Sequence[Document]) -> Plan[list[int]]:

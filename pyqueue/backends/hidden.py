@@ -10,15 +10,17 @@ from datetime import datetime
 from typing import Any, Final
 
 from pyqueue.backends.transitions import HIDDEN
-from pyqueue.requests import Document, Filter
+from pyqueue.requests import Document, Filter, UpdateDocument
 
 #: The field of a source that lists handed-over copies that may not be published yet:
-#: ``{h: token, ids: [...]}`` for each handover.
+#: ``{h: token, ids: [...], by: writer}`` for each handover.
 HANDED: Final = "handed"
 #: The field of a copy while it is hidden: ``{to, source, token, by, key, call, new, gather}``.
 MARK: Final = "handover"
 #: Which call wrote a copy last. Repeated calls write equal copies, except for this field.
 WRITER: Final = f"{MARK}.by"
+#: An update that changes nothing. At majority it waits until everything it has seen is durable.
+NOTHING: Final[UpdateDocument] = {"$unset": {MARK: ""}}
 TOKEN: Final = f"{MARK}.token"
 #: The field of a source that has ended: ``{token, at, put}``. ``put`` sends it to history.
 ENDED: Final = "ended"

@@ -11,12 +11,13 @@ from bson import ObjectId
 
 from pyqueue import DuplicateKey, LeaseLost, QueueError
 from pyqueue.backends import recovering
+from pyqueue.backends.hidden import HANDED
 from pyqueue.backends.outputs import Output
 from pyqueue.backends.settling import fan_out
-from pyqueue.requests import Delete, Insert, Plan
+from pyqueue.requests import Delete, Insert, Plan, Update
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import after, standard
-from tests.plans.steps import FAULT_AT, Cut, Steps, resume
+from tests.plans.steps import FAULT_AT, Cut, Steps, resume, shared
 
 
 def holding(**pushed: Any) -> tuple[Steps, Any]:
@@ -91,6 +92,37 @@ def test_output_that_was_consumed_does_not_enter_again(fault: str) -> None:
         steps.run(recovering.recover_queue("a", recovering.NO_GRACE))
         left = [each for each in stored(steps, payload="y") if not each["q"].startswith("~")]
         assert consumed + len(left) == 2, at
+
+
+def test_lost_lease_of_one_call_spares_the_outputs_of_another() -> None:
+    """Both calls share commands, whose replies only say how many sources were held."""
+    steps = Steps()
+    steps.run(standard().push(["x", "y"]))
+    lost, held = steps.run(standard().receive(Waiters("a"), 2, timeout=0))
+    steps.collection.update_one({"_id": lost.id}, {"$set": {"token": "other"}})
+    plans = [handing_over(each, [output(key=None)]) for each in (lost, held)]
+    assert steps.run(shared(plans)) == [False, True]
+    assert len(stored(steps, q="b", payload="y")) == 1
+    assert [each["_id"] for each in stored(steps, q="a", token="other")] == [lost.id]
+
+
+def test_decision_that_the_driver_repeats_keeps_the_outputs() -> None:
+    """The reply of the first attempt was lost, and the second attempt matches nothing."""
+    steps, held = holding()
+    ask, repeated = steps.driver.ask, []
+
+    def repeating(request: Any) -> Any:
+        answer = ask(request)
+        if isinstance(request, Update) and HANDED in request.update.get("$push", {}):
+            repeated.append(request)
+            return ask(request)
+        return answer
+
+    steps.driver.ask = repeating  # type: ignore[method-assign]
+    steps.run(handing_over(held, [output(key=None)]))
+    assert len(repeated) == 1
+    assert len(stored(steps, q="b", payload="y")) == 1
+    assert stored(steps, payload="x") == []
 
 
 @pytest.mark.parametrize("others", [["b"], ["b", "b"]], ids=["taken", "twice"])

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pyqueue.backends.bucket import packs
-from pyqueue.backends.handover import NOTHING
-from pyqueue.backends.hidden import MARK
+from pyqueue.backends.hidden import MARK, NOTHING
 from pyqueue.backends.inserting import find_usable, store_placeholder, was_in
 from pyqueue.messages import Id
 from pyqueue.requests import Document, Plan, Update

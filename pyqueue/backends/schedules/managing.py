@@ -12,8 +12,8 @@ from datetime import datetime
 from typing import cast
 
 from pyqueue.backends import namespace
-from pyqueue.backends.handover import NOTHING, Handover, discard, finish_decided, hand_over
-from pyqueue.backends.hidden import HANDED
+from pyqueue.backends.handover import Handover, discard, finish_decided, hand_over
+from pyqueue.backends.hidden import HANDED, NOTHING
 from pyqueue.backends.inserting import unknown_outcome
 from pyqueue.backends.namespace import HOT, MAX_RACES
 from pyqueue.backends.naming_kind import GUESSED_KIND
