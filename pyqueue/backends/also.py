@@ -230,14 +230,15 @@ def _is_known(kind: Kind, own: Entries) -> Plan[bool]:
         inserting.raise_foreign_ids(queue, foreign)
         if known:
             return True
-        # This also ends a former call that has decided nothing.
-        stored = yield from inserting.ids_of_this_queue(queue, [id], session)
-        if stored.get(id) is False and session is None:
-            yield from _publish_decided(id)
-            stored = yield from inserting.ids_of_this_queue(queue, [id])
-        if stored.get(id) is False:
-            inserting.raise_foreign_ids(queue, [id])
-        return id in stored
+        for _ in range(1 if session is not None else _TRIES):
+            # This also ends a former call that has decided nothing.
+            stored = yield from inserting.ids_of_this_queue(queue, [id], session)
+            if stored.get(id) is not False:
+                return id in stored
+            # Another call may have decided, whose message is still hidden.
+            if session is None:
+                yield from _publish_decided(id)
+        inserting.raise_foreign_ids(queue, [id])
     return False
 
 

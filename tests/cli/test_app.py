@@ -235,7 +235,7 @@ def test_demo_with_spark_exits_by_the_check(
 ) -> None:
     """Spark itself does not run here: the tests of the demo cover that."""
     calls: list[Any] = []
-    found = {"check": {"equal": equal}}
+    found = {"check": {"equal": equal}, "claims": []}
 
     def run_spark(*arguments: Any) -> dict[str, Any]:
         calls.append(arguments)

@@ -266,6 +266,7 @@ def test_documented_role_allows_every_operation(
         "handovers",
         "gathers",
         "spark",
+        "unused queues",
     }
 
 
