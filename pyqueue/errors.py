@@ -4,6 +4,7 @@
 
     QueueError
     ├── LeaseLost            another consumer may hold the message now
+    ├── JobFailed            a message for which the program waited has failed
     ├── DuplicateKey         the key or the id is taken
     ├── QueueClosed          the client was closed
     ├── Unavailable          the server did not answer in time, or the outcome is unknown
