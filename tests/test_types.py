@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers import missing
+
 #: One worker runs both, and early: the first one fills a cache, which takes long.
 pytestmark = pytest.mark.xdist_group("types")
 
@@ -175,6 +177,8 @@ def mypy(program: Path) -> tuple[set[int], str]:
 
 def pyright(program: Path) -> tuple[set[int], str]:
     """Return the lines in which pyright reports errors, by its standard rules, and its output."""
+    if find_spec("basedpyright") is None:
+        missing("basedpyright is not installed")
     config = {"extraPaths": [str(ROOT)], "typeCheckingMode": "standard", "include": [str(program)]}
     project = program.with_name("pyrightconfig.json")
     project.write_text(json.dumps(config))
@@ -189,18 +193,7 @@ def pyright(program: Path) -> tuple[set[int], str]:
     return {each["range"]["start"]["line"] + 1 for each in found}, done.stdout
 
 
-CHECKERS = [
-    mypy,
-    pytest.param(
-        pyright,
-        marks=pytest.mark.skipif(
-            find_spec("basedpyright") is None, reason="basedpyright is not installed"
-        ),
-    ),
-]
-
-
-@pytest.mark.parametrize("checked", CHECKERS)
+@pytest.mark.parametrize("checked", [mypy, pyright])
 @pytest.mark.parametrize(
     "text", [PROGRAM, SERVICE, WHOLE.read_text()], ids=["program", "service", "whole"]
 )

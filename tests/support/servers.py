@@ -47,7 +47,7 @@ MEMORY = (
 
 
 def missing(what: str) -> NoReturn:
-    """Skip a test because a server is missing; fail in CI, where no test may be left out."""
+    """Skip a test because something is missing; fail in CI, where no test may be left out."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"missing in CI: {what}")
     pytest.skip(what)
