@@ -14,7 +14,7 @@ from pyqueue.backends.tallies import dead_letter_of
 from pyqueue.cli.common import own_options
 from pyqueue.errors import QueueError
 from pyqueue.runtime.connecting import runner_of
-from pyqueue.telemetry.watching import recent_stats
+from pyqueue.telemetry.watching import moved_in, recent_stats
 
 #: The number at which the count of the messages in one state stops.
 CAP: Final = 10_000
@@ -167,10 +167,7 @@ class Board:
         if history and time.monotonic() - self._past_read_at > _HISTORY_AGE_S:
             self._past, self._past_read_at = await run(recent_stats(MINUTES)), time.monotonic()
         past = self._past if history else {}
-        came: dict[str, float] = {}
-        for stats in recent.values():
-            for target, number in stats.moved.items():
-                came[target] = came.get(target, 0.0) + number / stats.seconds
+        came = moved_in(recent)
         return {
             key: flow_of(recent.get(key), came.get(key, 0.0), past.get(key))
             for key in {*recent, *came, *past}

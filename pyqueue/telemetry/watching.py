@@ -96,6 +96,15 @@ def recent_stats(minutes: int = 60) -> Plan[dict[str, QueueStats]]:
     return {name: stats_of(name, start, now, some) for name, some in by_queue.items()}
 
 
+def moved_in(stats: Mapping[str, QueueStats]) -> dict[str, float]:
+    """Return how many messages per second moved to each queue from queues with these figures."""
+    found: dict[str, float] = {}
+    for each in stats.values():
+        for target, number in each.moved.items():
+            found[target] = found.get(target, 0.0) + number / each.seconds
+    return found
+
+
 def error_groups() -> Plan[list[ErrorSummary]]:
     """Return the groups of errors, the most recent first."""
     found = yield from _read(ERRORS, {}, (("last", -1),), _MAX_GROUPS)

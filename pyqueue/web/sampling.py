@@ -21,6 +21,7 @@ from pyqueue.telemetry.watching import (
     RunSummary,
     error_groups,
     graphs,
+    moved_in,
     recent_stats,
     runs,
 )
@@ -144,7 +145,7 @@ class Sampler:
         read = _Read(
             hour=await run(recent_stats()),
             last=last,
-            came=_came(last),
+            came=moved_in(last),
             running=await run(runs()),
             now=datetime.now(UTC),
         )
@@ -182,14 +183,6 @@ class _Read(NamedTuple):
     came: Mapping[str, float]
     running: Sequence[RunSummary]
     now: datetime
-
-
-def _came(last: Mapping[str, QueueStats]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for stats in last.values():
-        for target, number in stats.moved.items():
-            found[target] = found.get(target, 0.0) + number / stats.seconds
-    return found
 
 
 def _retrieve(task: asyncio.Task[Sample]) -> None:
