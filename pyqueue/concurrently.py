@@ -14,7 +14,8 @@ from pyqueue.requests import Plan, Request
 
 T = TypeVar("T")
 
-#: How many plans run at once. While the server works, the driver encodes the next plan's commands.
+#: How many plans run at once by default. While the server works, the driver encodes the commands of
+#: the next plan.
 AT_ONCE: Final = 4
 
 
@@ -23,11 +24,12 @@ class Concurrently(Request[list[T]], Generic[T]):
     """Run plans that do not depend on each other. The answer is the list of their results.
 
     If some plans fail, the error of one of them is raised once all plans that have begun have
-    ended; the remaining plans may never begin. Drivers run ``AT_ONCE`` plans at once, or one at a
-    time on mongomock.
+    ended; the remaining plans may never begin. On mongomock, drivers run one plan at a time.
     """
 
     plans: Sequence[Plan[T]]
+    #: How many plans run at once.
+    at_once: int = AT_ONCE
     #: Whether the task or thread of the caller runs the first plan, and plans in other tasks run to
     #: their end if the caller is cancelled, which then does not wait for them. Plans in other
     #: threads always run to their end, and the caller waits for them.
@@ -41,8 +43,8 @@ class Sleep(Request[None]):
     seconds: float
 
 
-def concurrently(plans: Sequence[Plan[T]]) -> Plan[list[T]]:
+def concurrently(plans: Sequence[Plan[T]], at_once: int = AT_ONCE) -> Plan[list[T]]:
     """Run plans, at once if there are several. Return the list of their results."""
     if len(plans) == 1:
         return [(yield from plans[0])]
-    return (yield from Concurrently(plans)) if plans else []
+    return (yield from Concurrently(plans, at_once=at_once)) if plans else []

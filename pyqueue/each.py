@@ -6,6 +6,9 @@ iterator, which cannot see why, and the message goes back for another try. In a 
 ``Each`` keeps the message until the block ends, and commits it unless the block raises.
 
 Python drops an iterator only if nothing refers to it. So nothing here does, not even the ``Each``.
+When PyMongo repeats a command after an error, the error stays in a reference cycle with its
+traceback. That keeps the frames of all callers, and their variables. So the methods of iterators
+delete ``self`` when they end.
 """
 
 from __future__ import annotations
@@ -179,6 +182,7 @@ class LoopBase(Generic[H, Runs]):
         self._held = message  # first: a message that is renewed must belong to a loop
         so_far_s = yield from age_s(message)
         renewer.add(message, self._renewal, group=self._plans.queue, age_s=so_far_s)
+        del self  # as in ``Loop.__next__``
         return message
 
     def _failed(self, error: BaseException, last: H | None) -> None:
@@ -203,13 +207,14 @@ class Loop(LoopBase[H, PlanRunner]):
         last = self._begin()
         try:
             message = None if self._ended else self._runner.run(self._next(last))
+            self._ended = message is None
         except BaseException as error:
             self._failed(error, last)
             raise
         finally:
             self._end(last)
+            del self  # the traceback of an error that the driver handled may keep this frame
         if message is None:
-            self._ended = True
             raise StopIteration
         return message
 
@@ -224,13 +229,14 @@ class AsyncLoop(LoopBase[H, AsyncPlanRunner]):
         last = self._begin()
         try:
             message = None if self._ended else await self._runner.run(self._next(last))
+            self._ended = message is None
         except BaseException as error:
             self._failed(error, last)
             raise
         finally:
             self._end(last)
+            del self  # the traceback of an error that the driver handled may keep this frame
         if message is None:
-            self._ended = True
             raise StopAsyncIteration
         return message
 

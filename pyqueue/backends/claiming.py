@@ -52,6 +52,8 @@ class Taken(NamedTuple):
     last: Document | None = None
     #: Whether the scan reached the end of the ready messages.
     ended: bool = False
+    #: When the scan had read its page, if much of its time was spent on claims, or None.
+    read_at: datetime | None = None
 
     @classmethod
     def of_page(
@@ -127,7 +129,8 @@ def _learn(
     # Excluded messages remain: the queue has not ended, and the next scan begins at the first one.
     passed_over = state.transaction_locks.first_when
     ended = taken.ended and passed_over is None
-    state.scanned(Scanned(start, began, after, place, ended, level=level), terms.poll_s, line)
+    seen = Scanned(start, began, taken.read_at or after, place, ended, level=level)
+    state.scanned(seen, terms.poll_s, line)
     if passed_over is not None:
         line.move_back(passed_over)
     if (line.in_ranges or not taken.documents) and state.sentinel.is_due(after):

@@ -321,7 +321,12 @@ def _claim_messages(
         if is_stopped(how, claimed) or (claimed and limit.limit and now - began > CLAIM_ON):
             break
         scan = Scan(terms, state, ByAge(state), room, now, wanted=min(wanted, MAX_CLAIM))
-        documents, ended = yield from terms.kind.claim(scan)
+        try:
+            documents, ended = yield from terms.kind.claim(scan)
+        except Unavailable:
+            if claimed:
+                break  # the messages of the earlier scans still reach the callers
+            raise
         if room.excess:
             yield from give_back_excess(terms, room.take_excess())
         accepted = yield from accept_each(how, documents, now)

@@ -150,6 +150,8 @@ class GroupLooks:
     crowded: bool = False
     #: The group after which the next walk over the groups continues.
     walked_to: str = ""
+    #: Whether the next scan has to walk, and rescan, because a correction of deferrals failed.
+    must_walk: bool = False
 
 
 @dataclass(slots=True)
@@ -243,6 +245,7 @@ class ScanState:
             self.due, self.due_known = None, False
         self._announced = None
         if self.wants_rescan(now):
+            self.groups.must_walk = False
             for each in list(self.memories.values()):
                 if each.begin_rescan():
                     self.lower_bound = None  # so that the next scan by age is a rescan, too
@@ -251,7 +254,7 @@ class ScanState:
 
     def wants_rescan(self, now: datetime) -> bool:
         """Return whether the next scan has to begin at the very start."""
-        return self.rescan_at is None or self.rescan_at <= now
+        return self.groups.must_walk or self.rescan_at is None or self.rescan_at <= now
 
     def scanned(self, seen: Scanned, poll_s: float, line: Line | None = None) -> None:
         """Learn from a scan.
@@ -281,7 +284,7 @@ class ScanState:
         """Set the time of the next rescan after a scan."""
         if seen.start is None:
             # Of several concurrent rescans, the first sets the time of the next.
-            if self.wants_rescan(seen.began):
+            if self.rescan_at is None or self.rescan_at <= seen.began:
                 self.rescan_at = seen.answered + _seconds(self._pace.rest_s(seen, poll_s))
         elif seen.last is None and self.rescan_at is not None:
             self.rescan_at = min(self.rescan_at, seen.began + _seconds(self._pace.idle_s))

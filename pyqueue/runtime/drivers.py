@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import pymongo
 
-from pyqueue.concurrently import AT_ONCE, Concurrently, Sleep
+from pyqueue.concurrently import Concurrently, Sleep
 from pyqueue.errors import ConfigurationError, MissingIndex, Unavailable
 from pyqueue.requests import (
     AtOneInstant,
@@ -133,7 +133,7 @@ class Driver(BaseDriver[Listener]):
             return [self._drive(plan) for plan in plans]
         # With ``outlive``, the caller's thread runs the first plan, so that Ctrl-C interrupts it.
         own = int(request.outlive)
-        with ThreadPoolExecutor(AT_ONCE, "pyqueue_concurrently") as threads:
+        with ThreadPoolExecutor(request.at_once, "pyqueue_concurrently") as threads:
             try:
                 rest = threads.map(self._drive, plans[own:])
                 return [*map(self._drive, plans[:own]), *rest]
@@ -333,7 +333,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         # plan is taken before the other tasks begin, because an eager task begins at once.
         first = next(upcoming)
         begin: Any = self._coalescer.spawn if request.outlive else asyncio.ensure_future
-        others = [begin(work(())) for _ in range(min(AT_ONCE, len(plans)) - 1)]
+        others = [begin(work(())) for _ in range(min(request.at_once, len(plans)) - 1)]
         try:
             await work([first])
             if pending := [each for each in others if not each.done()]:

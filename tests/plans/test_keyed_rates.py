@@ -32,7 +32,7 @@ from tests.plans.competing import compete, seeds
 from tests.plans.faults import Faults, Settler, check_ends, each_command
 from tests.plans.meddler import Meddler
 from tests.plans.runner import after
-from tests.plans.steps import Steps, lasting, resume
+from tests.plans.steps import Steps, lasting, lost_request, resume
 from tests.plans.store import World
 
 LEASE = 60.0
@@ -465,6 +465,43 @@ def test_rescan_finds_messages_that_dead_processes_left() -> None:
     scene.steps.collection.delete_one({"_id": "x2"})
     scene.steps.seconds = 10
     assert scene.receive(10, Consumer()) == ["x3"]
+
+
+def test_claimed_messages_arrive_though_a_deferral_fails() -> None:
+    """The next call corrects what the failure left deferred for too long."""
+    claimed = ["x0", "x1", "y5"]
+    whole = Scene("xxxxxy")
+    assert whole.receive(9) == claimed
+    commands = whole.steps.commands
+    begin = max(n for n, each in enumerate(commands) if isinstance(each, UpdateEach))
+    assert begin < len(commands) - 1
+    for number in range(begin, len(commands)):
+        scene = Scene("xxxxxy")
+        found = scene.steps.run(scene.consumer.receive(9), lost_request(number))
+        assert sorted(each.id for each in found) == claimed
+        scene.steps.seconds = 10
+        assert scene.receive(9) == ["x2"]
+
+
+def test_slow_claims_do_not_put_rescans_off() -> None:
+    """A rescan takes as long as its read of the queue, not as long as the claims after it."""
+    scene = Scene("z")
+    steps, consumer = scene.steps, scene.consumer
+    lost_at = None
+    for turn in range(60):
+        for key in range(7):
+            name = f"{turn}-{key}"
+            steps.run(plans().push([turn], ids=[name], headers={"t": name}))
+        if turn == 30:  # a process defers a message and dies
+            lost_at = steps.seconds
+            put = {"when": steps.now + DEFERRED_FOR, "limited": "=30-0"}
+            steps.collection.update_one({"_id": "30-0"}, {"$set": put})
+        for _ in steps.steps(consumer.receive(100)):
+            steps.seconds += 0.03  # each command takes this long
+        if lost_at is not None and "30-0" in consumer.started:
+            assert steps.seconds - lost_at < 6
+            return
+    raise AssertionError("nothing received the deferred message")
 
 
 def test_message_keeps_no_trace_of_its_deferral() -> None:

@@ -149,6 +149,7 @@ def take(scan: Scan) -> Plan[Taken | None]:
     size = _page_size(scan, limit)
     fields = _fields(scan, limit)
     messages = yield from Find(scan.match, fields, sort=order, limit=size, hint=index)
+    read_at = yield from ServerTime()
     if not messages:
         state.contested = state.groups.crowded = False
         return Taken([], ended=True)
@@ -166,11 +167,11 @@ def take(scan: Scan) -> Plan[Taken | None]:
     if documents is None:
         return None
     page.mark_done([*documents, *scan.room.excess])
-    moved = yield from _leave_rest(page, unused)
+    moved = yield from scan.tidy_up(_leave_rest(page, unused), documents)
     if late:  # the consumer scans again at once
         followed.blocked_until = scan.now
     taken = Taken.of_page(documents, messages, page.done, size)
-    return taken._replace(ended=False) if moved else taken
+    return taken._replace(ended=taken.ended and not moved, read_at=read_at)
 
 
 def _page_size(scan: Scan, limit: Limit) -> int:

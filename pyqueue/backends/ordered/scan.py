@@ -198,7 +198,7 @@ def _claim_free_groups(page: _Page) -> Plan[tuple[Taken | None, bool]]:
     kept = yield from _keep_firsts(page, documents)
     deferred = False
     if too_few or len(kept) < len(documents):
-        deferred = yield from _defer(page, locked_groups)
+        deferred = yield from scan.tidy_up(_defer(page, locked_groups), kept)
     nothing = not kept and not deferred
     return _taken(page, kept, nothing=nothing), can_claim and nothing and not scan.room.full
 
