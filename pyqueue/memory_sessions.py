@@ -9,7 +9,7 @@ server, and retry loops repeat the transaction.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Final, Self
 
 import bson
@@ -361,6 +361,22 @@ def _refusal(reason: str) -> ConfigurationError:
     )
 
 
+def _reading_under(lock: AbstractContextManager[Any], cursor: Any) -> Any:
+    """Return a cursor that reads its documents under a lock.
+
+    mongomock reads them when the first is asked for. Another thread may then be in the middle of an
+    update that deletes a document and inserts it again.
+    """
+    read = cursor._compute_results
+
+    def read_locked(*args: Any, **options: Any) -> Any:
+        with lock:
+            return read(*args, **options)
+
+    cursor._compute_results = read_locked
+    return cursor
+
+
 class MemoryTable:
     """A collection of a ``MemoryDatabase``. Its methods accept ``session=``."""
 
@@ -397,9 +413,11 @@ class MemoryTable:
 
         def call(*given: Any, session: Any = None, **more: Any) -> Any:
             database = _used(self.database.raw, session)
-            with lock_of(database):
+            lock = lock_of(database)
+            with lock:
                 found = database.get_collection(self.name, *args, **options)
-                return _allowed(getattr(found, name), *given, **more)
+                result = _allowed(getattr(found, name), *given, **more)
+            return _reading_under(lock, result) if name == "find" else result
 
         return call
 

@@ -2,7 +2,7 @@
 
 The client notes its first use of such a queue at once, and then one use in each quarter of the
 queue's time; see ``uses``. As long as a consumer waits, the queue is in use. The drivers run the
-notes in the background, except the first note of a program that names the option.
+notes in the background, except before a program that names the option reads the record.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Uses:
         self.queues: dict[str, tuple[float, datetime]] = {}
 
     def naming(self, queue: str, shape: object) -> Plan[None]:
-        """Note the first use of a queue by a program that names the option.
+        """Note a use of a queue by a program that names the option, if a note is due.
 
-        It is noted before the record has the option. Otherwise, if the process died in between, no
+        The first is noted before the record has the option. Otherwise, if the process died, no
         pass would find the queue.
 
         Args:
@@ -44,7 +44,8 @@ class Uses:
             shape: The shared options that the program gives.
         """
         seconds_s = seconds_of(shape)
-        if seconds_s is not None and queue not in self.queues:
+        # The client may know the queue before it has noted a use, because it first read its kind.
+        if seconds_s is not None and (queue not in self.queues or self.left_s(queue) == 0):
             yield from note(queue, seconds_s)
             self.queues[queue] = seconds_s, self._after(seconds_s)
 

@@ -358,3 +358,17 @@ def test_a_stopping_pool_does_not_restart_a_process(lifeline: int) -> None:
         process.stop()  # there is no process to stop
         assert process.poll(True) == 0
         assert process.process.returncode == 3
+
+
+def test_a_worker_ends_at_a_record_of_a_newer_release(shell: Shell, client: Client) -> None:
+    """The messages stay for a newer worker."""
+    Path("shop.py").write_text(SHOP.format(client="Client", define="def", stop_after=1))
+    jobs = client.queue("jobs")
+    jobs.push(1)
+    record = client.database["pyqueue"]
+    assert record.update_one({"_id": "~queue:jobs"}, {"$set": {"v": 99}}).matched_count == 1
+    status, _, errors = shell.run("worker", "shop:worker")
+    assert status == 2
+    assert "queue 'jobs' is of kind 'standard', version 99" in errors
+    record.update_one({"_id": "~queue:jobs"}, {"$set": {"v": 1}})
+    assert jobs.counts().ready == 1

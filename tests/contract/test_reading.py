@@ -436,7 +436,7 @@ def test_queues_tell_of_their_options(world: World, apart: AnyClient) -> None:
 
 @pytest.mark.differs_by("client")
 def test_queues_of_any_number_and_kind_take_few_commands(world: World, apart: AnyClient) -> None:
-    """Of each kind there are several, with messages in each state."""
+    """Of each kind there is one queue, then two, then three, with messages in each state."""
     for number in range(3):
         for kind in ("standard", "ordered", "priority", "bucket"):
             queue = apart.queue(f"{kind}{number}", kind=kind)
@@ -445,10 +445,10 @@ def test_queues_of_any_number_and_kind_take_few_commands(world: World, apart: An
             assert queue.reserve(0) is not None
         apart.stream(f"log{number}").append_many(range(4))
         apart.stream(f"none{number}").consumer("g").pause()
-    before = apart.stats["commands"]
-    infos = apart.queues()
-    # The names, the records, one for the streams, five for the queues.
-    assert apart.stats["commands"] - before == 8
+        before = apart.stats["commands"]
+        infos = apart.queues()
+        # The names, the records, one for the streams, five for the queues.
+        assert apart.stats["commands"] - before == 8
     counts = {
         "standard": Counts(ready=4, scheduled=1, reserved=1),
         "ordered": Counts(ready=4, scheduled=1, reserved=1),
@@ -465,11 +465,15 @@ def test_queues_of_any_number_and_kind_take_few_commands(world: World, apart: An
 def test_more_queues_than_one_command_counts(
     world: World, apart: AnyClient, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The counts then take four commands for each portion of queues, and one more for packs."""
     monkeypatch.setattr("pyqueue.backends.all_queues._QUEUES_PER_COMMAND", 5)
     raw = world.raw(f"ns_{name}")
     apart.queue("q000").push(1)
     raw.insert_many({"q": f"q{n:03}", "when": Began.at, "n": n} for n in range(1, 12))
+    before = apart.stats["commands"]
     infos = apart.queues()
+    packs = "packs" in world.place.kind.capabilities
+    assert apart.stats["commands"] - before == 2 + 3 * 4 + packs
     assert [each.name for each in infos] == [f"q{n:03}" for n in range(12)]
     assert {each.counts for each in infos} == {Counts(ready=1)}
     raw.drop()

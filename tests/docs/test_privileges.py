@@ -18,7 +18,7 @@ import httpx2
 import pytest
 from pymongo import MongoClient
 
-from pyqueue import AsyncClient, Client, ConfigurationError, QueueError, Worker
+from pyqueue import AsyncClient, Client, ConfigurationError, Many, QueueError, To, Worker
 from pyqueue.backends import indexes
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.spark import QueueDataSource
@@ -141,6 +141,35 @@ def test_missing_credentials_are_named(guarded: Mongo) -> None:
         Client(url, signals="none:"),
     ):
         pass
+
+
+@pytest.mark.parametrize("role", ["queues", "queues_only"])
+def test_gathers_need_no_other_permission(guarded: Mongo, role: str) -> None:
+    """A producer and a worker have the role. An administrator may have to create the index."""
+    number = 210 if role == "queues" else 211
+    url = prepare(guarded, number, role, roles()[role])
+    database = guarded[f"shop{number}"]
+    database.command("createUser", "worker", pwd="secret", roles=[role])
+    if role == "queues_only":
+        administer(guarded, number)
+    with Client(url, signals="none:") as producer:
+        if role == "queues_only":
+            refused = pytest.raises(ConfigurationError, match=r"createIndex.*gathers")
+            with refused, producer.gather(To("report", "all")):
+                raise AssertionError("it began")
+            keys, options = indexes.all_indexes()["gathers"]
+            database["pyqueue"].create_index(keys, name="gathers", **options)
+        with producer.gather(To("report", "all")) as g:
+            producer.queue("a").push(2, gather=g)
+
+    def split(number: int) -> Many:
+        return Many([To("part", n) for n in range(number)], then=To("report", "parts"))
+
+    done: list[Any] = []
+    with Client(url.replace("//user:", "//worker:"), signals="none:") as client:
+        pipeline = client.pipeline().choice("a", split, to=["part", "report"])
+        pipeline.sink("part", done.append).sink("report", done.append).run(until_empty=True)
+    assert (sorted(done[:2]), done[2:]) == ([0, 1], ["parts", "all"])
 
 
 @some_or_all

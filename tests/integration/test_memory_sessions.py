@@ -157,6 +157,31 @@ def test_session_of_a_server_is_refused(client: Client, things: Any) -> None:
                 use()
 
 
+class Counted:
+    """A lock that counts how often it is taken."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def __enter__(self) -> None:
+        self.taken += 1
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def test_cursor_reads_its_documents_under_the_lock(
+    things: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it, another thread could see a document deleted that an update replaces."""
+    lock = Counted()
+    monkeypatch.setattr("pyqueue.memory_sessions.lock_of", lambda database: lock)
+    cursor = things.find({"n": 0}).sort("_id", 1)
+    before = lock.taken
+    assert [each["_id"] for each in cursor] == [0, 1, 2]
+    assert lock.taken > before
+
+
 def test_missing_methods_name_the_remedy(client: Client) -> None:
     uses: list[Callable[[], object]] = [
         lambda: client.database.command("collStats"),

@@ -84,6 +84,19 @@ def test_queue_without_the_option_is_not_noted(uses: Uses) -> None:
     assert list(uses.naming("a", {"limit": {}})) == []
 
 
+def test_first_note_does_not_wait_for_a_later_task(uses: Uses, time: Time) -> None:
+    """Even if the client has read the record before, to learn the kind of the queue."""
+    uses.follow("a", SHAPE)
+    steps = lasting()
+    steps.run(uses.naming("a", SHAPE))
+    assert [each["_id"] for each in steps.all()] == ["~used:a"]
+    assert uses.due("a") is None
+    assert list(uses.naming("a", SHAPE)) == []
+    time.seconds = 15
+    steps.run(uses.naming("a", SHAPE))
+    assert [type(each) for each in steps.commands] == [Update]
+
+
 def test_option_that_changes_is_followed(uses: Uses) -> None:
     uses.follow("a", SHAPE)
     assert uses.due("a") is not None
@@ -241,7 +254,7 @@ def waits(client: Client, queue: Queue[Any]) -> Any:
 
 def wait_for_use_after(client: Client, first: Any) -> None:
     def later() -> bool:
-        noted = used(client)  # None while mongomock, which has no locks, replaces the document
+        noted = used(client)  # None if the clock moved during a pass, which then deleted the queue
         return noted is not None and noted > first
 
     eventually(later, "another use is noted")
@@ -255,6 +268,7 @@ def test_waiting_consumer_keeps_its_queue(client: TestClient) -> None:
         first = used(client)
         client.advance(300)
         wait_for_use_after(client, first)
+        eventually(lambda: waiters(client, "a") == 1, "its pass has ended")
         assert [each.name for each in client.queues()] == ["a"]
     queue.push("x")
     assert waiting.result(LONG).payload == "x"
