@@ -296,6 +296,11 @@ class Worker(Runner[R_co]):
         Raises:
             ConfigurationError: An option is not allowed.
         """
+        if callable(cron):
+            raise ConfigurationError(
+                "cron: expected five fields as a str, found a function; a decorator names the "
+                'times, as in @worker.cron("0 3 * * *")'
+            )
         known = ScheduleOptions.__annotations__
         of_schedule = {each: value for each, value in options.items() if each in known}
         of_stage = {each: value for each, value in options.items() if each not in known}
