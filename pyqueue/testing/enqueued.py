@@ -109,8 +109,7 @@ def _matching(queue: str, where: Where | None) -> Plan[tuple[Messages, Messages]
     """Return the messages that match, and all messages.
 
     Raises:
-        ConfigurationError: ``where`` is not allowed.
-        InvalidName: ``queue`` is not the name of a queue.
+        ConfigurationError, InvalidName: An argument is not allowed.
     """
     arguments.queue_name(queue, "queue")
     matches = _matcher(where)
