@@ -303,6 +303,11 @@ def requesting(
     queue: QueueBase[Any, Any], payload: object, timeout: Duration, options: Mapping[str, Any]
 ) -> Plan[Any]:
     """Return the plan of ``Client.request``, with these options of the push."""
+    if not isinstance(queue, QueueBase):
+        raise ConfigurationError(
+            f"queue: expected a Queue or the name of one, found {type(queue).__name__}; make one "
+            "by client.queue(...)"
+        )
     timeout_s = arguments.duration("timeout", timeout)
     runner = queue._runner
     own = {"priorities": options["priority"], "groups": options["group"]}

@@ -6,7 +6,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, Self, TypeVar, Unpack, cast, overload
+from typing import Any, Self, Unpack, cast, overload
 
 from pyqueue.async_client import AsyncClient
 from pyqueue.async_queues import AsyncQueue
@@ -26,18 +26,24 @@ from pyqueue.pipeline import (
 )
 from pyqueue.pipeline.blocking import connection_of
 from pyqueue.pipeline.graph import QueueName
-from pyqueue.pipeline.handler_types import Adds, AddsBatch, BatchHandler, Handler
+from pyqueue.pipeline.handler_types import (
+    Adds,
+    AddsBatch,
+    AnyHandler,
+    BatchHandler,
+    H,
+    Handler,
+    M,
+    OtherModel,
+)
 from pyqueue.pipeline.lifespan import LifespanOf
-from pyqueue.pipeline.runner import BatchQueueOptions
+from pyqueue.pipeline.runner import BatchQueueOptions, UnmodelledOptions
 from pyqueue.pipeline.schedules import default_name, taking_payload
 from pyqueue.queue_base import QueueBase
 from pyqueue.queues import Queue
 from pyqueue.runtime.connecting import AsyncConnection, Connected, Connection
 from pyqueue.specs import QueueSpec
 from pyqueue.streams import Consumer
-
-H = TypeVar("H", bound=Callable[..., Any])
-M = TypeVar("M")
 
 #: A queue that names the model of its payloads.
 Modelled = QueueSpec[M] | Queue[M] | AsyncQueue[M] | Consumer[M] | AsyncConsumer[M]
@@ -230,10 +236,11 @@ class Worker(Runner[R_co]):
     def on(
         self,
         queue: str,
-        handler: Callable[..., Any],
+        handler: AnyHandler[M],
         *,
         to: Iterable[QueueName] = (),
-        **options: Unpack[StageOptions],
+        model: type[M] | OtherModel = None,
+        **options: Unpack[UnmodelledOptions],
     ) -> Self: ...
     def on(
         self,
@@ -289,6 +296,11 @@ class Worker(Runner[R_co]):
         Raises:
             ConfigurationError: An option is not allowed.
         """
+        if callable(cron):
+            raise ConfigurationError(
+                "cron: expected five fields as a str, found a function; a decorator names the "
+                'times, as in @worker.cron("0 3 * * *")'
+            )
         known = ScheduleOptions.__annotations__
         of_schedule = {each: value for each, value in options.items() if each in known}
         of_stage = {each: value for each, value in options.items() if each not in known}

@@ -127,7 +127,8 @@ THIRD_PARTY: dict[str, set[str]] = {
     "mongomock": {"memory"},
     "cronsim": {"backends.schedules.timing"},
     "anyio": {"claim", "each", "gather_blocks", "reserved", "pipeline", "cli", "testing"},
-    "typing_extensions": {"delivery", "pipeline.runner"},  # for type checkers only
+    # For type checkers only.
+    "typing_extensions": {"delivery", "pipeline.handler_types", "pipeline.runner"},
     "pytest": {"testing.plugin"},
     "yaml": {"pipeline.recipes"},
     "pyspark": {"spark", "demo"},

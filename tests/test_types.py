@@ -56,8 +56,9 @@ pushed = queue.push(1, key="k")  # error
 
 #: A service whose types are all known.
 SERVICE = """
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, assert_type
 
 from pyqueue import AsyncClient, Client, Delivery, QueueSpec, Report, To, Worker
@@ -146,6 +147,71 @@ pipeline = client.pipeline(lifespan=lifespan)
 pipeline.use(timed)
 pipeline.use(takes_too_little)  # error
 client.pipeline(lifespan=3)  # error
+
+
+@pipeline.link(SHIP, to=MAIL)
+async def pack(job: Job, delivery: Delivery[Job, Carrier]) -> Mail:
+    return Mail("packed")
+
+
+@pipeline.choice("sorted", model=Job, batch=10, to=[MAIL, "late"])
+def choose(jobs: list[Job], deliveries: list[Delivery[Job]]) -> list[To]:
+    return [To("late") for _ in jobs]
+
+
+@pipeline.sink("letters")
+def takes_anything(letter: str) -> None: ...
+
+
+@pipeline.link(SHIP, to=MAIL)  # error
+def links_another(mail: Mail) -> Mail:
+    return mail
+
+
+@pipeline.choice("sorted", model=Job, batch=10, to=[MAIL])  # error
+def chooses_for_no_list(job: Job) -> list[To]:
+    return []
+
+
+@pipeline.choice(SHIP, batch=10, to=[MAIL])  # error
+def chooses_for_another(mails: list[Mail]) -> list[To]:
+    return []
+
+
+@pipeline.sink("late", model=Job)  # error
+def sinks_another(mail: Mail) -> None: ...
+
+
+def takes_number(number: int | None) -> None: ...
+def takes_some(jobs: Sequence[Job]) -> None: ...
+def takes_state(payload: dict[str, Any], delivery: Delivery[Any, Carrier]) -> None: ...
+
+
+class Halved:
+    async def __call__(self, number: int, delivery: Delivery[int]) -> float:
+        return number / 2
+
+
+found: list[Any] = []
+
+
+pipeline.link(SHIP, pack, to=MAIL).choice("sorted", choose, model=Job, batch=10, to=["late"])
+pipeline.sink(SHIP, batch, batch=10).sink(MAIL, takes_mail).sink("late", takes_mail, model=Mail)
+pipeline.sink("numbers", takes_number, model=int | None).sink("any", print)
+pipeline.sink("lists", lambda job: None, model=Job).sink("upper", str.upper)
+pipeline.sink("pairs", lambda job, delivery: None, batch=10).sink("part", partial(print, "x"))
+pipeline.sink("words", found.append, batch=10).sink(SHIP, takes_some, batch=10)
+pipeline.link("halves", Halved(), to="b", model=int).sink("b", takes_state)
+pipeline.link(SHIP, takes_mail, to=MAIL)  # error
+pipeline.link("sorted", takes_mail, to=MAIL, model=Job)  # error
+pipeline.choice(SHIP, takes_mail, to=["late"])  # error
+pipeline.choice("sorted", takes_mail, to=["late"], model=Job)  # error
+pipeline.sink(SHIP, takes_mail)  # error
+pipeline.sink("late", takes_mail, model=Job)  # error
+pipeline.sink("late", choose, model=Mail, batch=10)  # error
+worker.on("jobs", batch, model=Job, batch=10)
+worker.on("jobs", takes_mail, model=Job)  # error
+worker.on("jobs", takes_mail, model=Mail)
 assert_type(client.pipeline().run(), Report)
 assert_type(client.queue(SHIP).push(Job(1)), Id)
 assert_type(client.queue(SHIP).push(Job(1), key="k"), Id | None)

@@ -91,7 +91,8 @@ def _sheet(infos: Sequence[QueueInfo], cap: int | None) -> Sheet:
     terminal = sys.stdout.isatty()
     rows = [_row(each) for each in infos]
     for row in rows:
-        row |= {name: f"{cap}+" for name in (*_STATES, "dead") if row[name] == cap}
+        if cap is not None:
+            row |= {name: f"{cap}+" for name in (*_STATES, "dead") if row[name] == cap}
         if terminal and isinstance(row["oldest"], datetime):
             row["oldest"] = age(row["oldest"])
     columns: Sequence[str] = ("queue", *_STATES, "paused", "kind", "dead", "oldest")

@@ -1,4 +1,4 @@
-"""``pyqueue demo --web``: traffic for the pages of the dashboard, besides the flights.
+"""``pyqueue demo --web``: traffic for the pages of the dashboard, in addition to the flights.
 
 The flights pass through standard queues. This module uses the other kinds, a few times a second: an
 ordered queue, a bucket, a stream with two groups, and a queue with a limit, whose handler fails for
@@ -35,7 +35,7 @@ KEPT_S = 3600
 
 
 class Queues(NamedTuple):
-    """The queues besides those of the flights."""
+    """The queues that the flights do not use."""
 
     boarding: Queue[Any]
     positions: Queue[Any]

@@ -11,22 +11,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 from pyqueue.backends.schedules.definitions import definition
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import BatchOptions
 from pyqueue.pipeline.blocking import AnyClient
 from pyqueue.pipeline.graph import QueueName, make_spark_stage
+from pyqueue.pipeline.handler_types import Adds, AddsBatch, AnyHandler, H, M, OtherModel
 from pyqueue.pipeline.lifespan import LifespanOf
 from pyqueue.pipeline.recipes import SparkPart, imported, read
 from pyqueue.pipeline.runner import (
     AwaitedReport,
     BatchQueueOptions,
+    BatchTerms,
+    ModelBatchTerms,
+    ModelTerms,
     R_co,
     Runner,
     StageOptions,
     StageTerms,
+    UnmodelledOptions,
     around_of,
     client_of,
     concurrency_of,
@@ -50,8 +55,6 @@ __all__ = [
     "concurrency_of",
     "has_client",
 ]
-
-H = TypeVar("H", bound=Callable[..., Any])
 
 
 class Pipeline(Runner[R_co]):
@@ -122,16 +125,31 @@ class Pipeline(Runner[R_co]):
 
     @overload
     def link(
-        self, queue: QueueName, *, to: QueueName, **options: Unpack[StageOptions]
+        self, queue: QueueSpec[M], *, to: QueueName, **options: Unpack[StageTerms]
+    ) -> Adds[M]: ...
+    @overload
+    def link(
+        self, queue: QueueSpec[M], *, to: QueueName, **options: Unpack[BatchTerms]
+    ) -> AddsBatch[M]: ...
+    @overload
+    def link(self, queue: str, *, to: QueueName, **options: Unpack[ModelTerms[M]]) -> Adds[M]: ...
+    @overload
+    def link(
+        self, queue: str, *, to: QueueName, **options: Unpack[ModelBatchTerms[M]]
+    ) -> AddsBatch[M]: ...
+    @overload
+    def link(
+        self, queue: str, *, to: QueueName, **options: Unpack[StageOptions]
     ) -> Callable[[H], H]: ...
     @overload
     def link(
         self,
-        queue: QueueName,
-        handler: Callable[..., Any],
+        queue: QueueSpec[M] | str,
+        handler: AnyHandler[M],
         *,
         to: QueueName,
-        **options: Unpack[StageOptions],
+        model: type[M] | OtherModel = None,
+        **options: Unpack[UnmodelledOptions],
     ) -> Self: ...
     def link(
         self,
@@ -140,7 +158,7 @@ class Pipeline(Runner[R_co]):
         *,
         to: QueueName,
         **options: Unpack[StageOptions],
-    ) -> Self | Callable[[H], H]:
+    ) -> Any:
         """Add a stage whose handler returns the payload with which the message moves on.
 
         Args:
@@ -158,16 +176,33 @@ class Pipeline(Runner[R_co]):
 
     @overload
     def choice(
-        self, queue: QueueName, *, to: Iterable[QueueName], **options: Unpack[StageOptions]
+        self, queue: QueueSpec[M], *, to: Iterable[QueueName], **options: Unpack[StageTerms]
+    ) -> Adds[M]: ...
+    @overload
+    def choice(
+        self, queue: QueueSpec[M], *, to: Iterable[QueueName], **options: Unpack[BatchTerms]
+    ) -> AddsBatch[M]: ...
+    @overload
+    def choice(
+        self, queue: str, *, to: Iterable[QueueName], **options: Unpack[ModelTerms[M]]
+    ) -> Adds[M]: ...
+    @overload
+    def choice(
+        self, queue: str, *, to: Iterable[QueueName], **options: Unpack[ModelBatchTerms[M]]
+    ) -> AddsBatch[M]: ...
+    @overload
+    def choice(
+        self, queue: str, *, to: Iterable[QueueName], **options: Unpack[StageOptions]
     ) -> Callable[[H], H]: ...
     @overload
     def choice(
         self,
-        queue: QueueName,
-        handler: Callable[..., Any],
+        queue: QueueSpec[M] | str,
+        handler: AnyHandler[M],
         *,
         to: Iterable[QueueName],
-        **options: Unpack[StageOptions],
+        model: type[M] | OtherModel = None,
+        **options: Unpack[UnmodelledOptions],
     ) -> Self: ...
     def choice(
         self,
@@ -176,7 +211,7 @@ class Pipeline(Runner[R_co]):
         *,
         to: Iterable[QueueName],
         **options: Unpack[StageOptions],
-    ) -> Self | Callable[[H], H]:
+    ) -> Any:
         """Add a stage whose handler decides to which queue the message moves.
 
         The handler returns ``To("late", payload)``, or ``To("late")`` to keep the payload.
@@ -191,16 +226,33 @@ class Pipeline(Runner[R_co]):
 
     @overload
     def sink(
-        self, queue: QueueName, *, to: Iterable[QueueName] = (), **options: Unpack[StageOptions]
+        self, queue: QueueSpec[M], *, to: Iterable[QueueName] = (), **options: Unpack[StageTerms]
+    ) -> Adds[M]: ...
+    @overload
+    def sink(
+        self, queue: QueueSpec[M], *, to: Iterable[QueueName] = (), **options: Unpack[BatchTerms]
+    ) -> AddsBatch[M]: ...
+    @overload
+    def sink(
+        self, queue: str, *, to: Iterable[QueueName] = (), **options: Unpack[ModelTerms[M]]
+    ) -> Adds[M]: ...
+    @overload
+    def sink(
+        self, queue: str, *, to: Iterable[QueueName] = (), **options: Unpack[ModelBatchTerms[M]]
+    ) -> AddsBatch[M]: ...
+    @overload
+    def sink(
+        self, queue: str, *, to: Iterable[QueueName] = (), **options: Unpack[StageOptions]
     ) -> Callable[[H], H]: ...
     @overload
     def sink(
         self,
-        queue: QueueName,
-        handler: Callable[..., Any],
+        queue: QueueSpec[M] | str,
+        handler: AnyHandler[M],
         *,
         to: Iterable[QueueName] = (),
-        **options: Unpack[StageOptions],
+        model: type[M] | OtherModel = None,
+        **options: Unpack[UnmodelledOptions],
     ) -> Self: ...
     def sink(
         self,
@@ -209,7 +261,7 @@ class Pipeline(Runner[R_co]):
         *,
         to: Iterable[QueueName] = (),
         **options: Unpack[StageOptions],
-    ) -> Self | Callable[[H], H]:
+    ) -> Any:
         """Add a stage that finishes the message when its handler returns.
 
         Args:

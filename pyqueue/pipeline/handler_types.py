@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from pyqueue.delivery import Delivery
 
+if TYPE_CHECKING:
+    from types import UnionType
+    from typing import _SpecialForm
+
+    from typing_extensions import TypeAliasType
+
+    #: A model that is no class, such as ``int | None``. Handlers are not checked against it.
+    OtherModel = UnionType | _SpecialForm | TypeAliasType | None
+else:
+    OtherModel = Any
+
+H = TypeVar("H", bound=Callable[..., Any])
 M = TypeVar("M")
 A = TypeVar("A")
 
@@ -14,6 +26,8 @@ A = TypeVar("A")
 Handler = Callable[[M], Any] | Callable[[M, Delivery[M, Any]], Any]
 #: A handler of batches.
 BatchHandler = Callable[[list[M]], Any] | Callable[[list[M], list[Delivery[M, Any]]], Any]
+#: A handler of single messages or of batches.
+AnyHandler = Handler[M] | BatchHandler[M]
 
 
 class Adds(Protocol[M]):

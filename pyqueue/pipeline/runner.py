@@ -26,7 +26,7 @@ from pyqueue.pipeline.graph import (
     make_stage,
     source_name,
 )
-from pyqueue.pipeline.handler_types import AsyncMiddleware, PlainMiddleware
+from pyqueue.pipeline.handler_types import AsyncMiddleware, H, M, PlainMiddleware
 from pyqueue.pipeline.lifespan import Lifespan, LifespanOf
 from pyqueue.pipeline.running_stage import COUNTERS, Report
 from pyqueue.pipeline.show import draw
@@ -46,7 +46,6 @@ else:  # Python 3.11 knows no defaults
     from typing import TypeVar
 
     R_co = TypeVar("R_co", covariant=True)
-H = TypeVar("H", bound=Callable[..., Any])
 W = TypeVar("W", bound=AsyncMiddleware | PlainMiddleware)
 
 
@@ -59,6 +58,28 @@ class BatchQueueOptions(QueueOptions, total=False):
 
 class StageTerms(QueueOptions, HandlerTerms, total=False):
     """The options of a stage besides its model and ``batch``."""
+
+
+class BatchTerms(StageTerms):
+    """The options of a stage of batches besides its model."""
+
+    batch: int
+
+
+class ModelTerms(StageTerms, Generic[M]):
+    """The options of a stage with a model besides ``batch``."""
+
+    model: type[M]
+
+
+class ModelBatchTerms(BatchTerms, Generic[M]):
+    """The options of a stage of batches with a model."""
+
+    model: type[M]
+
+
+class UnmodelledOptions(QueueOptions, HandlerOptions, total=False):
+    """The options of a stage besides its model."""
 
 
 class StageOptions(BatchQueueOptions, HandlerOptions, total=False):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
+from pyqueue import arguments
 from pyqueue.backends.contents import contents_of
 from pyqueue.backends.invalid import decode
 from pyqueue.backends.kind import lookup
@@ -59,6 +60,7 @@ def assert_enqueued(client: AnyClient, queue: str, *, where: Where | None = None
     Raises:
         AssertionError: No message matches. The text shows the messages of the queue.
         ConfigurationError: ``where`` is not allowed.
+        InvalidName: ``queue`` is not the name of a queue.
     """
     return connection_of(client).run(_enqueued(queue, where))
 
@@ -69,6 +71,7 @@ def refute_enqueued(client: AnyClient, queue: str, *, where: Where | None = None
     Raises:
         AssertionError: A message matches.
         ConfigurationError: ``where`` is not allowed.
+        InvalidName: ``queue`` is not the name of a queue.
     """
     return connection_of(client).run(_not_enqueued(queue, where))
 
@@ -106,8 +109,9 @@ def _matching(queue: str, where: Where | None) -> Plan[tuple[Messages, Messages]
     """Return the messages that match, and all messages.
 
     Raises:
-        ConfigurationError: ``where`` is not allowed.
+        ConfigurationError, InvalidName: An argument is not allowed.
     """
+    arguments.queue_name(queue, "queue")
     matches = _matcher(where)
     every = yield from _messages(queue)
     found = [each.message for each in every if matches(each)]

@@ -56,12 +56,21 @@ def drain(worker: Runner[Any], *, horizon: Duration = _HORIZON) -> Any:
     Raises:
         ConfigurationError: A stage cannot run, or is a Spark stage.
     """
+    _check_worker(worker)
     length = timedelta(seconds=arguments.duration("horizon", horizon))
 
     async def work() -> Report:
         return await _Drain(worker, length).run()
 
     return _run(worker, work)
+
+
+def _check_worker(worker: object) -> None:
+    if not isinstance(worker, Runner):
+        raise ConfigurationError(
+            f"worker: expected a Worker or a Pipeline, found {type(worker).__name__}; pass the "
+            "object that has the handlers"
+        )
 
 
 def _run(worker: Runner[Any], work: Callable[[], Awaitable[R]]) -> Any:
@@ -213,7 +222,8 @@ def perform(
         ConfigurationError: The worker has no handler for this queue.
         InvalidMessage: The payload does not fit the model of the stage.
     """
-    stage = worker.graph.stages.get(queue)
+    _check_worker(worker)
+    stage = worker.graph.stages.get(queue) if isinstance(queue, str) else None
     if stage is None:
         names = ", ".join(map(repr, worker.graph.stages)) or "none"
         raise ConfigurationError(

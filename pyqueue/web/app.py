@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -67,6 +67,35 @@ _ENDS: Final = ("cancel", "remove")
 _Handler = Callable[[Viewer], Awaitable[Response]]
 
 
+def _names(argument: str, given: object) -> tuple[str, ...]:
+    """Check a list of names, and return it."""
+    wrong = [given]
+    if isinstance(given, Iterable) and not isinstance(given, str):
+        names: tuple[Any, ...] = tuple(given)
+        wrong = [each for each in names if not isinstance(each, str)]
+        if not wrong:
+            return names
+    found = type(wrong[0]).__name__
+    raise ConfigurationError(f"{argument}: expected a list of str, found {found}; use [...]")
+
+
+def _check_texts_and_functions(
+    password: object, label: object, functions: Mapping[str, object]
+) -> None:
+    if password is not None and (not isinstance(password, str) or not password):
+        found = type(password).__name__ if password else "none"
+        raise ConfigurationError(f"password: expected a text, found {found}; set a long one")
+    if not isinstance(label, str):
+        raise ConfigurationError(
+            f'label: expected a str, found {type(label).__name__}; pass a word such as "staging"'
+        )
+    for name, function in functions.items():
+        if function is not None and not callable(function):
+            raise ConfigurationError(
+                f"{name}: expected a function, found {type(function).__name__}; pass one, or None"
+            )
+
+
 class Dashboard:
     """Pages that show queues, streams, messages, errors and workers, as an ASGI app.
 
@@ -117,21 +146,17 @@ class Dashboard:
                 "allow: expected a function that says who may do what, found "
                 f'{type(allow).__name__}; pass one, or "anyone" to let everyone view'
             )
-        for name, given in (("hosts", hosts), ("secrets", secrets)):
-            if isinstance(given, str):
-                raise ConfigurationError(f"{name}: expected a list, found a str; use [...]")
-        if password is not None and not password:
-            raise ConfigurationError("password: expected a text, found none; set a long one")
+        _check_texts_and_functions(password, label, {"who": who, "redact": redact})
         if writable is not None:
             arguments.flag("writable", writable)
         access = Access(
             allow=allow,
             writable=callable(allow) if writable is None else writable,
-            hosts=allowed_hosts(hosts),
+            hosts=allowed_hosts(_names("hosts", hosts)),
             password=password,
             who=who,
         )
-        self._site = Site(client, access, Redactor(secrets, redact), label)
+        self._site = Site(client, access, Redactor(_names("secrets", secrets), redact), label)
         self._app = Starlette(
             routes=list(self._routes()),
             middleware=[Middleware(Guarded)],

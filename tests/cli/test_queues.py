@@ -278,6 +278,17 @@ def test_peek_and_ls_show_and_take_nothing(shell: Shell, client: Client) -> None
     assert shell.json("ls", "--namespace", "other") == []
 
 
+def test_ls_counts_no_dead_letters_of_a_dead_queue(shell: Shell, client: Client) -> None:
+    """It has no dead-letter queue, so the cell is empty, with and without a cap."""
+    a = client.queue("a")
+    a.push("x")
+    a.bury(*a.reserve_many(1, timeout=0), error="why")
+    for more in ([], ["--cap", "5"]):
+        lines = [each.split("\t") for each in shell.run("ls", *more)[1].splitlines()]
+        place = lines[0].index("dead")
+        assert {each[0]: each[place] for each in lines[1:]} == {"a": "1", "a.dead": ""}
+
+
 def test_json_keeps_what_only_bson_has() -> None:
     value = {"id": ObjectId("6b00635bb4b31ce5bc7b3ac2"), "n": 1, "f": 1.5, "nan": float("nan")}
     assert json.loads(as_json_text(value)) == {

@@ -153,7 +153,7 @@ def test_handler_of_batches_takes_two_lists(offline: Client) -> None:
     worker = Worker(offline).on("a", rows, batch=2).on("b", optional, batch=2)
     assert [each.delivery for each in worker.graph.stages.values()] == [False, True]
     with pytest.raises(ConfigurationError, match=r"takes \(payloads\) or \(payloads, deliveries\)"):
-        worker.on("c", three, batch=2)
+        worker.on("c", three, batch=2)  # type: ignore[arg-type]
 
 
 def test_annotation_of_a_list_is_checked_against_to(offline: Client) -> None:

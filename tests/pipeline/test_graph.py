@@ -51,17 +51,20 @@ WRONG: dict[str, tuple[Callable[[Pipeline], Any], str]] = {
         "handler of queue 'a': expected a function, found str",
     ),
     "three arguments": (
-        lambda p: p.sink("a", lambda x, y, z: x),
+        lambda p: p.sink("a", lambda x, y, z: x),  # type: ignore[arg-type]
         "expected a function that takes .payload. or .payload, delivery.",
     ),
     "no argument": (
-        lambda p: p.sink("a", lambda: 1),
+        lambda p: p.sink("a", lambda: 1),  # type: ignore[arg-type]
         "expected a function that takes .payload. or .payload, delivery.",
     ),
     "concurrency": (lambda p: p.sink("a", same, concurrency=0), "concurrency: 0 is not allowed"),
     "time limit": (lambda p: p.sink("a", same, time_limit=0), "time_limit: 0 is not allowed"),
     "lease": (lambda p: p.sink("a", same, lease=-1), "lease: -1 is not allowed"),
-    "model": (lambda p: p.sink("a", same, model=object()), "pydantic cannot validate"),
+    "model": (
+        lambda p: p.sink("a", same, model=object()),  # type: ignore[call-overload]
+        "pydantic cannot validate",
+    ),
 }
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient as Http
 
+from pyqueue import AsyncClient, Worker
 from pyqueue.testing import AsyncTestClient, TestClient, assert_enqueued, drain
+from pyqueue.web import Dashboard
 from tests.typed.service import make_app, make_pipeline, work_off, work_off_async
 
 
@@ -43,3 +49,26 @@ async def test_async_worker_of_the_service_runs(pyqueue_async_client: AsyncTestC
         await client.queue("ship").push({"order": "7"})
         report = await work_off_async(client)
         assert report.stages["ship"]["out"] == 1
+
+
+def test_lifespan_binds_worker_and_mounts_dashboard(
+    pyqueue_target: str, pyqueue_client: TestClient
+) -> None:
+    """Nothing of the app needs a client before its lifespan, so each test may start it again."""
+    worker: Worker[Any] = Worker()
+    worker.on("greet", lambda name: f"hello {name}")
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncClient(pyqueue_target) as client:
+            app.mount("/queues", Dashboard(client, allow="anyone"))
+            running = asyncio.create_task(worker.bind(client).run(handle_signals=False))
+            yield
+            worker.stop()
+            await running
+
+    for name in ("Ann", "Bob"):
+        with Http(FastAPI(lifespan=lifespan), base_url="http://localhost") as http:
+            assert pyqueue_client.request("greet", name, timeout=20) == f"hello {name}"
+            [row] = http.get("/queues/json").json()["rows"]
+            assert row["name"] == "greet"

@@ -119,6 +119,24 @@ def test_arguments_are_checked(world: World) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("hosts", 5, "expected a list of str, found int; use"),
+        ("hosts", [5], "expected a list of str, found int; use"),
+        ("secrets", [b"pin"], "expected a list of str, found bytes; use"),
+        ("password", 5, "expected a text, found int; set a long one"),
+        ("who", "me", "expected a function, found str; pass one, or None"),
+        ("redact", {"pin": "***"}, "expected a function, found dict; pass one, or None"),
+        ("label", None, "expected a str, found NoneType; pass a word"),
+    ],
+)
+def test_wrong_type_is_refused(world: World, name: str, value: object, said: str) -> None:
+    wrong: Any = {name: value}
+    with pytest.raises(ConfigurationError, match=f"^{name}: {said}"):
+        Dashboard(world.client, allow="anyone", **wrong)
+
+
+@pytest.mark.parametrize(
     "options",
     [
         {},

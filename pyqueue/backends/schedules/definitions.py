@@ -19,6 +19,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any, Final, NamedTuple, get_args
 
 import bson
@@ -77,8 +78,13 @@ def definition(name: str, queue: str, cron: str | None, options: ScheduleOptions
         InvalidMessage: the payload cannot be stored.
     """
     arguments.group(name, "name")
-    if unknown := sorted(set(options) - set(ScheduleOptions.__annotations__)):
-        raise ConfigurationError(f"{unknown[0]}: a schedule has no such option")
+    known = ScheduleOptions.__annotations__
+    if unknown := sorted(set(options) - set(known)):
+        near = get_close_matches(unknown[0], known, 1)
+        raise ConfigurationError(
+            f"{unknown[0]}: a schedule has no such option; "
+            + (f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}")
+        )
     timing = timing_of(cron, options.get("every"), options.get("timezone", "UTC"))
     rhythm = {"cron": timing.cron} if timing.every_s is None else {"every": timing.every_s}
     given: dict[str, Any] = {each: value for each, value in options.items() if value is not None}
