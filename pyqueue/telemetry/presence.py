@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
@@ -146,13 +147,18 @@ def _graph(described: dict[str, Any], now: datetime) -> Upsert:
 
 def _process() -> dict[str, Any]:
     """Describe this process. ``memory`` is its peak use of memory, in bytes."""
-    used_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "version": _version(),
-        "memory": used_kb * 1024,
+        "memory": _peak_memory(),
     }
+
+
+def _peak_memory() -> int:
+    """Return the peak use of memory of this process, in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # other systems count in KiB
 
 
 @cache

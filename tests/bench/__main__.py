@@ -32,6 +32,7 @@ from tests.bench import (
     single,
     spark,
     streams,
+    telemetry,
     tombstones,
     wakeups,
 )
@@ -56,6 +57,7 @@ SECTIONS: dict[str, Section] = {
     "idle": idle.run,
     "pipeline": pipeline.run,
     "streams": streams.run,
+    "telemetry": telemetry.run,
     "spark": spark.run,
     "replicas": replicas.run,
     "peers": peers.run,

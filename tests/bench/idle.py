@@ -1,7 +1,9 @@
-"""The cost of 50 waiting consumers of one process: server commands per second and processor time.
+"""The cost of waiting: 50 consumers of one process, and one worker with a schedule.
 
-The server counts commands by name, so the driver's monitoring (hello) and the benchmark's own
-serverStatus do not count.
+For the consumers, the server counts commands by name, so the driver's monitoring (hello) and the
+benchmark's own serverStatus do not count. For the worker, the driver tells of each command, which
+shows the reads of schedules. Its bus is in the process: the rows of the consumers show the cost of
+the other buses.
 """
 
 from __future__ import annotations
@@ -9,23 +11,29 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import pymongo
+from pymongo import monitoring
 
-from pyqueue import AsyncClient, QueueClosed
+from pyqueue import AsyncClient, QueueClosed, Worker
+from pyqueue.backends.recovering import SCHEDULES
 from tests.bench.figures import Target, at_most
 from tests.bench.harness import Bench
 from tests.bench.wakeups import redis, refused
-from tests.bench.workers import Start, Workers
+from tests.bench.workers import Start, Workers, as_coroutine
 
 WAITERS = 50
 #: Seconds before the count begins, quick and full: a queue that was just used is scanned more
 #: often.
 SETTLE = (2, 20)
 MONITORING = {"hello", "isMaster", "serverStatus", "ping", "endSessions"}
+#: How long a worker with a schedule is observed, in seconds: two or three reads of its schedules.
+OBSERVED_S = 180
+#: The name under which reads of schedules are counted.
+READ = "read of schedules"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +63,8 @@ def run(bench: Bench) -> None:
                 measure(bench, mongo, workers, case)
             else:
                 bench.row(f"{WAITERS} idle, {case.name}", "not run", [0], 0, None, reason)
+        if not bench.quick:
+            observe(bench, workers)
 
 
 def measure(bench: Bench, mongo: Any, workers: Workers, case: Case) -> None:
@@ -111,3 +121,72 @@ async def wait(_: Start, database: str, case: Case, settle: float, seconds: floa
 async def idle(queue: Any) -> None:
     with suppress(QueueClosed):
         assert await queue.reserve() is None
+
+
+# ---- a worker with a schedule
+
+
+class Counting(monitoring.CommandListener):
+    """Counts the commands of a client by name."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def started(self, event: monitoring.CommandStartedEvent) -> None:
+        """Count a command."""
+        asked = event.command.get("filter", {}).get("q")
+        if isinstance(asked, dict) and SCHEDULES in asked.get("$in", ()):
+            self.counts[READ] += 1
+        elif event.command_name not in MONITORING:
+            self.counts[event.command_name] += 1
+
+    def succeeded(self, event: monitoring.CommandSucceededEvent) -> None:
+        """Do nothing."""
+
+    def failed(self, event: monitoring.CommandFailedEvent) -> None:
+        """Do nothing."""
+
+
+def observe(bench: Bench, workers: Workers) -> None:
+    """Add the rows of an idle worker with a schedule, without telemetry and with it."""
+    with bench.database() as database:
+        found = workers.call(idle_workers, database, SETTLE[1], OBSERVED_S)[0]
+    for telemetry, counted in found.items():
+        label = f"idle worker with a schedule, {telemetry}"
+        total, minutes = counted.total(), OBSERVED_S / 60
+        names = ", ".join(f"{name} {n / minutes:.1f}" for name, n in counted.most_common(4))
+        bench.row(f"{label}: commands", "1/min", [total / minutes], total, None, names)
+        reads = counted[READ]
+        bench.row(f"{label}: reads of schedules", "1/min", [reads / minutes], reads, at_most(1))
+
+
+async def idle_workers(
+    _: Start, database: str, settle: float, seconds: float
+) -> dict[str, Counter[str]]:
+    """Let two workers idle in one process. Return the commands of each."""
+    sides = {"telemetry off": Counting(), "telemetry on": Counting()}
+    async with AsyncExitStack() as stack:
+        for number, (name, counting) in enumerate(sides.items()):
+            mongo = pymongo.AsyncMongoClient[Any](database, event_listeners=[counting])
+            await stack.enter_async_context(mongo)
+            client = AsyncClient(
+                mongo.get_default_database(),
+                namespace=f"idle{number}",
+                signals="memory:",
+                telemetry=name == "telemetry on",
+            )
+            await stack.enter_async_context(client)
+            await client.schedule("daily", queue="idle", every=86_400)
+            worker = Worker(client).on("idle", print)
+            run = asyncio.create_task(as_coroutine(worker.run(handle_signals=False)))
+            stack.push_async_callback(end, worker, run)
+        await asyncio.sleep(settle)
+        before = {name: counting.counts.copy() for name, counting in sides.items()}
+        await asyncio.sleep(seconds)
+        return {name: counting.counts - before[name] for name, counting in sides.items()}
+
+
+async def end(worker: Worker[Any], run: asyncio.Task[Any]) -> None:
+    """Stop a worker, and wait for its end."""
+    worker.stop()
+    await run

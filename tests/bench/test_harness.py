@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from tests.bench import telemetry
 from tests.bench.__main__ import SECTIONS, main
 from tests.bench.concurrency import Stock
 from tests.bench.figures import (
@@ -26,7 +27,7 @@ from tests.bench.figures import (
     ratios,
     table,
 )
-from tests.bench.harness import compared, interleave
+from tests.bench.harness import Bench, compared, interleave
 from tests.bench.plots import comparison, svg
 from tests.bench.report import markdown, refreshed
 from tests.bench.sketch import Joiner, held_filter
@@ -356,3 +357,31 @@ def test_soak_finds_what_grows() -> None:
 def test_soak_slope_is_per_hour() -> None:
     assert slope([(0, 5), (60, 6), (120, 7)]) == pytest.approx(60)
     assert slope([(0, 5)]) == 0
+
+
+class Machine(Bench):
+    """A run without a server. Each message costs the client 1 s of processor time."""
+
+    def __init__(self) -> None:
+        self.quick = True
+        self.rows = []
+        self.spent = 0.0
+
+    def cpu(self) -> Cpu:
+        return Cpu(client=self.spent)
+
+
+def test_telemetry_is_compared_with_two_clients_without_it() -> None:
+    machine, calls = Machine(), list[str]()
+
+    def work(side: str) -> int:
+        calls.append(side)
+        machine.spent += 2 if side == "on" else 1
+        return 1
+
+    assert telemetry.compare(machine, "push", work, lambda side: calls.append("flush")) == 5
+    assert calls[:6] == ["off", "flush", "on", "flush", "again", "flush"]
+    with_it, without, processor = machine.rows
+    assert (with_it.name, with_it.target) == ("push, with telemetry", at_least(1))
+    assert with_it.noise == noise(without.values)
+    assert (processor.values, processor.target, processor.noise) == ([2.0] * 4, at_most(1.02), 0)

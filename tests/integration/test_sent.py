@@ -221,14 +221,15 @@ class Place(NamedTuple):
 
 @contextmanager
 def opened(
-    driver: str, url: str, durability: str, recorder: Recorder | None = None
+    driver: str, url: str, durability: str, recorder: Recorder | None = None, **more: Any
 ) -> Iterator[Place]:
-    """Open a client of one kind."""
+    """Open a client of one kind, with more options."""
     recorder = recorder or Recorder()
     options: dict[str, Any] = {
         "durability": durability,
         "command_timeout": COMMAND_TIMEOUT_S,
         "signals": "none:",
+        **more,
     }
     with ExitStack() as stack:
         if driver == "blocking":

@@ -5,19 +5,32 @@ from __future__ import annotations
 from collections import Counter
 from datetime import UTC, datetime
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
 import anyio
 import pytest
 
-from pyqueue import Client, ConfigurationError, Delivery, Pipeline, QueueError, Unavailable, Worker
+from pyqueue import (
+    Client,
+    ConfigurationError,
+    Delivery,
+    Pipeline,
+    QueueClosed,
+    QueueError,
+    Unavailable,
+    Worker,
+)
 from pyqueue.backends.recovering import SCHEDULES
 from pyqueue.messages import Backoff
 from pyqueue.pipeline import schedules
 from pyqueue.pipeline.schedules import keep_ticking
+from pyqueue.requests import Find
 from pyqueue.runtime.waiters import Waiters
 from tests.pipeline.place import Place
+from tests.plans.runner import Runner as PlanRunner
+from tests.plans.runner import after
 from tests.support.eventually import eventually
 
 RECIPE = """
@@ -171,3 +184,41 @@ def test_stopped_run_finishes_its_tick(monkeypatch: pytest.MonkeyPatch) -> None:
         return server.ended
 
     assert anyio.run(work)
+
+
+class Idle:
+    """A runner on which time passes at once. The only schedule ticks in a day."""
+
+    def __init__(self, hours: float) -> None:
+        self.until = after(3600 * hours)
+        self.plans = PlanRunner(*[self.read] * 1000)
+        self.plans.on_wait = self.plans.pass_time
+        self.waiting = Waiters(SCHEDULES)
+        #: When the schedules were read.
+        self.reads: list[datetime] = []
+
+    def read(self, request: Find) -> list[dict[str, Any]]:
+        self.reads.append(self.plans.now)
+        return [{"_id": "~cron:n", "when": after(86_400)}]
+
+    def waiters(self, name: str) -> Waiters:
+        assert name == SCHEDULES
+        return self.waiting
+
+    async def run(self, plan: Any) -> Any:
+        if self.plans.now >= self.until:
+            plan.close()
+            raise QueueClosed("the time is over")
+        return self.plans.run(plan)
+
+
+def test_idle_worker_reads_schedules_once_in_a_minute() -> None:
+    """It sends no other command for them."""
+    idle, failed = Idle(hours=3), list[Any]()
+    anyio.run(keep_ticking, cast("Any", idle), [], failed.append)
+    gaps = [(later - read).total_seconds() for read, later in pairwise(idle.reads)]
+    assert min(gaps) >= 60
+    assert max(gaps) <= 90
+    assert 3 * 40 <= len(idle.reads) <= 3 * 60 + 1
+    assert len(idle.plans.commands) == len(idle.reads)
+    assert failed == []

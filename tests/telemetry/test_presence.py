@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import resource
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,3 +148,15 @@ def test_run_without_an_event_loop_has_no_lag() -> None:
     with shown.running(runner):
         (_, beat) = shown.beats(datetime.now(UTC), 5.0)[0]
     assert beat["$set"]["lag"] is None
+
+
+@pytest.mark.parametrize(("platform", "peak"), [("linux", 2**10), ("darwin", 2**20)])
+def test_memory_is_in_bytes_on_every_system(
+    platform: str, peak: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux counts the peak in KiB, and macOS in bytes."""
+    usage = SimpleNamespace(ru_maxrss=peak)
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "platform", platform)
+        patched.setattr(resource, "getrusage", lambda who: usage)
+        assert presence._process()["memory"] == 2**20
