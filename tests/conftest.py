@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import astuple
@@ -35,6 +36,11 @@ Mongo = pymongo.MongoClient[dict[str, Any]]
 # A run in the background may ignore Ctrl-C, and the programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Where the environment forbids bytecode, each of the many processes that tests start would compile
+# pyqueue anew, and each worker would rewrite the asserts of all tests.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Not UTC, so that a naive datetime is noticed. Processes that the tests start inherit it.
 os.environ["TZ"] = "EST5EDT"
