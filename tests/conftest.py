@@ -120,6 +120,16 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput["run"] = astuple(node.config.stash[_RUN])
 
 
+@pytest.hookimpl(optionalhook=True, tryfirst=True)  # before xdist makes its scheduler
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Distribute tests by a scheduler whose work does not grow with their number."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from tests.support.scheduling import GroupScheduling  # xdist may be missing elsewhere
+
+    return GroupScheduling(config, log)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the run, unless this is a worker."""
     if not hasattr(config, "workerinput"):
