@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import astuple
@@ -35,6 +36,11 @@ Mongo = pymongo.MongoClient[dict[str, Any]]
 # A run in the background may ignore Ctrl-C, and the programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Where the environment forbids bytecode, each of the many processes that tests start would compile
+# pyqueue anew, and each worker would rewrite the asserts of all tests.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Not UTC, so that a naive datetime is noticed. Processes that the tests start inherit it.
 os.environ["TZ"] = "EST5EDT"
@@ -112,6 +118,16 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     """Tell a worker of xdist which run it belongs to."""
     node.workerinput["run"] = astuple(node.config.stash[_RUN])
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)  # before xdist makes its scheduler
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Distribute tests by a scheduler whose work does not grow with their number."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from tests.support.scheduling import GroupScheduling  # xdist may be missing elsewhere
+
+    return GroupScheduling(config, log)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -6,9 +6,11 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -227,26 +229,41 @@ async def main() -> None:
         assert_type(await client.pipeline().run(), Report)
 """
 
-#: A whole service without a mistake: app, outbox, worker and status.
-WHOLE = ROOT / "tests/typed/service.py"
+#: The programs by name. The last is a whole service without a mistake: app, outbox, worker, status.
+PROGRAMS = {
+    "program": PROGRAM,
+    "service": SERVICE,
+    "whole": (ROOT / "tests/typed/service.py").read_text(),
+}
 
 
-def mypy(program: Path) -> tuple[set[int], str]:
-    """Return the lines in which mypy reports errors, and its output."""
+class Reported(NamedTuple):
+    """The results of a checker: the lines with errors of each program, and its output."""
+
+    lines: Mapping[str, set[int]]
+    output: str
+
+
+def mypy(folder: Path) -> Reported:
+    """Return the lines in which mypy reports errors."""
     cache = f"--cache-dir={ROOT / '.mypy_cache'}"
-    command = [sys.executable, "-m", "mypy", "--strict", cache, str(program)]
+    programs = [str(folder / f"{name}.py") for name in PROGRAMS]
+    command = [sys.executable, "-m", "mypy", "--strict", cache, *programs]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    found = re.findall(rf"{program.name}:(\d+): error", done.stdout)
     assert done.returncode in (0, 1), done.stdout + done.stderr
-    return {*map(int, found)}, done.stdout + done.stderr
+    found = defaultdict[str, set[int]](set)
+    for path, line in re.findall(r"^(.*?):(\d+): error", done.stdout, re.MULTILINE):
+        found[Path(path).stem].add(int(line))
+    return Reported(found, done.stdout + done.stderr)
 
 
-def pyright(program: Path) -> tuple[set[int], str]:
-    """Return the lines in which pyright reports errors, by its standard rules, and its output."""
+def pyright(folder: Path) -> Reported:
+    """Return the lines in which pyright reports errors, by its standard rules."""
     if find_spec("basedpyright") is None:
         missing("basedpyright is not installed")
-    config = {"extraPaths": [str(ROOT)], "typeCheckingMode": "standard", "include": [str(program)]}
-    project = program.with_name("pyrightconfig.json")
+    programs = [str(folder / f"{name}.py") for name in PROGRAMS]
+    config = {"extraPaths": [str(ROOT)], "typeCheckingMode": "standard", "include": programs}
+    project = folder / "pyrightconfig.json"
     project.write_text(json.dumps(config))
     command = [sys.executable, "-m", "basedpyright", "-p", str(project), "--outputjson"]
     done = subprocess.run(
@@ -254,20 +271,30 @@ def pyright(program: Path) -> tuple[set[int], str]:
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     report = json.loads(done.stdout)
-    assert report["summary"]["filesAnalyzed"] == 1
-    found = [each for each in report["generalDiagnostics"] if each["severity"] == "error"]
-    return {each["range"]["start"]["line"] + 1 for each in found}, done.stdout
+    assert report["summary"]["filesAnalyzed"] == len(PROGRAMS)
+    found = defaultdict[str, set[int]](set)
+    for each in report["generalDiagnostics"]:
+        if each["severity"] == "error":
+            found[Path(each["file"]).stem].add(each["range"]["start"]["line"] + 1)
+    return Reported(found, done.stdout)
 
 
-@pytest.mark.parametrize("checked", [mypy, pyright])
-@pytest.mark.parametrize(
-    "text", [PROGRAM, SERVICE, WHOLE.read_text()], ids=["program", "service", "whole"]
-)
-def test_checkers_report_only_the_mistakes(
-    tmp_path: Path, text: str, checked: Callable[[Path], tuple[set[int], str]]
-) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(text)
-    reported, output = checked(program)
-    expected = {n for n, line in enumerate(text.splitlines(), 1) if line.endswith("# error")}
-    assert reported == expected, output
+@pytest.fixture(scope="module", params=[mypy, pyright])
+def reported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Reported:
+    """The results of one run of a checker over all programs. To start it takes the longest."""
+    folder = tmp_path_factory.mktemp("programs")
+    for name, text in PROGRAMS.items():
+        (folder / f"{name}.py").write_text(text)
+    checked: Reported = request.param(folder)
+    return checked
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_checkers_report_only_the_mistakes(name: str, reported: Reported) -> None:
+    lines = enumerate(PROGRAMS[name].splitlines(), 1)
+    expected = {number for number, line in lines if line.endswith("# error")}
+    assert reported.lines.get(name, set()) == expected, reported.output
+
+
+def test_checkers_report_nothing_elsewhere(reported: Reported) -> None:
+    assert {*reported.lines} <= {*PROGRAMS}, reported.output

@@ -339,6 +339,14 @@ def test_a_killed_consumer_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # ---- Ctrl-C and SIGKILL
 
+#: The program with one consumer besides the victim: each takes a second to start.
+SMALL = """
+import runpy
+from pyqueue import demo
+demo.PROCESSES = 1
+runpy.run_module("pyqueue.cli", run_name="__main__")
+"""
+
 #: A consumer announces itself, and begins only when the gate is open. The demo cannot end before.
 GATE = """
 import os, sys, time
@@ -358,13 +366,13 @@ def started(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[psutil
     (gate / "sitecustomize.py").write_text(GATE)
     paths = {"PYTHONPATH": f"{gate}{os.pathsep}{ROOT}", "GATE": str(gate)}
     with program(
-        *("-m", "pyqueue.cli", "demo", "--rows", str(ROWS)),
+        *("-c", SMALL, "demo", "--rows", str(ROWS)),
         env=os.environ | paths | {"TMPDIR": str(temporary)},
         stderr=subprocess.PIPE,
         new_session=True,
     ) as process:
         eventually(
-            lambda: len(list(gate.glob("*.here"))) == 1 + demo.PROCESSES,
+            lambda: len(list(gate.glob("*.here"))) == 2,
             "all consumers",
             alive=lambda: process.poll() is None,
         )

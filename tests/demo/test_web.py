@@ -13,6 +13,7 @@ import pymongo
 from typer.testing import CliRunner
 
 from pyqueue.cli import app
+from tests.demo.test_run import SMALL
 from tests.support.eventually import LONG, eventually
 from tests.support.processes import program
 
@@ -31,7 +32,7 @@ def rows(address: str) -> dict[str, Any]:
 def test_dashboard_shows_the_demo_until_ctrl_c(
     url: str, mongo: pymongo.MongoClient[dict[str, Any]]
 ) -> None:
-    command = ("-m", "pyqueue.cli", "demo", "--web", "--rows", "40", "--url", url)
+    command = ("-c", SMALL, "demo", "--web", "--rows", "40", "--url", url)
     with program(*command, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
