@@ -57,7 +57,9 @@ def with_moves(stats: QueueStats, since: Duration | datetime) -> Plan[QueueStats
     """
     moves = f"to.{escaped(stats.queue)}"
     match = {"_id": {"$gte": TOTAL.id(stats.since, ""), "$lt": "t!"}, moves: {"$exists": True}}
-    sources = yield from aside(METRICS, Find(match, {"q": 1}, limit=_MAX_SOURCES))
+    sources = yield from aside(
+        METRICS, Find(match, {"q": 1}, sort=(("_id", 1),), limit=_MAX_SOURCES)
+    )
     came: Counter[datetime] = Counter()
     for source in sources:
         *_, found = yield from _documents(str(source.get("q")), since)

@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from pyqueue import Limit
+from pyqueue.telemetry import reading
 from pyqueue.web import sampling, shapes
 from pyqueue.web.overview import MAX_ROWS
 from pyqueue.web.site import static_files
@@ -399,7 +400,7 @@ def test_script_is_small_and_writes_no_html() -> None:
 # ---- charts
 
 
-def test_chart_counts_messages_that_moved_in(world: World) -> None:
+def test_chart_counts_messages_that_moved_in(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     async def fill() -> None:
         for name, number in (("raw.a", 40), ("b", 20)):
             queue = world.client.queue(name)
@@ -415,6 +416,8 @@ def test_chart_counts_messages_that_moved_in(world: World) -> None:
         assert legend["in"] == shapes.rate(61 / since) != "0", since
     # The number beside the chart is that of its highest line: 61 messages in one minute.
     assert f'y="14">{shapes.rate(61 / 60)}<' in pages.get(since_of(900))
+    monkeypatch.setattr(reading, "_MAX_SOURCES", 1)
+    assert f'y="14">{shapes.rate(21 / 60)}<' in pages.get(since_of(900))  # only from b
 
 
 def since_of(seconds: int) -> str:

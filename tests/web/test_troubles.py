@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from html import unescape
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pymongo
@@ -14,8 +15,10 @@ from anyio.from_thread import start_blocking_portal
 from bson import ObjectId
 
 from pyqueue import Limit
+from pyqueue.web import sampling
 from pyqueue.web import troubles as web_troubles
 from pyqueue.web.overview import MAX_ROWS
+from pyqueue.web.redacting import HIDDEN
 from pyqueue.web.sampling import LOW_CAP
 from pyqueue.web.troubles import KINDS, MAX_SHOWN
 from tests.web.test_pages import MOST_BYTES
@@ -168,7 +171,7 @@ def stage_figures(stage: Stage) -> None:
 
 
 def stage_healthy(stage: Stage, number: int) -> None:
-    """Stage queues of every kind without trouble, and streams before and after the others."""
+    """Stage queues of every kind without trouble, and streams among them."""
 
     async def fill() -> None:
         for place in range(number):
@@ -451,3 +454,62 @@ def test_bounds_respect_the_retention(stage: Stage) -> None:
     (group,) = stage.world.run(stage.client.stream("clicks").consumers)
     (shown,) = stage.world.pages().json("/s/clicks")["groups"]
     assert (shown["behind"], shown["skipped"]) == (6, 4) == (group.counts.total, 4)
+
+
+# ---- causes
+
+
+def test_group_without_a_worker_and_a_failed_tick_say_so(stage: Stage) -> None:
+    async def fill() -> None:
+        clicks = stage.client.stream("clicks")
+        await clicks.append_many(range(1000))
+        await clicks.consumer("audit").seek("first")
+        await stage.client.schedule("nightly", queue="orders", every=3600)
+
+    stage.world.run(fill)
+    failed = {"$set": {"error": "refused: password=abc"}}
+    assert stage.messages.update_one({"spec.queue": "orders"}, failed).matched_count == 1
+    assert troubles(stage.world.pages()) == {
+        "clicks~audit": "1\u202f000 messages behind; no worker",
+        "nightly": f"the last tick failed: refused: password={HIDDEN}",
+    }
+
+
+def test_holder_whose_lease_has_ended_is_named(stage: Stage) -> None:
+    stage_group(stage, 2)
+    past = datetime.now(UTC) - timedelta(minutes=5)
+    stage.messages.update_one({"q": "orders", "lock": {"$exists": True}}, {"$set": {"when": past}})
+    (line,) = stage.lines(stage.world.pages())["blocked group"]
+    cause = line.cause
+    assert re.search(r"while me holds one for 10 min; its lease ended 5 min ago$", cause), cause
+
+
+def test_few_groups_and_blocked_queues_are_read(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_troubles, "_WAIT_S", -1.0)
+
+    async def fill() -> None:
+        for name in ("first", "second"):
+            queue = world.client.queue(name, kind="ordered")
+            await queue.push_many([1, 2], groups=["g", "g"])
+            for _ in range(2):
+                await queue.reserve(0)
+            clicks = world.client.stream(f"{name}clicks")
+            await clicks.append(1)
+            await clicks.consumer("audit").pause()
+
+    world.run(fill)
+    assert {*troubles(world.pages())} == {
+        *("first", "second", "firstclicks~audit", "secondclicks~audit"),
+    }
+    monkeypatch.setattr(sampling, "_MAX_BLOCKED", 1)
+    monkeypatch.setattr(sampling, "_MAX_GROUPS", 1)
+    assert {*troubles(world.pages())} == {"first", "firstclicks~audit"}
+
+
+def test_page_on_the_dashboard_lists_all_kinds() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "dashboard.md").read_text()
+    _, _, table = text.partition("| Trouble | Shown if | What helps |\n|---|---|---|\n")
+    rows = table.partition("\n\n")[0].splitlines()
+    assert [each.split(" | ")[0].removeprefix("| ") for each in rows] == [*KINDS]
