@@ -98,6 +98,7 @@ PARTS: dict[str, set[str]] = {
     "freeing": {"bucket", "core", "finding"},
     "reshaping": {"core", "limits", "streams"},
     "unused": {"all_queues", "core"},
+    "blocked": {"core", "ordered", "tallies", "turns"},
     "": {"bucket", "ordered", "priority", "standard", "unused"},
 }
 #: How many modules of pyqueue.backends one has to know to understand a receive, and their lines.

@@ -21,15 +21,16 @@ from pyqueue.backends.kind import ScanStart
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.scan import SCAN_ORDER, page_end
 from pyqueue.backends.streams import consumers, log, retention
-from pyqueue.backends.tallies import Listed, Tally
+from pyqueue.backends.tallies import AskEach, Listed, Pipeline, Tally
 from pyqueue.clock import BAND
 from pyqueue.concurrently import concurrently
 from pyqueue.errors import ConfigurationError, Unavailable
 from pyqueue.limits import Limit, limit_or_none
-from pyqueue.messages import NEVER, QueueInfo
+from pyqueue.messages import NEVER, ConsumerInfo, QueueInfo
 from pyqueue.requests import (
     Delete,
     Distinct,
+    Document,
     Find,
     ForgetQueue,
     Plan,
@@ -42,7 +43,7 @@ from pyqueue.requests import (
 #: that still uses the queue can find it, and make it live again with the same kind.
 _DELETED: Final = "~deleted"
 _DELETED_FOR: Final = timedelta(hours=1)
-#: How many queues one command counts.
+#: How many queues one command counts, and of how many streams it reads the ends.
 _QUEUES_PER_COMMAND: Final = 100
 #: The most passes that a deletion makes over a queue whose holders keep handing messages over.
 _MAX_ROUNDS: Final = 20
@@ -108,6 +109,48 @@ def _dead_letters(
             total = totals.get(dead_letter, 0)
             found[name] = total if cap is None else min(cap, total)
     return found
+
+
+def groups_of(streams: Sequence[str], most: int) -> Plan[dict[str, list[ConsumerInfo]]]:
+    """Return the consumer groups of many streams in few commands, keyed by stream.
+
+    Args:
+        streams: The names of the streams.
+        most: The maximum number of groups that are read.
+    """
+    every = {"_id": {"$gte": "~group:", "$lt": "~group;"}}
+    found = (yield from Find(every, sort=(("_id", 1),), limit=most)) if streams else []
+    documents: dict[str, list[Document]] = {}
+    for each in found:
+        stream = str(each.get("q")).removeprefix("~group:")
+        documents.setdefault(stream, []).append(each)
+    names = [each for each in streams if each in documents]
+    bounds = yield from _bounds_of(names)
+    now = yield from ServerTime()
+    return {each: consumers.group_infos(each, documents[each], bounds[each], now) for each in names}
+
+
+def _bounds_of(streams: Sequence[str]) -> Plan[dict[str, tuple[int, int]]]:
+    """Return the bounds of many logs, as ``log.bounds`` does for one."""
+    if not streams:
+        return {}
+    last: list[Document] = []
+    for begin in range(0, len(streams), _QUEUES_PER_COMMAND):
+        some = streams[begin : begin + _QUEUES_PER_COMMAND]
+        last += yield from AskEach([_last_pack(each) for each in some], majority=True)
+    ids = {"_id": {"$in": [transitions.record_id(each) for each in streams]}}
+    records = yield from Find(ids, {"q": 1, "first": 1}, majority=True)
+    firsts = {str(each.get("q")): int(each.get("first", 0)) for each in records}
+    found: dict[str, tuple[int, int]] = {}
+    for name, pack in zip(streams, last, strict=True):
+        first = firsts.get(name, 0)
+        found[name] = first, max(first, pack["s"] + pack["n"] if pack else 0)
+    return found
+
+
+def _last_pack(stream: str) -> Pipeline:
+    order = {"$sort": dict(log.DESCENDING)}
+    return [{"$match": log.packs_between(stream)}, order, {"$limit": 1}, {"$project": log.PLACE}]
 
 
 def delete_queue(queue: str, force: bool, decision: Plan[bool] | None = None) -> Plan[int]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 from pyqueue import arguments
 from pyqueue.aside import aside
@@ -13,8 +15,13 @@ from pyqueue.limits import shown
 from pyqueue.messages import Duration
 from pyqueue.requests import Document, Find, Plan, ServerTime
 from pyqueue.telemetry.figures import BOUNDS_S, COUNTS, TIMES, quantile
-from pyqueue.telemetry.storing import HOUR, METRICS, MINUTE, Span, unescaped
+from pyqueue.telemetry.storing import HOUR, METRICS, MINUTE, TOTAL, Span, escaped, unescaped
 from pyqueue.telemetry.values import Latency, QueueStats
+
+#: The count of the messages that moved to a queue, in figures with moves.
+CAME: Final = "came"
+#: How many queues are read from which messages moved to a queue.
+_MAX_SOURCES: Final = 10
 
 
 def stats(queue: str, since: Duration | datetime) -> Plan[QueueStats]:
@@ -41,6 +48,29 @@ def stats_over_time(
     start, end, found = yield from _documents(queue, since)
     took = {each["at"]: {name: latency([each], name) for name in TIMES} for each in found}
     return stats_of(queue, start, end, found), took
+
+
+def with_moves(stats: QueueStats, since: Duration | datetime) -> Plan[QueueStats]:
+    """Return the figures of a queue, and the messages that moved to it as the count ``CAME``.
+
+    The sums of all time tell from which queues messages moved here. Of these, up to 10 are read.
+    """
+    moves = f"to.{escaped(stats.queue)}"
+    match = {"_id": {"$gte": TOTAL.id(stats.since, ""), "$lt": "t!"}, moves: {"$exists": True}}
+    sources = yield from aside(
+        METRICS, Find(match, {"q": 1}, sort=(("_id", 1),), limit=_MAX_SOURCES)
+    )
+    came: Counter[datetime] = Counter()
+    for source in sources:
+        *_, found = yield from _documents(str(source.get("q")), since)
+        for each in found:
+            came[each["at"]] += moved_of([each]).get(stats.queue, 0)
+    known = {at for at, number in came.items() if number and at >= stats.since}
+    points = {at: {**stats.points.get(at, {})} for at in sorted({*stats.points, *known})}
+    for at in known:
+        points[at][CAME] = came[at]
+    counts = {**stats.counts, CAME: sum(came[at] for at in known)}
+    return replace(stats, counts=counts, points=points)
 
 
 def _documents(

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from markupsafe import Markup
 
+from pyqueue.telemetry.reading import CAME
 from pyqueue.telemetry.values import Latency, QueueStats
 from pyqueue.web.shapes import length, rate
 
@@ -30,11 +31,20 @@ _LANES: Final = (640, 130, 80)
 _LANE: Final = 26
 #: The lines of a chart, keyed by class, and the counts that each line adds up.
 LINES: Final[Mapping[str, Sequence[str]]] = {
-    "in": ("pushed",),
+    "in": ("pushed", CAME),
     "done": ("finished", "moved"),
     "retried": ("retried",),
     "dead": ("dead",),
 }
+#: The lines of the chart of a consumer group.
+GROUP_LINES: Final[Mapping[str, Sequence[str]]] = {
+    **LINES,
+    "in": ("received",),
+    "done": ("finished",),
+}
+_GROUP_WORDS: Final = {"in": "delivered", "done": "committed"}
+#: The maximum number of charts of consumer groups on a page.
+_MAX_CHARTS: Final = 20
 
 
 class Lane(NamedTuple):
@@ -74,13 +84,13 @@ def sparkline(values: Sequence[float], key: str, label: str) -> Markup:
     ).format(*_SPARK, label, key, line(values))
 
 
-def throughput(stats: QueueStats) -> Markup:
+def throughput(stats: QueueStats, lines: Mapping[str, Sequence[str]] = LINES) -> Markup:
     """Return the chart of messages per second."""
     starts, step_s = _starts(stats)
     points = [stats.points.get(each, {}) for each in starts]
     series = {
         name: [sum(each.get(count, 0) for count in some) / step_s for each in points]
-        for name, some in LINES.items()
+        for name, some in lines.items()
     }
     high = max([max(values) for values in series.values()]) or 1.0
     width, height = _CHART
@@ -176,11 +186,32 @@ def _instants(stats: QueueStats, left: int = 0) -> Iterator[Markup]:
         )
 
 
-def legend(stats: QueueStats) -> list[dict[str, str]]:
+def legend(stats: QueueStats, lines: Mapping[str, Sequence[str]] = LINES) -> list[dict[str, str]]:
     """Return the lines of a chart, each with its average per second."""
+    known = {name: stats.rate(name) for name in stats.counts}
     return [
-        {"look": name, "value": rate(sum(map(stats.rate, some)))} for name, some in LINES.items()
+        {"look": name, "value": rate(sum(known.get(each, 0.0) for each in some))}
+        for name, some in lines.items()
     ]
+
+
+def groups(some: Mapping[str, QueueStats]) -> Markup:
+    """Return a chart for each consumer group of a stream, of the first ``_MAX_CHARTS`` groups."""
+    item = Markup('<li class="{}">{} <strong>{}</strong></li>')
+    part = Markup('<section class="panel"><h2>{}</h2>{}<ul class="legend">{}</ul></section>')
+    return Markup("").join(
+        part.format(
+            f"Group {name}, last hour",
+            throughput(stats, GROUP_LINES),
+            Markup("").join(
+                item.format(
+                    each["look"], _GROUP_WORDS.get(each["look"], each["look"]), each["value"]
+                )
+                for each in legend(stats, GROUP_LINES)
+            ),
+        )
+        for name, stats in list(some.items())[:_MAX_CHARTS]
+    )
 
 
 def lanes(some: Sequence[Lane]) -> Markup:

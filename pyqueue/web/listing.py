@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pyqueue.backends.namespace import STREAM
-from pyqueue.web import shapes
+from pyqueue.web import charts, shapes
 from pyqueue.web.access import Viewer
 from pyqueue.web.overview import row_of, shown_row, visible_runs
 from pyqueue.web.queue_page import PAGE, failure, line_of, ran
@@ -30,6 +30,7 @@ async def stream_page(site: Site, viewer: Viewer) -> View:
         ],
         "next": query({"after": messages[-1].position}) if len(messages) == PAGE else "",
         "actions": allowed,
+        "charts": charts.groups(row.group_stats),
         "errors": [
             failure(site, sample, each)
             for each in sample.errors
@@ -40,11 +41,11 @@ async def stream_page(site: Site, viewer: Viewer) -> View:
 
 
 async def errors_page(site: Site, viewer: Viewer) -> View:
-    """Show the groups of errors."""
-    sample = await site.sampler.sample()
+    """Show the groups of errors, of one queue if the URL names it."""
+    sample, wanted = await site.sampler.sample(), viewer.argument("queue")
     found = []
     for each in sample.errors:
-        if await viewer.sees(each.queue):
+        if wanted in ("", each.queue) and await viewer.sees(each.queue):
             values = failure(site, sample, each)
             verbs = () if values["of_stream"] or not each.dead else ("redrive", "remove")
             allowed = [verb for verb in verbs if await viewer.may(verb, values["dead_queue"])]

@@ -12,12 +12,11 @@ from starlette.exceptions import HTTPException
 
 from pyqueue.backends.namespace import STREAM
 from pyqueue.messages import NEVER, ConsumerInfo, Counts, QueueInfo
-from pyqueue.telemetry.values import QueueStats
 from pyqueue.telemetry.watching import RunSummary
-from pyqueue.web import shapes
+from pyqueue.web import shapes, troubles
 from pyqueue.web.access import Viewer
 from pyqueue.web.charts import per_minute
-from pyqueue.web.sampling import RATE_MIN, Row, Sample
+from pyqueue.web.sampling import Row, Sample, rate_of
 from pyqueue.web.site import Site, View, path_to
 
 #: The maximum number of rows on a page. If there are more, queues are grouped by prefix.
@@ -28,14 +27,6 @@ _SORTS: Final = ("name", "ready", "reserved", "scheduled", "dead", "oldest")
 _IN: Final = ("pushed",)
 _DONE: Final = ("finished", "moved")
 _FINISHED: Final = ("finished",)
-
-
-def rate_of(stats: QueueStats | None, names: Sequence[str]) -> float | None:
-    """Return the sum of the counts with these names per second, over the last few minutes."""
-    if stats is None:
-        return None
-    passed_s = stats.until.second + stats.until.microsecond / 1e6
-    return sum(per_minute(stats, names, RATE_MIN + 1)) / (60 * RATE_MIN + passed_s)
 
 
 def _described(row: Row, cap: int) -> dict[str, Any]:
@@ -70,18 +61,16 @@ def _described(row: Row, cap: int) -> dict[str, Any]:
 def _grouped(row: Row, group: ConsumerInfo) -> dict[str, Any]:
     """Return the values of a consumer group of a stream."""
     done = rate_of(row.group_stats.get(group.name), _DONE)
-    faster = (done or 0.0) - (rate_of(row.stats, _IN) or 0.0)
-    behind = group.counts.total
     return {
         "name": group.name,
         "position": group.position,
-        "behind": behind,
+        "behind": group.counts.total,
         "reserved": group.counts.reserved,
         "scheduled": group.counts.scheduled,
         "skipped": group.counts.skipped,
         "paused": group.paused,
         "done": done,
-        "caught_up_s": behind / faster if behind and faster > 0 else None,
+        "caught_up_s": troubles.caught_up_s(row, group),
         "dead_path": path_to("q", f"{row.info.name}.{group.name}.dead"),
     }
 
@@ -124,6 +113,21 @@ async def board(sample: Sample, viewer: Viewer) -> tuple[list[dict[str, Any]], d
     return every, tiles
 
 
+async def attention(site: Site, sample: Sample, viewer: Viewer) -> list[dict[str, Any]]:
+    """Return the troubles that may be viewed, by kind."""
+    found: list[troubles.Trouble] = list(troubles.of_runs(await visible_runs(sample, viewer)))
+    for row in await visible(sample, viewer):
+        found += troubles.of_row(sample, row, site.redactor)
+        apart = row.info.name.endswith(".dead")
+        dead = row.info.counts.ready if apart else row.info.dead
+        if dead and (apart or await viewer.sees(row.dead_letter)):
+            found.append(troubles.of_dead(sample, row, dead))
+    for each in sample.schedules:
+        if await viewer.sees(each.queue):
+            found += troubles.of_schedule(sample, each, site.redactor)
+    return troubles.shown(found)
+
+
 async def overview(site: Site, viewer: Viewer) -> View:
     """Show all queues and streams."""
     sample = await site.sampler.sample()
@@ -136,6 +140,7 @@ async def overview(site: Site, viewer: Viewer) -> View:
         "rows": [] if groups else chosen,
         "groups": groups,
         "tiles": tiles,
+        "troubles": await attention(site, sample, viewer),
         "find": wanted,
         "sort": sort,
         "at": sample.at,

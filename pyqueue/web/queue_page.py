@@ -8,7 +8,7 @@ from typing import Any, Final
 from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Finished, Message, State
 from pyqueue.runtime.connecting import runner_of
-from pyqueue.telemetry.reading import stats_over_time
+from pyqueue.telemetry.reading import stats_over_time, with_moves
 from pyqueue.telemetry.values import QueueStats
 from pyqueue.telemetry.watching import ErrorSummary, RunSummary
 from pyqueue.web import charts, shapes
@@ -96,7 +96,9 @@ async def queue_page(site: Site, viewer: Viewer) -> View:
     chosen = chosen_state(viewer, row)
     seconds = viewer.count("since", _RANGE_S)
     since = seconds if seconds in [each for each, _ in RANGES] else _RANGE_S
-    stats, took = await runner_of(site.client).run(stats_over_time(name, since))
+    run = runner_of(site.client).run
+    stats, took = await run(stats_over_time(name, since))
+    stats = await run(with_moves(stats, since))
     failed = [each for each in sample.errors if each.queue == name]
     runs = [each for each in await visible_runs(sample, viewer) if each.works_on(name)]
     values = {

@@ -10,9 +10,18 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 from pyqueue.async_client import AsyncClient
+from pyqueue.backends.all_queues import groups_of
+from pyqueue.backends.blocked import Blocked, blocked
 from pyqueue.backends.namespace import STREAM
 from pyqueue.backends.tallies import dead_letter_of
-from pyqueue.messages import ConsumerInfo, Message, QueueInfo, StreamMessage
+from pyqueue.messages import (
+    NEVER,
+    ConsumerInfo,
+    Message,
+    QueueInfo,
+    ScheduleInfo,
+    StreamMessage,
+)
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.telemetry.values import QueueStats
 from pyqueue.telemetry.watching import (
@@ -39,8 +48,9 @@ _FAST_S, _SLOW_S = 0.1, 0.5
 _WAIT_S: Final = 1.0
 #: A sample that is older than this is not shown.
 _OLD_S: Final = 300.0
-#: The maximum number of streams whose consumer groups are read.
-_MAX_STREAMS: Final = 20
+#: The maximum numbers of consumer groups, and of ordered queues whose blocking group is read.
+_MAX_GROUPS: Final = 1000
+_MAX_BLOCKED: Final = 20
 #: Rates are measured over this number of whole minutes and the current minute.
 RATE_MIN: Final = 5
 #: The minutes over which a trend is measured, and the minimum number of messages for a trend.
@@ -53,6 +63,14 @@ _UNATTENDED_S: Final = 60.0
 
 Badge = tuple[str, str]
 _DONE: Final = ("finished", "moved", "dead", "cancelled", "expired")
+
+
+def rate_of(stats: QueueStats | None, names: Sequence[str]) -> float | None:
+    """Return the sum of the counts with these names per second, over the last few minutes."""
+    if stats is None:
+        return None
+    passed_s = stats.until.second + stats.until.microsecond / 1e6
+    return sum(per_minute(stats, names, RATE_MIN + 1)) / (60 * RATE_MIN + passed_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +92,8 @@ class Row:
     moves: Mapping[str, float] = field(default_factory=dict)
     #: How many messages per second moved here from other queues in the last minutes.
     came: float = 0.0
+    #: The group that holds up an ordered queue, or None.
+    blocked: Blocked | None = None
 
     @property
     def dead_letter(self) -> str:
@@ -98,6 +118,7 @@ class Sample:
     errors: Sequence[ErrorSummary]
     #: The graphs of pipelines that run, or have run in the last days.
     graphs: Sequence[GraphSummary]
+    schedules: Sequence[ScheduleInfo]
 
     @property
     def interval_s(self) -> float:
@@ -146,12 +167,14 @@ class Sampler:
             hour=await run(recent_stats()),
             last=last,
             came=moved_in(last),
+            blocked=await run(blocked(_ordered(infos), cap)),
             running=await run(runs()),
             now=datetime.now(UTC),
         )
         errors, drawn = await run(error_groups()), await run(graphs())
-        streams = [each.name for each in infos if each.kind == STREAM][:_MAX_STREAMS]
-        groups = {name: await self._client.stream(name).consumers() for name in streams}
+        planned = await self._client.schedules()
+        streams = [each.name for each in infos if each.kind == STREAM]
+        groups = await run(groups_of(streams, _MAX_GROUPS))
         rows = {each.name: _row(each, groups.get(each.name, ()), read) for each in infos}
         took_s = time.monotonic() - began
         if took_s < _FAST_S:
@@ -168,6 +191,7 @@ class Sampler:
             runs=read.running,
             errors=errors,
             graphs=drawn,
+            schedules=planned,
         )
         self._sample, self._taken = sample, time.monotonic()
         return sample
@@ -181,6 +205,8 @@ class _Read(NamedTuple):
     last: Mapping[str, QueueStats]
     #: How many messages per second moved to each queue.
     came: Mapping[str, float]
+    #: The groups that block queues.
+    blocked: Mapping[str, Blocked]
     running: Sequence[RunSummary]
     now: datetime
 
@@ -189,6 +215,13 @@ def _retrieve(task: asyncio.Task[Sample]) -> None:
     """Take the error of a sample that no request waits for, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
+
+
+def _ordered(infos: Sequence[QueueInfo]) -> list[str]:
+    """Return the ordered queues in which messages wait, those with the oldest messages first."""
+    found = [each for each in infos if each.kind == "ordered" and each.counts.scheduled]
+    found.sort(key=lambda each: (each.oldest or NEVER, -each.counts.scheduled))
+    return [each.name for each in found[:_MAX_BLOCKED]]
 
 
 def _row(info: QueueInfo, groups: Sequence[ConsumerInfo], read: _Read) -> Row:
@@ -209,6 +242,7 @@ def _row(info: QueueInfo, groups: Sequence[ConsumerInfo], read: _Read) -> Row:
         badges=(),
         moves=moves,
         came=read.came.get(info.name, 0.0),
+        blocked=read.blocked.get(info.name),
     )
     return replace(row, badges=tuple(_badges(row, read.now)))
 

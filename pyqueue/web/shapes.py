@@ -33,9 +33,9 @@ def number(value: float | None, cap: int | None = None) -> str:
     return f"{value:,}".replace(",", "\u202f")
 
 
-def counted(value: int, noun: str = "message") -> str:
-    """Return a number with a noun."""
-    return f"{number(value)} {noun}{'' if value == 1 else 's'}"
+def counted(value: int, noun: str = "message", cap: int | None = None) -> str:
+    """Return a number with a noun; see ``number`` for ``cap``."""
+    return f"{number(value, cap)} {noun}{'' if value == 1 else 's'}"
 
 
 def rate(value: float | None) -> str:

@@ -13,7 +13,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from pyqueue import Limit
-from pyqueue.web import sampling
+from pyqueue.telemetry import reading
+from pyqueue.web import sampling, shapes
 from pyqueue.web.overview import MAX_ROWS
 from pyqueue.web.site import static_files
 from tests.web.world import HOSTILE, Pages, World
@@ -394,3 +395,54 @@ def test_script_is_small_and_writes_no_html() -> None:
     script = static_files()["dashboard.js"]
     assert len(script) < 15_000
     assert re.findall(rb"innerHTML|outerHTML|eval\(|insertAdjacent|document\.write", script) == []
+
+
+# ---- charts
+
+
+def test_chart_counts_messages_that_moved_in(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fill() -> None:
+        for name, number in (("raw.a", 40), ("b", 20)):
+            queue = world.client.queue(name)
+            await queue.push_many(range(number))
+            await queue.move(*await queue.reserve_many(number, timeout=0), to="parsed.x")
+        await world.client.queue("parsed.x").push(1)
+
+    world.run(fill)
+    world.flush()
+    pages = world.pages()
+    for since in (7200, 2_592_000):
+        legend = {each["look"]: each["value"] for each in pages.json(since_of(since))["legend"]}
+        assert legend["in"] == shapes.rate(61 / since) != "0", since
+    # The number beside the chart is that of its highest line: 61 messages in one minute.
+    assert f'y="14">{shapes.rate(61 / 60)}<' in pages.get(since_of(900))
+    monkeypatch.setattr(reading, "_MAX_SOURCES", 1)
+    assert f'y="14">{shapes.rate(21 / 60)}<' in pages.get(since_of(900))  # only from b
+
+
+def since_of(seconds: int) -> str:
+    return f"/q/parsed.x?since={seconds}"
+
+
+def test_stream_page_has_a_chart_for_each_group(shop: World) -> None:
+    text = shop.pages().get("/s/clicks")
+    assert "Group audit, last hour" in text
+    assert re.search(r'class="in">delivered <strong>[\d.]+/\w+<', text)
+    assert re.search(r'class="done">committed <strong>[\d.]+/\w+<', text)
+    points = re.findall(r'<polyline class="line (\w+)" points="([^"]*)"', text)
+    assert {look for look, _ in points} == {"in", "done", "retried", "dead"}
+    lines = dict(points)
+    assert lines["in"] == lines["done"] != lines["dead"]
+    assert "<svg" not in shop.pages().send("GET", "/json/s/clicks").text
+
+
+def test_errors_page_may_show_one_queue(shop: World) -> None:
+    shop.bury("other", 1, KeyError("gone"))
+    shop.flush()
+    pages = shop.pages()
+    for queue, types in {
+        "": {"ValueError", "KeyError"},
+        "other": {"KeyError"},
+        "no": set(),
+    }.items():
+        assert {each["type"] for each in pages.json(f"/errors?queue={queue}")["errors"]} == types

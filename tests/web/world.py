@@ -30,11 +30,11 @@ HOSTILE = (
 
 
 class World:
-    """A namespace in memory."""
+    """A namespace in memory, or in the database of a URL."""
 
-    def __init__(self, portal: BlockingPortal) -> None:
+    def __init__(self, portal: BlockingPortal, url: str = "memory:") -> None:
         self._portal = portal
-        self.client = AsyncClient("memory:", telemetry=True, owner="me")
+        self.client = AsyncClient(url, telemetry=True, owner="me")
 
     def run(self, call: Callable[..., Awaitable[T]], *arguments: Any, **options: Any) -> T:
         """Await a call in the event loop of the client."""

@@ -27,7 +27,7 @@ from pyqueue.messages import (
     is_last_try,
 )
 from pyqueue.payloads import Codec
-from pyqueue.requests import Delete, Filter, Find, Plan, ServerTime, Signal
+from pyqueue.requests import Delete, Document, Filter, Find, Plan, ServerTime, Signal
 
 Duration = float | timedelta
 
@@ -277,11 +277,18 @@ def groups(stream: str) -> Plan[list[ConsumerInfo]]:
     first, end = yield from log.bounds(stream)
     now = yield from ServerTime()
     found = yield from Find(groups_filter(stream), sort=(("_id", 1),))
-    infos = []
-    for document in found:
+    return group_infos(stream, found, (first, end), now)
+
+
+def group_infos(
+    stream: str, documents: Sequence[Document], bounds: tuple[int, int], now: datetime
+) -> list[ConsumerInfo]:
+    """Return the groups that documents store."""
+    infos: list[ConsumerInfo] = []
+    for document in documents:
         group = Group.of(document)
         name = str(document["_id"]).removeprefix(group_id(stream, ""))
-        infos.append(ConsumerInfo(name, group.next, _counts(group, first, end, now), group.paused))
+        infos.append(ConsumerInfo(name, group.next, _counts(group, *bounds, now), group.paused))
     return infos
 
 
