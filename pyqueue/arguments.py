@@ -99,7 +99,7 @@ def transaction_body(name: str, function: Any, *, awaited: bool) -> Callable[...
     fitting, reason = (
         ("an async function", "an AsyncClient awaits it")
         if awaited
-        else ("a plain function", "only an AsyncClient takes async functions")
+        else ("a synchronous function", "only an AsyncClient takes async functions")
     )
     given = "" if callable(function) else f", found {type(function).__name__}"
     refused = ConfigurationError(f"{name}: expected {fitting}{given}; {reason}")
@@ -122,7 +122,7 @@ def takes_second(what: str, function: Callable[..., Any], names: tuple[str, str]
 
     Args:
         what: The beginning of the error text, which names the function.
-        function: The function.
+        function: The function whose parameters are examined.
         names: The names of the arguments. An optional second parameter counts if it has this name.
     """
     first, second = names

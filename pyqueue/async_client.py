@@ -141,7 +141,7 @@ class AsyncClient(AsyncScheduling):
             history: Seconds for which finished messages are kept, or None to delete them at once.
             backoff: How long a message waits after a rollback.
             poll: Seconds after which a waiting consumer checks the queue even without a signal.
-            kind: "standard", "priority", "ordered" or "bucket". None: the kind that the queue has.
+            kind: "standard", "priority", "ordered" or "bucket". None means the existing kind.
             strict: For a queue with priorities: whether high priorities may starve low priorities.
             on_failure: For an ordered queue: "block" (a failed message blocks its group) or "skip".
             pack: For a bucket: the maximum number of messages in one document, up to 1000.
@@ -269,7 +269,8 @@ class AsyncClient(AsyncScheduling):
             session: The session of a transaction; not for messages of streams.
 
         Raises:
-            LeaseLost: Some messages were not held (see ``lost``, ``unknown``); the rest finished.
+            LeaseLost: Some messages were not held (see the exception's ``lost`` and ``unknown``).
+                The other messages were finished.
         """
         plan = client_settling.commit(self._connection, reservations, payload, result, session)
         return await self._connection.run(plan)
@@ -292,7 +293,7 @@ class AsyncClient(AsyncScheduling):
             session: As in ``commit``.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were rolled back.
+            LeaseLost: Some messages were no longer held. The other messages were rolled back.
         """
         how = RollbackOptions(delay=delay, error=error, counted=counted, session=session)
         plan = client_settling.rollback(self._connection, reservations, how)
@@ -305,19 +306,19 @@ class AsyncClient(AsyncScheduling):
             reservations: As in ``commit``.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were released.
+            LeaseLost: Some messages were no longer held. The other messages were released.
         """
         return await self._connection.run(client_settling.release(self._connection, reservations))
 
     async def extend(self, *reservations: Reservation[Any], lease: Duration | None = None) -> None:
-        """Hold messages for another lease that begins now. This updates ``Reservation.until``.
+        """Renew the leases of messages, starting now. This updates ``Reservation.until``.
 
         Args:
             reservations: As in ``commit``.
             lease: The lease in seconds. None repeats the lease that each message was reserved with.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were extended.
+            LeaseLost: Some messages were no longer held. The other messages were extended.
         """
         return await self._connection.run(
             client_settling.extend(self._connection, reservations, lease)
@@ -333,7 +334,7 @@ class AsyncClient(AsyncScheduling):
             error: The reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were buried.
+            LeaseLost: Some messages were no longer held. The other messages were buried.
             ConfigurationError: A message is already in a dead-letter queue. Nothing was buried.
         """
         return await self._connection.run(
@@ -370,7 +371,7 @@ class AsyncClient(AsyncScheduling):
             session: As in ``commit``.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were moved.
+            LeaseLost: Some messages were no longer held. The other messages were moved.
             DuplicateKey: The key is taken in that queue. The reservation is still held.
             InvalidMessage: The payload, or the result of the update, cannot be stored.
         """

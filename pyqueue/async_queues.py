@@ -82,15 +82,15 @@ class AsyncQueue(AsyncManageable[T]):
             headers: Small labels, as a mapping {str: str | int | float | bool}.
             id: An ObjectId, or a str of 1-512 characters not starting with "~". A second push with
                 the same id does not store a second message.
-            priority: 0 to 9; higher priorities go first. None: 4. Only with ``kind="priority"``.
+            priority: 0 to 9, or None for 4. Higher ones go first. Only with ``kind="priority"``.
             group: The name of a group, 1-512 characters. Its messages are received in order, one at
                 a time. Without a group there is no order. Only with ``kind="ordered"``.
             result: Seconds, at most 30 days, for which the finished message is kept with its result
-                for ``AsyncClient.wait``. None: it is kept only if the queue has a history.
+                for ``AsyncClient.wait``. If None, it is kept only if the queue has a history.
             expires: Seconds after which no consumer begins to work on the message. It then ends
-                with the outcome "expired". None, or once the message was tried: it never expires.
-            unique_for: Seconds for which the key stays taken after a commit or a pop. None: 0.
-            gather: The gather that it joins: the value of ``AsyncClient.gather``, or the ``gather``
+                with the outcome "expired". If None, or once it was tried, it never expires.
+            unique_for: Seconds for which the key stays taken after a commit or a pop; None means 0.
+            gather: The gather to join: the value of ``AsyncClient.gather``, or the ``gather``
                 of a held reservation. If nothing is written, nothing joins. Not with ``session``.
             also: More queues (names, or ``AsyncQueue`` objects). All get the message, or none does.
                 There it has a new id, and neither ``result`` nor ``gather``. Not with ``key``.
@@ -337,7 +337,8 @@ class AsyncQueue(AsyncManageable[T]):
             session: The session of a transaction.
 
         Raises:
-            LeaseLost: Some messages were not held (see ``lost``, ``unknown``); the rest finished.
+            LeaseLost: Some messages were not held (see the exception's ``lost`` and ``unknown``).
+                The other messages were finished.
             InvalidMessage: The payload or the result cannot be stored. Nothing was written.
             ConfigurationError: The lease of a message ends too soon for a transaction. Nothing was
                 written.
@@ -370,20 +371,20 @@ class AsyncQueue(AsyncManageable[T]):
             session: The session of a transaction.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were rolled back.
+            LeaseLost: Some messages were no longer held. The other messages were rolled back.
         """
         how = RollbackOptions(delay=delay, error=error, counted=counted, session=session)
         return await self._runner.run(self._rollback(reservations, how))
 
     async def extend(self, *reservations: Reservation[T], lease: Duration | None = None) -> None:
-        """Hold messages for another lease that begins now. This updates ``Reservation.until``.
+        """Renew the leases of messages, starting now. This updates ``Reservation.until``.
 
         Args:
             reservations: Reservations of this queue.
             lease: The lease in seconds. None repeats the lease that each message was reserved with.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were extended.
+            LeaseLost: Some messages were no longer held. The other messages were extended.
         """
         return await self._runner.run(self._backend.extend(reservations, lease=lease))
 
@@ -394,7 +395,7 @@ class AsyncQueue(AsyncManageable[T]):
             reservations: Reservations of this queue.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were released.
+            LeaseLost: Some messages were no longer held. The other messages were released.
         """
         return await self._runner.run(
             self._settles("release", reservations, None, self._backend.release(reservations))
@@ -432,7 +433,7 @@ class AsyncQueue(AsyncManageable[T]):
             session: The session of a transaction.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were moved.
+            LeaseLost: Some messages were no longer held. The other messages were moved.
             DuplicateKey: The key is taken in that queue. The reservation is still held.
             InvalidMessage: The payload, or the result of the update, cannot be stored.
         """
@@ -470,7 +471,7 @@ class AsyncQueue(AsyncManageable[T]):
             session: As in ``move``.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were moved.
+            LeaseLost: Some messages were no longer held. The other messages were moved.
             InvalidMessage: A payload cannot be stored. Nothing was moved.
         """
         edits = MoveOptions(update=update, headers=headers, delay=delay, at=at, key=key)
@@ -487,7 +488,7 @@ class AsyncQueue(AsyncManageable[T]):
             error: The reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were buried.
+            LeaseLost: Some messages were no longer held. The other messages were buried.
             ConfigurationError: A message is already in a dead-letter queue.
         """
         return await self._runner.run(
@@ -551,7 +552,7 @@ class AsyncQueue(AsyncManageable[T]):
 
         Raises:
             Fenced: Another process claimed for the group before this claim was settled.
-            LeaseLost: ``commit()`` found that some messages were no longer held. The rest were
-                finished.
+            LeaseLost: ``commit()`` found that some messages were no longer held. The other messages
+                were finished.
         """
         return claimed_async(self._runner, self._backend, group, ClaimSize(limit, max_bytes), lease)

@@ -51,7 +51,7 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
 
         Raises:
             InvalidMessage: The payload is not BSON, is too large or does not fit the model.
-            Unavailable: It is unknown whether the message is stored. A repeated append may store it
+            Unavailable: Whether the message is stored is unknown. A repeated append may store it
                 twice.
         """
         positions = await self._runner.run(self._append([payload], headers))
@@ -66,8 +66,8 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
         callers may come between two packs.
 
         Args:
-            payloads: The payloads.
-            headers: The headers of every message.
+            payloads: The payloads of the messages, in order.
+            headers: The headers that every message gets.
 
         Returns:
             The positions of the messages.
@@ -288,7 +288,8 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             reservations: Reservations of this group.
 
         Raises:
-            LeaseLost: Some messages were no longer held (see ``lost``). The rest were finished.
+            LeaseLost: Some messages were no longer held (see the exception's ``lost``). The other
+                messages were finished.
         """
         return await self._runner.run(
             self._settles("commit", reservations, None, self._plans.commit(reservations))
@@ -311,7 +312,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
                 and no message is buried.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were rolled back.
+            LeaseLost: Some messages were no longer held. The other messages were rolled back.
         """
         how = RollbackOptions(delay=delay, error=error, counted=counted)
         return await self._runner.run(self._rollback(reservations, how))
@@ -319,7 +320,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
     async def extend(
         self, *reservations: StreamReservation[T], lease: Duration | None = None
     ) -> None:
-        """Hold messages for another lease that begins now. This updates ``Reservation.until``.
+        """Renew the leases of messages, starting now. This updates ``Reservation.until``.
 
         Messages that were reserved together share a lease; the longest lease applies to all of
         them.
@@ -329,7 +330,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             lease: The lease in seconds. None repeats the lease that each message was reserved with.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were extended.
+            LeaseLost: Some messages were no longer held. The other messages were extended.
         """
         return await self._runner.run(self._plans.extend(reservations, lease=lease))
 
@@ -340,7 +341,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             reservations: Reservations of this group.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were released.
+            LeaseLost: Some messages were no longer held. The other messages were released.
         """
         return await self._runner.run(
             self._settles("release", reservations, None, self._plans.release(reservations))
@@ -356,7 +357,7 @@ class AsyncConsumer(ConsumerBase[T, AsyncPlanRunner]):
             error: The reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were buried.
+            LeaseLost: Some messages were no longer held. The other messages were buried.
         """
         plan = self._plans.bury(reservations, error=error)
         return await self._runner.run(self._settles("bury", reservations, None, plan))

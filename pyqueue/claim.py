@@ -190,7 +190,8 @@ class Claim(ClaimBase[PlanRunner]):
         """Finish the messages.
 
         Raises:
-            LeaseLost: Some messages were no longer held, and are unchanged. The rest were finished.
+            LeaseLost: Some messages were no longer held and are unchanged. All the other messages
+                were finished.
             Fenced: Another process took over the group. Nothing was changed.
         """
         self._runner.run(self._commit())

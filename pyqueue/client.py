@@ -138,7 +138,7 @@ class Client(Scheduling):
             history: Seconds for which finished messages are kept, or None to delete them at once.
             backoff: How long a message waits after a rollback.
             poll: Seconds after which a waiting consumer checks the queue even without a signal.
-            kind: "standard", "priority", "ordered" or "bucket". None: the kind that the queue has.
+            kind: "standard", "priority", "ordered" or "bucket". None means the existing kind.
             strict: For a queue with priorities: whether high priorities may starve low priorities.
             on_failure: For an ordered queue: "block" (a failed message blocks its group) or "skip".
             pack: For a bucket: the maximum number of messages in one document, up to 1000.
@@ -266,7 +266,8 @@ class Client(Scheduling):
             session: The session of a transaction; not for messages of streams.
 
         Raises:
-            LeaseLost: Some messages were not held (see ``lost``, ``unknown``); the rest finished.
+            LeaseLost: Some messages were not held (see the exception's ``lost`` and ``unknown``).
+                The other messages were finished.
         """
         plan = client_settling.commit(self._connection, reservations, payload, result, session)
         return self._connection.run(plan)
@@ -289,7 +290,7 @@ class Client(Scheduling):
             session: As in ``commit``.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were rolled back.
+            LeaseLost: Some messages were no longer held. The other messages were rolled back.
         """
         how = RollbackOptions(delay=delay, error=error, counted=counted, session=session)
         plan = client_settling.rollback(self._connection, reservations, how)
@@ -302,19 +303,19 @@ class Client(Scheduling):
             reservations: As in ``commit``.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were released.
+            LeaseLost: Some messages were no longer held. The other messages were released.
         """
         return self._connection.run(client_settling.release(self._connection, reservations))
 
     def extend(self, *reservations: Reservation[Any], lease: Duration | None = None) -> None:
-        """Hold messages for another lease that begins now. This updates ``Reservation.until``.
+        """Renew the leases of messages, starting now. This updates ``Reservation.until``.
 
         Args:
             reservations: As in ``commit``.
             lease: The lease in seconds. None repeats the lease that each message was reserved with.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were extended.
+            LeaseLost: Some messages were no longer held. The other messages were extended.
         """
         return self._connection.run(client_settling.extend(self._connection, reservations, lease))
 
@@ -328,7 +329,7 @@ class Client(Scheduling):
             error: The reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were buried.
+            LeaseLost: Some messages were no longer held. The other messages were buried.
             ConfigurationError: A message is already in a dead-letter queue. Nothing was buried.
         """
         return self._connection.run(client_settling.bury(self._connection, reservations, error))
@@ -363,7 +364,7 @@ class Client(Scheduling):
             session: As in ``commit``.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were moved.
+            LeaseLost: Some messages were no longer held. The other messages were moved.
             DuplicateKey: The key is taken in that queue. The reservation is still held.
             InvalidMessage: The payload, or the result of the update, cannot be stored.
         """

@@ -74,7 +74,7 @@ def release(connection: BaseConnection[Any], given: Held) -> Plan[None]:
 
 
 def extend(connection: BaseConnection[Any], given: Held, lease: Duration | None) -> Plan[None]:
-    """Hold messages for another lease that begins now."""
+    """Renew the leases of messages, starting now."""
     verb = Verb(None, lambda plans, held: plans.extend(held, lease=lease))
     return _settled(connection, given, verb)
 
@@ -113,7 +113,7 @@ def _settled(connection: BaseConnection[Any], given: Held, verb: Verb) -> Plan[N
     """Settle reservations, queue by queue, after the arguments were checked for all queues.
 
     Raises:
-        LeaseLost: some messages were no longer held; the rest were settled.
+        LeaseLost: some messages were no longer held; the other messages were settled.
     """
     arguments.session(verb.session)
     alike: dict[Hashable, list[Reservation[Any]]] = {}

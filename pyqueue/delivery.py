@@ -156,7 +156,7 @@ class RetryLater(Exception):
 
 
 class BatchFailed(Exception):
-    """Raise this in a handler of batches when only some messages failed. The rest are settled.
+    """Raise this in a handler of batches if only some messages failed, to settle all other ones.
 
     Each exception applies only to its message, as if a handler of that message had raised it.
 

@@ -186,7 +186,7 @@ class EmbeddedServer:
         raise self._failure()
 
     def close(self) -> None:
-        """Stop mongod and wait until it has ended. The data stay in the directory.
+        """Stop mongod and wait until it has ended. The data directory is not deleted.
 
         Repeated calls are allowed. In a forked child, this does nothing, because the server belongs
         to the parent.

@@ -86,13 +86,13 @@ def _calls(error: BaseException) -> list[_Call]:
 
 
 def _in_handler(calls: Sequence[_Call]) -> list[_Call]:
-    """Return the calls of functions in the package of the handler."""
+    """Return the calls whose functions are defined in the handler's package."""
     package = next((each.package for each in calls if each.package not in _CALLERS), None)
     return [each for each in calls if each.package == package]
 
 
 def _known_by(handler: Sequence[_Call], calls: Sequence[_Call]) -> str:
-    """Return the innermost place in the handler's package; if none, outside installed packages."""
+    """Return the innermost place in the handler's package, or else outside installed packages."""
     outside = [each for each in calls if not each.installed]
     return (handler or outside or calls)[-1].place
 

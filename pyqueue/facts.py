@@ -162,11 +162,11 @@ class Attempt:
 class Keep(NamedTuple):
     """How a message is kept once it has ended."""
 
-    #: How many seconds it is kept for a client that waits for its result; None: no client does.
+    #: How many seconds it is kept for a client that waits for its result, or None if none does.
     result: float | None
     #: The topic on which that client hears of the end.
     topic: str | None = None
-    #: How many seconds its message key stays taken after the end; None: not at all.
+    #: How many seconds its message key stays taken after the end, or None if it is free at once.
     unique: float | None = None
 
     @classmethod

@@ -50,7 +50,7 @@ class Running(Protocol):
 class Hooks:
     """The base of the hooks of a client: override any of its methods.
 
-    Hooks are plain functions, for ``AsyncClient``, too. Each is called once for each call of the
+    The methods are synchronous, for ``AsyncClient``, too. Each is called once for each call of the
     program, in the thread or the task of the caller. A call returns only after its hooks, so they
     should return at once. Their exceptions are logged and otherwise ignored. Events that concurrent
     calls share, such as the burial of an invalid message, may be reported in another thread or task
@@ -81,7 +81,7 @@ class Hooks:
             ids: The ids of the messages; None for each message that was not written because its key
                 was taken. A push that was repeated, or that replaced a message, has the id of the
                 stored message. After ``DuplicateKey``, the written ids; after other errors, none.
-            error: The error that the caller gets, or None, or ``Uncommitted`` if the push is in a
+            error: The error that the caller gets; None on success; ``Uncommitted`` if this is in a
                 transaction that the program controls.
         """
 
@@ -116,7 +116,7 @@ class Hooks:
             reservations: The messages. After a rollback or a "bury", their ``error`` is the error
                 that the holder gave.
             error: The error that the caller gets. ``LeaseLost`` names the messages that were not
-                settled; the rest were settled. The rollback of a ``Queue.claim`` raises no
+                settled; all other messages were. The rollback of a ``Queue.claim`` raises no
                 ``LeaseLost``, but hooks get it. None if all were settled, or ``Uncommitted`` if
                 they were settled in a transaction that the program controls.
             to: The queue to which a "move" or a "bury" sent them, or None.
@@ -195,7 +195,7 @@ class HookCalls:
         """Add an object whose methods are hooks.
 
         Raises:
-            ConfigurationError: It has none of the methods of ``Hooks``, or one of them is async.
+            ConfigurationError: The object has none of the methods of ``Hooks``, or an async one.
         """
         for event, method in _methods(hook).items():
             self._calls[event].append(method)
@@ -212,7 +212,7 @@ class HookCalls:
         """Call the hooks for an event.
 
         Args:
-            told: The event.
+            told: The event, and the values to report with it.
             at_commit: The list of events that wait for the commit of the transaction. This event is
                 added to it. None if there is no transaction, or the program controls it.
         """
@@ -332,6 +332,6 @@ def _methods(hook: object) -> dict[str, Callable[..., Any]]:
         plain = inspect.unwrap(method)
         if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
             raise ConfigurationError(
-                f"hooks: {event} of {name} is async; pass a plain function, which may start a task"
+                f"hooks: {event} of {name} is async; pass a synchronous one, which may start a task"
             )
     return found

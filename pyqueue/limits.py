@@ -345,7 +345,7 @@ class FollowedLimit:
 
     @property
     def next_start(self) -> datetime | None:
-        """When the next message may start; None if a message may start now, or without a rate."""
+        """When the next message may start, or None if one may start now or there is no rate."""
         return self._starts.get(WHOLE_QUEUE)
 
     def waits(self, now: datetime, key: str = WHOLE_QUEUE) -> bool:

@@ -77,7 +77,7 @@ class _Copy:
         """Return the documents that the transaction changed.
 
         Raises:
-            OperationFailure: One of them was also changed outside the transaction.
+            OperationFailure: A changed document was also changed outside the transaction.
         """
         changes = []
         for name, store in self.database._store._collections.items():

@@ -376,7 +376,7 @@ class Push(_Lifetimes, Generic[T]):
         key: A message key; see ``Queue.push``.
         headers: Small labels, as a mapping {str: str | int | float | bool}.
         id: The id of the message; see ``Queue.push``. None means a new id.
-        priority: 0 to 9; higher priorities go first. None: 4. Only with ``kind="priority"``.
+        priority: 0 to 9, or None for 4. Higher ones go first. Only with ``kind="priority"``.
         group: The name of a group. Only with ``kind="ordered"``.
         result: Seconds for which the finished message is kept with its result; see ``Queue.push``.
         expires: Seconds after which no consumer begins to work on the message; see ``Queue.push``.
@@ -425,7 +425,7 @@ class QueueOptions(TypedDict, total=False):
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """The options of ``Client.schedule`` besides its queue and its cron expression."""
+    """The options of ``Client.schedule`` other than its queue and its cron expression."""
 
     #: The time between two ticks, in place of a cron expression.
     every: Duration | None

@@ -220,7 +220,7 @@ def _mistake(mistake: ErrorDetails) -> str:
 
 
 def traceback_text(error: BaseException) -> str | None:
-    """Return an error's traceback without the invalid values in it; None if it contains none."""
+    """Return an error's traceback without its invalid values, or None if it shows no such value."""
     chain: list[BaseException] = []
     rest: list[BaseException | None] = [error]
     while rest:

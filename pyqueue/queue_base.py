@@ -53,7 +53,7 @@ OnDuplicate = Literal["ignore", "replace", "error"]
 
 
 class PushTerms(TypedDict, total=False):
-    """The options of ``Queue.push`` besides its key."""
+    """The options of ``Queue.push`` other than its key."""
 
     delay: Duration | None
     at: datetime | None

@@ -79,15 +79,15 @@ class Queue(Manageable[T]):
             headers: Small labels, as a mapping {str: str | int | float | bool}.
             id: An ObjectId, or a str of 1-512 characters not starting with "~". A second push with
                 the same id does not store a second message.
-            priority: 0 to 9; higher priorities go first. None: 4. Only with ``kind="priority"``.
+            priority: 0 to 9, or None for 4. Higher ones go first. Only with ``kind="priority"``.
             group: The name of a group, 1-512 characters. Its messages are received in order, one at
                 a time. Without a group there is no order. Only with ``kind="ordered"``.
             result: Seconds, at most 30 days, for which the finished message is kept with its result
-                for ``Client.wait``. None: it is kept only if the queue has a history.
+                for ``Client.wait``. If None, it is kept only if the queue has a history.
             expires: Seconds after which no consumer begins to work on the message. It then ends
-                with the outcome "expired". None, or once the message was tried: it never expires.
-            unique_for: Seconds for which the key stays taken after a commit or a pop. None: 0.
-            gather: The gather that it joins: the value of ``Client.gather``, or the ``gather``
+                with the outcome "expired". If None, or once it was tried, it never expires.
+            unique_for: Seconds for which the key stays taken after a commit or a pop; None means 0.
+            gather: The gather to join: the value of ``Client.gather``, or the ``gather``
                 of a held reservation. If nothing is written, nothing joins. Not with ``session``.
             also: More queues (names, or ``Queue`` objects). All get the message, or none does.
                 There it has a new id, and neither ``result`` nor ``gather``. Not with ``key``.
@@ -334,7 +334,8 @@ class Queue(Manageable[T]):
             session: The session of a transaction.
 
         Raises:
-            LeaseLost: Some messages were not held (see ``lost``, ``unknown``); the rest finished.
+            LeaseLost: Some messages were not held (see the exception's ``lost`` and ``unknown``).
+                The other messages were finished.
             InvalidMessage: The payload or the result cannot be stored. Nothing was written.
             ConfigurationError: The lease of a message ends too soon for a transaction. Nothing was
                 written.
@@ -367,20 +368,20 @@ class Queue(Manageable[T]):
             session: The session of a transaction.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were rolled back.
+            LeaseLost: Some messages were no longer held. The other messages were rolled back.
         """
         how = RollbackOptions(delay=delay, error=error, counted=counted, session=session)
         return self._runner.run(self._rollback(reservations, how))
 
     def extend(self, *reservations: Reservation[T], lease: Duration | None = None) -> None:
-        """Hold messages for another lease that begins now. This updates ``Reservation.until``.
+        """Renew the leases of messages, starting now. This updates ``Reservation.until``.
 
         Args:
             reservations: Reservations of this queue.
             lease: The lease in seconds. None repeats the lease that each message was reserved with.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were extended.
+            LeaseLost: Some messages were no longer held. The other messages were extended.
         """
         return self._runner.run(self._backend.extend(reservations, lease=lease))
 
@@ -391,7 +392,7 @@ class Queue(Manageable[T]):
             reservations: Reservations of this queue.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were released.
+            LeaseLost: Some messages were no longer held. The other messages were released.
         """
         return self._runner.run(
             self._settles("release", reservations, None, self._backend.release(reservations))
@@ -429,7 +430,7 @@ class Queue(Manageable[T]):
             session: The session of a transaction.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were moved.
+            LeaseLost: Some messages were no longer held. The other messages were moved.
             DuplicateKey: The key is taken in that queue. The reservation is still held.
             InvalidMessage: The payload, or the result of the update, cannot be stored.
         """
@@ -467,7 +468,7 @@ class Queue(Manageable[T]):
             session: As in ``move``.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were moved.
+            LeaseLost: Some messages were no longer held. The other messages were moved.
             InvalidMessage: A payload cannot be stored. Nothing was moved.
         """
         edits = MoveOptions(update=update, headers=headers, delay=delay, at=at, key=key)
@@ -482,7 +483,7 @@ class Queue(Manageable[T]):
             error: The reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were buried.
+            LeaseLost: Some messages were no longer held. The other messages were buried.
             ConfigurationError: A message is already in a dead-letter queue.
         """
         return self._runner.run(
@@ -546,7 +547,7 @@ class Queue(Manageable[T]):
 
         Raises:
             Fenced: Another process claimed for the group before this claim was settled.
-            LeaseLost: ``commit()`` found that some messages were no longer held. The rest were
-                finished.
+            LeaseLost: ``commit()`` found that some messages were no longer held. The other messages
+                were finished.
         """
         return claimed(self._runner, self._backend, group, ClaimSize(limit, max_bytes), lease)

@@ -63,7 +63,7 @@ class Readable(Selectable[T]):
         return self._runner.run(stats(self.name, since))
 
     def next_when(self) -> datetime | None:
-        """Return when the first message becomes, or became, eligible; None if there is no message.
+        """Return the instant from which the first message is eligible, or None without a message.
 
         A reserved message becomes eligible at the end of its lease.
         """

@@ -168,7 +168,7 @@ class Find(Command[list[Document]]):
 
 @dataclass(slots=True)
 class FindAndModify(Command[Document | None]):
-    """Update the first match, or delete it without an update. The answer is the match or None."""
+    """Update the first match; without an update, delete it. The answer is the match or None."""
 
     filter: Filter
     update: UpdateDocument | None
@@ -354,7 +354,7 @@ class CreateIndex(Command[str]):
 
 @dataclass(slots=True)
 class Indexes(Command[Mapping[str, object]]):
-    """Describe the existing indexes. The answer is keyed by their names."""
+    """Describe the existing indexes. The answer is keyed by index name."""
 
     def send(self, collection: Any) -> Any:
         """Send a listIndexes."""

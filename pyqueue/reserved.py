@@ -63,11 +63,11 @@ def check_on_lost(on_lost: object) -> None:
     """Refuse an ``on_lost`` that a renewer cannot call.
 
     Raises:
-        ConfigurationError: ``on_lost`` is not a plain function.
+        ConfigurationError: ``on_lost`` is not callable, or is a coroutine function.
     """
     if on_lost is not None and (not callable(on_lost) or iscoroutinefunction(on_lost)):
         raise ConfigurationError(
-            "on_lost: expected a plain function that takes the reservation, found "
+            "on_lost: expected a synchronous function that takes the reservation, found "
             f"{'a coroutine function' if callable(on_lost) else type(on_lost).__name__}; "
             "it may set an event or cancel a task"
         )

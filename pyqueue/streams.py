@@ -50,7 +50,7 @@ class Stream(StreamBase[T, PlanRunner]):
 
         Raises:
             InvalidMessage: The payload is not BSON, is too large or does not fit the model.
-            Unavailable: It is unknown whether the message is stored. A repeated append may store it
+            Unavailable: Whether the message is stored is unknown. A repeated append may store it
                 twice.
         """
         positions = self._runner.run(self._append([payload], headers))
@@ -63,8 +63,8 @@ class Stream(StreamBase[T, PlanRunner]):
         callers may come between two packs.
 
         Args:
-            payloads: The payloads.
-            headers: The headers of every message.
+            payloads: The payloads of the messages, in order.
+            headers: The headers that every message gets.
 
         Returns:
             The positions of the messages.
@@ -283,7 +283,8 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             reservations: Reservations of this group.
 
         Raises:
-            LeaseLost: Some messages were no longer held (see ``lost``). The rest were finished.
+            LeaseLost: Some messages were no longer held (see the exception's ``lost``). The other
+                messages were finished.
         """
         return self._runner.run(
             self._settles("commit", reservations, None, self._plans.commit(reservations))
@@ -306,13 +307,13 @@ class Consumer(ConsumerBase[T, PlanRunner]):
                 and no message is buried.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were rolled back.
+            LeaseLost: Some messages were no longer held. The other messages were rolled back.
         """
         how = RollbackOptions(delay=delay, error=error, counted=counted)
         return self._runner.run(self._rollback(reservations, how))
 
     def extend(self, *reservations: StreamReservation[T], lease: Duration | None = None) -> None:
-        """Hold messages for another lease that begins now. This updates ``Reservation.until``.
+        """Renew the leases of messages, starting now. This updates ``Reservation.until``.
 
         Messages that were reserved together share a lease; the longest lease applies to all of
         them.
@@ -322,7 +323,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             lease: The lease in seconds. None repeats the lease that each message was reserved with.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were extended.
+            LeaseLost: Some messages were no longer held. The other messages were extended.
         """
         return self._runner.run(self._plans.extend(reservations, lease=lease))
 
@@ -333,7 +334,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             reservations: Reservations of this group.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were released.
+            LeaseLost: Some messages were no longer held. The other messages were released.
         """
         return self._runner.run(
             self._settles("release", reservations, None, self._plans.release(reservations))
@@ -349,7 +350,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
             error: The reason, kept in ``Message.dead`` and ``Message.error``.
 
         Raises:
-            LeaseLost: Some messages were no longer held. The rest were buried.
+            LeaseLost: Some messages were no longer held. The other messages were buried.
         """
         plan = self._plans.bury(reservations, error=error)
         return self._runner.run(self._settles("bury", reservations, None, plan))

@@ -25,7 +25,7 @@ class Listener(Protocol):
 
     @property
     def when(self) -> datetime | None:
-        """The earliest ``when`` that the last successful ``wait`` heard. None: read the record."""
+        """The earliest ``when`` heard by the last successful ``wait``. If None, read the record."""
 
     @property
     def closed(self) -> bool:
@@ -56,7 +56,7 @@ class AsyncListener(Protocol):
 
     @property
     def when(self) -> datetime | None:
-        """The earliest ``when`` that the last successful ``wait`` heard. None: read the record."""
+        """The earliest ``when`` heard by the last successful ``wait``. If None, read the record."""
 
     @property
     def closed(self) -> bool:
@@ -90,7 +90,7 @@ class Bus(Protocol):
     """
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Announce that the topic has a message from ``when`` on; None: its record has changed.
+        """Announce a message that is ready from ``when`` on, or if None, a change of the record.
 
         This returns at once, and does not raise an error if the server is down.
         """
@@ -103,10 +103,10 @@ class Bus(Protocol):
 
 
 class AsyncBus(Protocol):
-    """``Bus`` for asyncio: ``emit`` is a plain call, and ``close`` is awaited."""
+    """``Bus`` for asyncio: ``emit`` is synchronous, and ``close`` is awaited."""
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Announce that the topic has a message from ``when`` on; None: its record has changed.
+        """Announce a message that is ready from ``when`` on, or if None, a change of the record.
 
         This returns at once, and does not raise an error if the server is down.
         """

@@ -390,7 +390,7 @@ class Facade:
         return MappingProxyType(self._runner.stats)
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Announce that the topic has a message from ``when`` on; None: its record has changed.
+        """Announce a message that is ready from ``when`` on, or if None, a change of the record.
 
         This returns at once, even if the server is down.
 

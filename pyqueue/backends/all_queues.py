@@ -45,7 +45,7 @@ _DELETED: Final = "~deleted"
 _DELETED_FOR: Final = timedelta(hours=1)
 #: How many queues one command counts, and of how many streams it reads the ends.
 _QUEUES_PER_COMMAND: Final = 100
-#: The most passes that a deletion makes over a queue whose holders keep handing messages over.
+#: How often a deletion passes over a queue, at most, if holders keep handing its messages over.
 _MAX_ROUNDS: Final = 20
 #: Matches documents that list no handed-over copies, which may still have to be published.
 _NOT_LISTING: Final = MappingProxyType({f"{HANDED}.h": {"$exists": False}})

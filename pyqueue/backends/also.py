@@ -243,7 +243,7 @@ def _is_known(kind: Kind, own: Entries) -> Plan[bool]:
 
 
 def _publish_decided(id: Id) -> Plan[None]:
-    """Publish the hidden message with this id, and the copies beside it, if they are decided."""
+    """Publish the hidden message with this id, and its copies, if they are decided."""
     match, fields = {"_id": id, MARK: {"$exists": True}}, {MARK: 1, "q": 1, "when": 1}
     for copy in (yield from Find(match, fields, limit=1)):
         if is_copy(copy):

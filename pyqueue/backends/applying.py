@@ -44,7 +44,7 @@ from pyqueue.requests import (
     UpdateEach,
 )
 
-#: The most messages that one command settles or writes.
+#: The maximum number of messages that one command settles or writes.
 MAX_BATCH: Final = 1000
 #: A settlement inside a transaction needs this much time before the lease ends, in seconds.
 MIN_TRANSACTION_LEASE_S: Final = 20.0
@@ -102,7 +102,7 @@ def settle(queue: str, settlements: Sequence[Settlement], session: object = None
     """Apply each settlement to its message, if the reservation still holds it.
 
     Raises:
-        LeaseLost: some messages were no longer held; the rest are settled.
+        LeaseLost: some messages were no longer held; the other messages are settled.
     """
     results: Sequence[SettlementResult]
     if session is None and len(settlements) == 1:

@@ -37,7 +37,7 @@ from pyqueue.messages import Id, Message, Page, State
 from pyqueue.payloads import OPTIONS, Codec
 from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, Sort
 
-#: The most documents that one round reads, and the most if a document may hold many messages.
+#: How many documents one round may read: in general, and if a document may hold many messages.
 _MAX_ROUND: Final = 1000
 _MAX_SHARED_ROUND: Final = 100
 #: The fields that give the place of a document in the queue. The index ``hot`` contains them.

@@ -217,7 +217,7 @@ def find_fitting(
     Args:
         find: finds the documents in order. Its limit is a number of messages; the last document
             may exceed it.
-        max_bytes: the most bytes of all documents.
+        max_bytes: the maximum size of all documents, in bytes.
         number_of: returns how many messages a document has, at least 1. The projection has the
             fields for it.
 

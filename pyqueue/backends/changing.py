@@ -91,7 +91,7 @@ class Change(Protocol):
         """Change messages of one shared document, as their holder.
 
         Raises:
-            LeaseLost: some messages were no longer held; the rest are changed.
+            LeaseLost: some messages were no longer held; the other messages are changed.
         """
 
 
@@ -101,7 +101,7 @@ class Remove:
     name = "remove"
 
     def check(self, terms: QueueTerms) -> Plan[None]:
-        """Refuse nothing: every kind can remove messages."""
+        """Do nothing, because queues of every kind can remove messages."""
         yield from ()
 
     def concerns(self, document: Document, now: datetime) -> bool:
@@ -217,7 +217,7 @@ class Requeue:
         self._at = at
 
     def check(self, terms: QueueTerms) -> Plan[None]:
-        """Refuse nothing: every kind can requeue messages."""
+        """Do nothing, because queues of every kind can requeue messages."""
         yield from ()
 
     def concerns(self, document: Document, now: datetime) -> bool:

@@ -127,7 +127,7 @@ class Scan:
     room: ByteLimit
     #: The current instant.
     now: datetime
-    #: The most messages to claim, apart from messages for callers that arrive later.
+    #: The maximum number of messages to claim, apart from messages for callers that arrive later.
     wanted: int
     #: Whether the scan deletes the first message instead of claiming it.
     deletes: bool = False

@@ -35,7 +35,7 @@ from pyqueue.errors import DuplicateKey, InvalidMessage, TimeLimitReached, Unava
 from pyqueue.messages import Message
 from pyqueue.requests import Document, Find, FindAndModify, Plan, ServerTime, Update
 
-#: The most messages of one claim: above about 100, competing claims slow each other down.
+#: The maximum number of messages of a claim. Larger competing claims slow each other down.
 MAX_CLAIM = 100
 #: How many times the claim of one message is repeated after network errors.
 MAX_REPEATS = 2

@@ -120,7 +120,7 @@ class Contents:
         Args:
             find: finds the documents in order. Its limit is a number of messages; the last document
                 may exceed it.
-            max_bytes: the most bytes of all documents, or None for no limit.
+            max_bytes: the maximum size of all documents, in bytes, or None for no limit.
         """
         return (yield from (find if max_bytes is None else find_fitting(find, max_bytes)))
 
@@ -139,7 +139,7 @@ class Contents:
         """Bury the messages of shared documents that are noted as bad.
 
         Args:
-            terms: the queue.
+            terms: the queue and its options.
             claimed: matches the claimed documents.
             error_of: returns the error that a message stores, from the reason in its note.
 
@@ -170,7 +170,7 @@ class Contents:
         """Hold messages of a shared document for a moment, as a consumer does.
 
         Args:
-            terms: the queue.
+            terms: the queue and its options.
             document: the document, as it was read.
             numbers: the numbers of the messages in it.
 
@@ -188,7 +188,7 @@ class Contents:
         """Make messages of one shared document ready at ``at``, or now if it is None.
 
         Raises:
-            LeaseLost: some messages were no longer held; the rest are requeued.
+            LeaseLost: some messages were no longer held; the other messages are requeued.
         """
         yield from ()
 
@@ -218,7 +218,7 @@ class Contents:
 
         Args:
             match: matches the documents.
-            cap: the most shared documents to count, or None for no limit.
+            cap: the maximum number of shared documents to count, or None for no limit.
             hint: the index, or None for the index that counts the messages of a queue.
         """
         yield from ()

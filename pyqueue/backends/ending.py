@@ -166,7 +166,7 @@ def tell_end(queue: str, document: Document, outcome: str, now: datetime) -> Tel
 
 
 def find_cancelled(held: Sequence[Reservation[Any]]) -> Plan[list[Reservation[Any]]]:
-    """Return which held messages were cancelled. This takes one read."""
+    """Return which held messages were cancelled. This takes one command."""
     match = {"_id": {"$in": [each.id for each in held]}, **CANCELLED}
     found = yield from Find(match, {"token": 1, "cancel": 1})
     tokens = {hashable_id(each["_id"]): each.get("token") for each in found if is_cancelled(each)}

@@ -124,7 +124,7 @@ def _end(
 ) -> Plan[bool]:
     """End an expired message. Return False if the message is left alone.
 
-    ``endings``: how the messages of each queue end, if read before; None: they cannot be ended.
+    ``endings`` maps queues that were read to how their messages end, or None if they cannot.
     """
     queue = document.get("q")
     if not isinstance(queue, str) or queue.startswith("~"):  # another program wrote it

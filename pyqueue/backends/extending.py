@@ -22,7 +22,7 @@ from pyqueue.errors import LeaseLost, QueueError, Unavailable, first_ten
 from pyqueue.messages import Reservation, seconds_left
 from pyqueue.requests import Find, Plan, ServerTime, Update
 
-#: The most leases that one command extends. An update of 1000 messages with a token each takes the
+#: How many leases one command may extend. An update of 1000 messages with a token each takes the
 #: server 50 times as long as an update of 100.
 MAX_GROUP: Final = 100
 #: How many parts a timed-out group is divided into. So 100 messages take two divisions, and a
@@ -45,11 +45,12 @@ _NO_LIMITS: Final = _Limits(None, None)
 def extend(
     terms: QueueTerms, given: Sequence[object], *, lease: float | timedelta | None = None
 ) -> Plan[None]:
-    """Hold messages for another lease, from now.
+    """Renew the leases of messages, starting now.
 
     Raises:
-        LeaseLost: some messages were no longer held; the rest are extended.
-        Unavailable: the outcome is unknown for ``ids``; the rest are extended or lost.
+        LeaseLost: some messages were no longer held; the other leases are extended.
+        Unavailable: the outcome is unknown for the messages in the exception's ``ids``; each other
+            lease was extended or lost.
     """
     held = arguments.reservations(terms.queue, tuple(given))
     lease_s = None if lease is None else arguments.duration("lease", lease, positive=True)
@@ -81,7 +82,7 @@ def renew(
     the lease, which is later than the next renewal.
 
     Args:
-        held: the reservations.
+        held: the reservations whose leases are extended.
         told: called for each message that was cancelled. This takes a further command only if there
             are such messages.
 

@@ -164,12 +164,13 @@ def settle(held: Held, plan_for: Callable[[Form[Any], Held], Plan[None]]) -> Pla
     """Settle reservations with one plan per form; see ``each_part``.
 
     Args:
-        held: the reservations.
+        held: the reservations to settle.
         plan_for: returns the plan that settles the given reservations of one form.
 
     Raises:
-        LeaseLost: some messages were no longer held; the rest are settled.
-        Unavailable: the outcome is unknown for the ids in ``ids``; the rest are settled or lost.
+        LeaseLost: some messages were no longer held; the other messages are settled.
+        Unavailable: the outcome is unknown for the messages in the exception's ``ids``; each other
+            message was settled or was no longer held.
     """
     parts = [(plan_for(form, some), some) for form, some in by_form(held)]
     return parts[0][0] if len(parts) == 1 else each_part(*parts)

@@ -266,7 +266,7 @@ def look_at_due(most: int) -> Plan[tuple[int, int]]:
     """Look at the gathers whose time has come. Return how many are open, and how many ended.
 
     Args:
-        most: the most gathers to look at, and the most to count.
+        most: the maximum number of gathers to look at, and of gathers to count.
     """
     now = yield from ServerTime()
     match = {"q": GATHERS, "when": {"$lte": now}}

@@ -88,7 +88,7 @@ class Kind(Protocol):
         keep them."""
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
-        """Return the indexes that queues of this kind need besides the common ones, keyed by name.
+        """Return the indexes that this kind needs in addition to the common ones, keyed by name.
 
         Args:
             shape: the stored options of the queue, or None to return the indexes for all options.

@@ -199,7 +199,7 @@ def move_update(
 
     Args:
         terms: the queue that the message leaves.
-        message: the message.
+        message: the message to move.
         value: the stored value of its new payload, or UNCHANGED.
         move: the target, and what changes on the way there.
         now: the current instant.

@@ -163,11 +163,11 @@ def _delete_alike(ids: Sequence[Id], token: str, until: datetime) -> Plan[set[Ha
 
 
 def _replaced(ids: Sequence[Id], done: int) -> Plan[set[Hashable]]:
-    """Return the ids of the messages that another writer replaced before the rest were deleted.
+    """Return the ids of messages that another writer replaced before the other ones were deleted.
 
     Args:
         ids: the ids of the messages that were to be deleted.
-        done: how many of them were deleted. The rest were no longer held.
+        done: how many of them were deleted. The other messages were no longer held.
 
     Raises:
         Unavailable: another process deleted some of them, and it is unknown which.

@@ -216,7 +216,7 @@ def enter(kind: Kind, entries: Entries, on_duplicate: str) -> Plan[list[Id | Non
 
     Args:
         kind: the kind of the queue.
-        entries: the documents.
+        entries: the documents, and the queue that they enter.
         on_duplicate: the action if a key is taken: "ignore", "replace" or "error".
 
     Returns:
@@ -243,7 +243,7 @@ def enter_by_id(kind: Kind, entries: Entries, *, replacing: bool) -> Plan[list[I
 
     Args:
         kind: the kind of the queue.
-        entries: the documents.
+        entries: the documents, and the queue that they enter.
         replacing: whether a document overwrites the live message with its key, or else the message
             with its id; see ``replace_by_id``. If false, a taken key or id is an error.
 
@@ -358,12 +358,12 @@ def replace(kind: Kind, entry: Entries, foreign: list[Id]) -> Plan[Id | None]:
 
     Args:
         kind: the kind of the queue.
-        entry: the document.
+        entry: the document, and the queue that it enters.
         foreign: the list to add its id to, if a message that was never in this queue has the id.
 
     Returns:
-        The id of the message, or None if it was not written: the id is foreign, or a finished
-        message keeps the key.
+        The id of the message, or None if it was not written, because its id is foreign or a
+        finished message keeps its key.
     """
     (document,) = entry.documents
     queue, session = entry.queue, entry.session
@@ -422,8 +422,8 @@ def replace_by_id(queue: str, kind: Kind, document: Document, foreign: list[Id])
     A message that has left the queue, or is in its history, stays unchanged.
 
     Args:
-        queue: the queue.
-        kind: its kind.
+        queue: the name of the queue.
+        kind: the kind of the queue.
         document: the new message.
         foreign: the list to add the id to, if a document of another queue has it.
 

@@ -185,7 +185,7 @@ class QueuePlans:
         return settling.rollback(self.terms, held, **options)
 
     def extend(self, held: Sequence[object], *, lease: Duration | None = None) -> Plan[None]:
-        """Hold messages for another lease, from now."""
+        """Renew the leases of messages, starting now."""
         return extending.extend(self.terms, held, lease=lease)
 
     @_takes_kind

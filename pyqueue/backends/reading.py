@@ -95,7 +95,7 @@ def next_when(queue: str, start: ScanStart | None = None) -> Plan[datetime | Non
 
 
 def due_in(queue: str) -> Plan[float]:
-    """Return the seconds until a message becomes ready. Idle consumers call this: it is one read.
+    """Return the seconds until a message becomes ready, by one command. Idle consumers call this.
 
     0 means that a message is ready, and infinity that there is no live message.
     """

@@ -354,7 +354,7 @@ def is_stopped(how: Reception, claimed: Sequence[Claimed]) -> bool:
 def accept_each(
     how: Reception, documents: Sequence[Document], now: datetime
 ) -> Plan[list[Claimed]]:
-    """Return the messages of the claimed documents that can be delivered, and bury the rest."""
+    """Return the messages of the claimed documents that can be delivered; bury the other ones."""
     accepted: list[Claimed] = []
     for document in documents:
         message = yield from accept(how, document, now)

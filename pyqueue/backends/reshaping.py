@@ -71,7 +71,7 @@ def _record(queue: str) -> Plan[dict[str, Any]]:
     if not found:
         raise ConfigurationError(
             f"name: queue {queue!r} does not exist; create it with client.queue() or "
-            "client.stream(), which also take these options"
+            "client.stream(), and pass the options to that method"
         )
     return found[0]
 

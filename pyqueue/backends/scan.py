@@ -28,7 +28,7 @@ from pyqueue.requests import Document, Filter
 #: The order of positions, whatever the order in which a kind claims.
 SCAN_ORDER: Final = (("when", 1), ("_id", 1))
 
-#: The most that the server puts into one batch of documents, unless its first document is larger.
+#: The maximum size of a batch of documents from the server, unless its first document is larger.
 BATCH_BYTES: Final = 16 * 2**20
 
 #: An instant before every message.

@@ -27,7 +27,7 @@ from pyqueue.payloads import Codec
 from pyqueue.requests import MonotonicTime, Plan, ServerTime
 from pyqueue.where import Condition
 
-#: The most messages of one portion.
+#: The maximum number of messages in one portion.
 _PORTION: Final = 1000
 #: The clocks of the programs that push may differ by this.
 _SLACK: Final = timedelta(seconds=1)
@@ -46,7 +46,7 @@ class Selected(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """The most messages that a call changes, how fast, and the function that it reports to."""
+    """How many messages a call may change, how fast, and the function that it reports to."""
 
     limit: int | None
     #: Messages per second.

@@ -83,7 +83,7 @@ def fan_out(
         terms: the queue of the message.
         held: the reservation of the message.
         outputs: the messages that replace it.
-        then: the message that enters its queue once all outputs have ended. None: the outputs
+        then: the message that enters its queue once all outputs have ended. If None, the outputs
             belong to the gather of the finished message, if it is in one.
 
     Raises:
@@ -193,7 +193,7 @@ class Documents(Form[Reservation[Any]]):
     """The form of a message that is a document: its settlements are updates of that document."""
 
     def refuse(self, held: Held, argument: str) -> None:
-        """Refuse nothing, because a document can store any value that a holder writes."""
+        """Do nothing, because a document can store any value that a holder writes."""
 
     def commit(
         self, terms: QueueTerms, held: Held, put: Mapping[str, Any], session: object

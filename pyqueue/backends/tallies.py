@@ -115,8 +115,8 @@ class Listed(NamedTuple):
         """Return the pipeline that finds messages, up to ``most`` of them.
 
         Args:
-            match: a condition on the messages, besides their queue.
-            most: the most messages.
+            match: a condition that the messages must meet, in addition to being in the queue.
+            most: the maximum number of messages to find.
             sort: whether to find the first messages in scan order.
         """
         # A condition on _id before the limit would have the server try the index of _id, too.
@@ -178,7 +178,7 @@ def tally(some: Sequence[Listed], cap: int | None, held: bool) -> Plan[list[Tall
 
     Args:
         some: the queues and streams.
-        cap: the most messages to count in each state, or None for all.
+        cap: the maximum number of messages to count in each state, or None to count all.
         held: whether to tell reserved messages from scheduled messages. If not, both count as
             scheduled.
     """
@@ -327,7 +327,7 @@ def _firsts(queue: str, order: Order) -> Pipeline:
 
 
 def _since(document: Mapping[str, Any]) -> datetime | None:
-    """Return since when a message has been eligible, or None if the stored values are not dates."""
+    """Return the instant from which a message is eligible, or None if no stored value is a date."""
     for value in (document.get("due"), document.get("when")):
         if isinstance(value, datetime):
             return value

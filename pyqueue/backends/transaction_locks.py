@@ -233,7 +233,7 @@ def claim_unlocked(
         ordering: the order and the index of the claim.
         locked: this process's knowledge of the locked messages of the queue.
         match: the filter of the claim that timed out.
-        wanted: the most messages to claim.
+        wanted: the maximum number of messages to claim.
 
     Returns:
         False if the server is slow: no write finished within the limit, and nothing was claimed.

@@ -128,7 +128,7 @@ def scan_range(
 
 
 def in_time(until: datetime | None) -> Filter:
-    """Return a filter that matches only before ``until``, by the server's clock; None: always.
+    """Return a filter that matches only before ``until`` by the server's clock, or always if None.
 
     Only a filter that names documents may include it: a scan would read everything to find nothing.
     """

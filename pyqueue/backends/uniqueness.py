@@ -34,8 +34,8 @@ def check(keeps: Sequence[Keep | None], keys: Sequence[str | None]) -> None:
     for keep, key in zip(keeps, keys, strict=True):
         if keep is not None and keep.unique is not None and key is None:
             raise ConfigurationError(
-                "unique_for: expected a key beside it, found None; pass key=, the name of what "
-                "must not be pushed again"
+                "unique_for: requires a message key, but key is None; pass key=, a text that "
+                "repeated pushes of the same message have in common"
             )
 
 

@@ -133,7 +133,7 @@ def demo(
     from pyqueue import demo
 
     if with_web and spark:
-        raise ConfigurationError("--web: it cannot be used with --spark; leave out one of them")
+        raise ConfigurationError("--web: cannot be used with --spark; leave out one of the two")
 
     def show(result: dict[str, Any]) -> None:
         _show_result(result, as_json)

@@ -15,9 +15,9 @@ from pyqueue.pipeline import Runner, client_of, has_client
 
 
 def find(name: str) -> Runner[Any]:
-    """Return the Worker or Pipeline that MODULE:OBJECT names, or that this function returns.
+    """Return the Worker or Pipeline that MODULE:OBJECT names. If OBJECT is a function, call it.
 
-    Modules in the working directory come first.
+    A module in the working directory comes before an installed module.
     """
     module, colon, path = name.partition(":")
     if not (colon and all(word.isidentifier() for word in (*module.split("."), *path.split(".")))):

@@ -92,7 +92,7 @@ class Line(NamedTuple):
 
     @property
     def oldest(self) -> datetime | None:
-        """The time since which the oldest message has waited, or None."""
+        """The instant at which the oldest message began to wait, or None if none waits."""
         return self.info.oldest if self.group is None else None
 
 
@@ -121,7 +121,7 @@ class Board:
     """Reads the lines of a namespace.
 
     Args:
-        client: The client.
+        client: The client of the namespace.
     """
 
     def __init__(self, client: AsyncClient) -> None:

@@ -59,7 +59,7 @@ def rate(value: float | None, unit: str = "s") -> str:
     """Return a rate in up to five characters, such as "18.5", or "4.2/m" if it is small.
 
     Args:
-        value: How often something happens per ``unit``; None: unknown.
+        value: How often something happens per ``unit``, or None if this is unknown.
         unit: "s" or "min", the unit of rates that are not small.
     """
     if value is None:

@@ -276,7 +276,7 @@ def duration(option: str) -> Callable[[object], float]:
 
 
 def parse_id(text: str) -> Id:
-    """Return the id that a text denotes. 24 hexadecimal digits are an ObjectId."""
+    """Return an ObjectId if a text consists of 24 hexadecimal digits, or else the text itself."""
     return ObjectId(text) if ObjectId.is_valid(text) else text
 
 

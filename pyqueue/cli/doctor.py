@@ -207,7 +207,7 @@ def check_version(version: str) -> Finding:
 
 
 def check_topology(hello: Document) -> Finding:
-    """Check whether the server is a replica set, a sharded cluster or a standalone."""
+    """Report whether the server is a replica set, a sharded cluster or a standalone server."""
     if hello.get("msg") == "isdbgrid":
         text = "a sharded cluster, through mongos: keep the namespace unsharded"
         return Finding("kind", "ok", text)
@@ -334,7 +334,7 @@ def check_handovers(client: Client) -> Finding:
 
 
 def check_described(name: str, describe: Callable[[Client], str], client: Client) -> Finding:
-    """Run a check that does what consumers do from time to time, and describes the result."""
+    """Run a check that does the upkeep of consumers once. Return its text as a finding."""
     try:
         return Finding(name, "ok", describe(client))
     except QueueError as error:

@@ -28,7 +28,7 @@ HIDDEN_RANGES: list[tuple[Any, Any]] = [
 
 
 def hidden_documents(client: Client) -> list[str]:
-    """Return a text for each queue with documents that no receive finds. It lists their ids.
+    """Return a text for each queue with documents that no consumer finds. It lists their ids.
 
     Reading the index is enough, so the cost does not grow with the number of messages.
     """

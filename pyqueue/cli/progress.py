@@ -73,7 +73,7 @@ class Progress:
     """The progress of a run, computed from samples of it.
 
     Args:
-        runner: The pipeline.
+        runner: The pipeline that runs.
         client: The client of the pipeline.
         clock: Returns the time in seconds.
     """
@@ -153,7 +153,7 @@ async def shown(
     """Show the progress of a run while the block runs. If this fails, the run continues.
 
     Args:
-        runner: The pipeline.
+        runner: The pipeline that runs.
         client: The client of the pipeline.
         say: Prints a line.
     """

@@ -63,7 +63,7 @@ def ls(
 ) -> None:
     """List the queues with their numbers of messages, dead letters included.
 
-    The column "oldest" shows the time since which the oldest message has waited.
+    The column "oldest" shows when the oldest waiting message began to wait.
     """
     if again:
         if as_json:
@@ -157,7 +157,9 @@ Key = Annotated[str | None, typer.Option(help="The message key. It is unique in 
 MessageId = Annotated[
     str | None,
     typer.Option(
-        "--id", metavar="ID", help="The message's id. 24 hexadecimal digits are an ObjectId."
+        "--id",
+        metavar="ID",
+        help="The message's id. A text of 24 hexadecimal digits is read as an ObjectId.",
     ),
 ]
 

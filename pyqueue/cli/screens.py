@@ -98,7 +98,7 @@ class Question(ModalScreen[bool]):
     """A question that must be answered before an action.
 
     Args:
-        text: The question.
+        text: The question to ask.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -124,7 +124,7 @@ class Details(ModalScreen[None]):
     """Shows a text of many lines.
 
     Args:
-        text: The text.
+        text: The text to show.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,enter,q", "close", "back")]
@@ -148,7 +148,7 @@ class ListScreen(Screen[None]):
     """A screen with a head, a table that is read at intervals, a filter, and a row of keys.
 
     Args:
-        every_s: The seconds between two reads.
+        every_s: How many seconds pass between two updates of the table.
         hint: An example for the filter.
     """
 

@@ -92,8 +92,8 @@ class Selected(NamedTuple):
         """Change the messages that match, or count them in a dry run. Print how many.
 
         Args:
-            queue: The queue.
-            verb: The name of the number of changed messages in JSON.
+            queue: The queue that has the messages.
+            verb: The key of the number of changed messages in the JSON output.
             change: A method of ``Selection``.
             as_json: Whether to print JSON.
         """

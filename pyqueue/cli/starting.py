@@ -45,8 +45,8 @@ async def server_reached(client: Client | AsyncClient, pulse: Pulse | None = Non
     """Wait until the server answers. Return False if SIGTERM or SIGINT came first.
 
     Args:
-        client: The client.
-        pulse: Records that the event loop turns, or None.
+        client: The client that connects to the server.
+        pulse: Records that the event loop turns, or None if there are no health checks.
     """
     connection, threads = connection_of(client), DaemonThreadPool()
     delays, reached = RetryDelays(_RETRIES), False

@@ -50,7 +50,7 @@ class QueuesScreen(ListScreen):
 
     Args:
         board: Reads the queues and streams.
-        every_s: The seconds between two reads.
+        every_s: How many seconds pass between two updates of the screen.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -193,9 +193,9 @@ class MessagesScreen(ListScreen):
     """The messages of a queue.
 
     Args:
-        client: The client.
-        info: The queue.
-        every_s: The seconds between two reads.
+        client: The client of the namespace.
+        info: What is known about the queue.
+        every_s: How many seconds pass between two updates of the screen.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -329,8 +329,8 @@ class Top(App[None]):
     """The app of ``pyqueue top``.
 
     Args:
-        client: The client.
-        every_s: The seconds between two reads.
+        client: The client of the namespace.
+        every_s: How many seconds pass between two updates of the screen.
     """
 
     ENABLE_COMMAND_PALETTE = False

@@ -15,7 +15,7 @@ _MAX_NAMED: Final = 5
 
 
 def unused_queues(client: Client) -> str:
-    """Delete the queues that were not used for their time. Name them, and the queues left."""
+    """Delete unused queues with ``auto_delete``. Name these queues, and those that are left."""
     found = client.database[client.namespace].index_information()
     if not INDEXES.keys() <= found.keys():  # a client would create them
         return "not checked without the indexes"

@@ -28,11 +28,11 @@ LEAST_S: Final = 0.05
 
 
 def pause_after(took_s: float, every_s: float) -> float:
-    """Return how long to wait after a read, in seconds.
+    """Return how many seconds to wait before the values are read again.
 
     Args:
-        took_s: How long the read took.
-        every_s: The wanted time between two reads.
+        took_s: How many seconds it took to read them.
+        every_s: The wanted time between two reads, in seconds.
     """
     return max(every_s, LEAST_S, took_s * (1 / MAX_SHARE - 1))
 
@@ -43,7 +43,7 @@ def with_client(
     signals: str | None,
     work: Callable[[AsyncClient], Awaitable[None]],
 ) -> None:
-    """Do async work with a client, after a check that the server answers in time."""
+    """Call ``work`` with an AsyncClient, after checking that the server answers in time."""
     with connect(url, namespace, signals):
         pass
 

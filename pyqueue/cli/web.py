@@ -78,8 +78,8 @@ def beside(url: str, namespace: str) -> Iterator[str]:
     """Serve the dashboard of a namespace on this machine, in a thread, until the block ends.
 
     Args:
-        url: The server and database.
-        namespace: The collection.
+        url: The URL of the server and the database.
+        namespace: The namespace to show.
 
     Yields:
         The address of the dashboard.

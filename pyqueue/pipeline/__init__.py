@@ -352,7 +352,7 @@ class Pipeline(Runner[R_co]):
 
         Args:
             client: A Client or an AsyncClient.
-            path: The file.
+            path: The path of the file.
             lifespan: As for ``Pipeline``.
 
         Returns:

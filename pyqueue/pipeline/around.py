@@ -1,8 +1,8 @@
 """The code around the handlers of a run: a lifespan, middleware, and a pulse.
 
 A middleware is called in place of the handler, and calls it by ``call_next``. Async middleware runs
-in the event loop. Plain middleware runs in the thread of a plain handler, inside any async
-middleware.
+in the event loop. Synchronous middleware runs in the thread of a synchronous handler, inside any
+async middleware.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Around:
 
         Raises:
             ConfigurationError: The middleware cannot be called with a delivery and ``call_next``,
-                or it is async and an earlier middleware is plain.
+                or it is async and an earlier middleware is synchronous.
         """
         if isinstance(middleware, type) or not callable(middleware):
             found = "a class" if isinstance(middleware, type) else type(middleware).__name__
@@ -72,7 +72,7 @@ class Around:
         if self.plain:
             raise ConfigurationError(
                 f"middleware: {_label(middleware)} is async and cannot run inside "
-                f"{_label(self.plain[0])}, which is plain; add the async ones first"
+                f"{_label(self.plain[0])}, which is synchronous; add the async ones first"
             )
         self.awaited.append(middleware)
 
@@ -80,12 +80,12 @@ class Around:
         """Check that the middleware can call the handlers.
 
         Raises:
-            ConfigurationError: A middleware is plain, and a handler is async.
+            ConfigurationError: A middleware is a synchronous function, but a handler is async.
         """
         for stage in stages:
             if self.plain and stage.awaited:
                 raise ConfigurationError(
-                    f"middleware: {_label(self.plain[0])} is plain and cannot call "
+                    f"middleware: {_label(self.plain[0])} is synchronous and cannot call "
                     f"{stage.label}, the async handler of queue {stage.name!r}; write it as an "
                     "async def"
                 )
@@ -95,10 +95,10 @@ async def handled(stage: Stage, call: Call, around: Around, threads: DaemonThrea
     """Call the handler of a stage through the middleware. Return its answer.
 
     Args:
-        stage: The stage.
+        stage: The stage whose handler is called.
         call: The messages, and the arguments of the handler.
-        around: The middleware.
-        threads: The threads that run plain handlers.
+        around: The parts of the run that hold the middleware.
+        threads: The threads that run synchronous handlers.
     """
     if not around.awaited and not around.plain:
         return await _answer(stage, threads, stage.handler, *call.arguments)
@@ -115,7 +115,7 @@ async def handled(stage: Stage, call: Call, around: Around, threads: DaemonThrea
 async def _answer(
     stage: Stage, threads: DaemonThreadPool, handler: Callable[..., Any], *args: Any
 ) -> Any:
-    """Call a handler, in a thread if it is plain, and return its answer."""
+    """Call a handler, in a thread if it is synchronous, and return its answer."""
     if stage.awaited:
         return await handler(*args)
     answer = await threads.run(handler, *args)

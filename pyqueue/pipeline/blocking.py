@@ -80,7 +80,7 @@ class ClientRunner:
     """The plan runner of a pipeline, on either kind of client.
 
     Args:
-        client: The client.
+        client: The client that the pipeline uses.
         connection: The connection of the client.
         driver: The driver of the connection, adapted if it blocks.
         threads: The threads for blocking calls.

@@ -112,7 +112,7 @@ def answers_of(
     """Return one answer, or exception, for each message of a handler of batches.
 
     Args:
-        stage: The stage.
+        stage: The stage of the handler.
         number: How many messages the handler was called with.
         answer: The return value of the handler.
         failed: The ``BatchFailed`` that the handler raised or returned instead, or None.

@@ -16,7 +16,7 @@ def described(graph: Graph, run: Run | None) -> dict[str, Any]:
     """Return the stages of a graph, and the counters and messages of its run, as BSON values.
 
     Args:
-        graph: The stages.
+        graph: The stages, and how they are connected.
         run: The run, or None if it has not begun.
     """
     messages = [] if run is None else [each for call in run.in_flight for each in call.messages]

@@ -64,8 +64,8 @@ class Run:
     """One run, from the first message fetched to the last one settled.
 
     Args:
-        client: The client.
-        graph: The stages.
+        client: The client of the queues.
+        graph: The stages to run.
         concurrency: How many handlers run at once.
         until_empty: Whether to end when no stage has a message left.
         grace: The seconds that handlers get to finish when the run is stopped.

@@ -54,7 +54,7 @@ class HandlerOptions(HandlerTerms, total=False):
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
-    """The options of a Spark stage, besides its queues and its transform."""
+    """The options of a Spark stage other than its queues and its transform."""
 
     #: The durable name of this consumer.
     group: str
@@ -134,7 +134,7 @@ def make_stage(
     to: Iterable[str],
     options: HandlerOptions,
 ) -> Stage:
-    """Make a stage, and check it without the rest of the graph.
+    """Make a stage, and check it without the other stages of the graph.
 
     Raises:
         ConfigurationError: An argument is not allowed, or the handler does not fit the stage.
@@ -186,7 +186,7 @@ def make_spark_stage(
     group: str | None,
     batches: BatchOptions,
 ) -> Stage:
-    """Make a Spark stage, and check it without the rest of the graph.
+    """Make a Spark stage, and check it without the other stages of the graph.
 
     Raises:
         ConfigurationError: An argument is not allowed.

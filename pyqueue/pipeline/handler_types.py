@@ -60,7 +60,7 @@ class AsyncMiddleware(Protocol):
 
 
 class PlainMiddleware(Protocol):
-    """A middleware that runs in the thread of a plain handler."""
+    """A synchronous middleware, which runs in the thread of a synchronous handler."""
 
     def __call__(self, delivery: Any, call_next: Callable[[Any], Any], /) -> Any:
         """Return the answer of the handler, usually the return value of ``call_next``."""

@@ -51,14 +51,14 @@ class Pulse:
             await anyio.sleep(_ASK_S)
 
     def why_not_alive(self) -> str | None:
-        """Return why the process should be started again, or None."""
+        """Return why the process should be started again, or None if its event loop runs."""
         silent_s = time.monotonic() - self.turned
         if silent_s <= BLOCKED_AFTER_S:
             return None
         return f"the event loop has been blocked for {silent_s:.0f} s"
 
     def why_not_ready(self) -> str | None:
-        """Return why the process cannot work now, or None."""
+        """Return why the process cannot work now, or None if it can."""
         if not self.receiving():
             return "no messages are received, because the worker starts or stops"
         silent_s = time.monotonic() - (self.reached or 0.0)

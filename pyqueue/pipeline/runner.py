@@ -57,7 +57,7 @@ class BatchQueueOptions(QueueOptions, total=False):
 
 
 class StageTerms(QueueOptions, HandlerTerms, total=False):
-    """The options of a stage besides its model and ``batch``."""
+    """The options of a stage other than its model and ``batch``."""
 
 
 class BatchTerms(StageTerms):
@@ -160,18 +160,18 @@ class Runner(Generic[R_co]):
         ``async def middleware(delivery, call_next)`` returns ``await call_next(delivery)``, or its
         own answer; it may also be an object with such a ``__call__``. For a handler of batches,
         ``delivery`` is the list of all deliveries of the call. The first middleware is outermost. A
-        plain ``def`` runs in the thread of the handler, if all handlers are plain. This is also a
-        decorator. Spark stages have no middleware.
+        synchronous middleware runs in the thread of the handler, and is allowed only if no handler
+        is async. This is also a decorator. Spark stages have no middleware.
 
         Args:
-            middleware: The middleware.
+            middleware: A function or a callable object, as described above.
 
         Returns:
-            The middleware.
+            The same middleware.
 
         Raises:
-            ConfigurationError: It does not take these arguments, or it is async and an earlier one
-                is plain.
+            ConfigurationError: The middleware does not take these arguments, or it is async and an
+                earlier middleware is synchronous.
         """
         self._around.add(middleware)
         return middleware

@@ -81,7 +81,7 @@ class RunningStage:
     """A stage in a run.
 
     Args:
-        stage: The stage.
+        stage: The stage to run.
         queues: The queues of the run in the async form, keyed by name.
         runner: Runs the plans.
         concurrency: How many handlers run at once, over all stages.

@@ -83,7 +83,7 @@ class Verdicts:
     """Decide how the messages of one stage are settled, and settle them.
 
     Args:
-        stage: The stage.
+        stage: The stage that received the messages.
         queues: The queues that the stages read, keyed by name. A target among them has a model and
             options. Any other target is an output.
         runner: Runs the plans.
@@ -248,7 +248,7 @@ class Verdicts:
         """Return the verdict to try a message again, or to bury it after its last try.
 
         Args:
-            message: The message.
+            message: The message whose try failed.
             error: The reason for the retry.
             delay: Seconds until the next try; None means the stage's backoff.
             counted: Whether the failed try counts.

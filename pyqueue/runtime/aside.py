@@ -54,7 +54,7 @@ def in_task(
 
     Args:
         run: A function that runs the plan.
-        plan: The plan.
+        plan: The plan to run.
         spawn: A function that starts the task.
         loop: The event loop of the client, or None if the client was not used yet.
     """

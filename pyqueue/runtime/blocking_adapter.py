@@ -122,7 +122,7 @@ async def entered(
     """Enter a blocking listener in a thread, and return its awaitable form.
 
     Args:
-        listening: The listener.
+        listening: The blocking listener.
         threads: The threads in which calls of the listener run.
         check: A function that raises an error if the client was closed.
     """

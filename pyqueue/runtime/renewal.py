@@ -56,7 +56,7 @@ class NamedLease:
 L = TypeVar("L", bound=Leased)
 #: For each lease, None or the error of its renewal. None in place of the list: all were extended.
 Results = Sequence[QueueError | None] | None
-#: A function that extends the leases of a group: a plain function, or a coroutine function.
+#: A function that extends the leases of a group: a synchronous or a coroutine function.
 Extend = TypeVar("Extend", bound=Callable[..., object])
 
 #: A "suspended" reservation is being settled in a transaction, or was abandoned. The lease of a
@@ -231,7 +231,7 @@ class BaseRenewer(Generic[Extend]):
         """Renew a reservation until it is discarded or lost.
 
         Args:
-            reservation: The reservation.
+            reservation: The reservation whose lease is extended.
             extend: A function that extends the leases of a list of reservations.
             lost: A function that is called when the lease is lost.
             group: Reservations with equal groups, except None, are extended together.

@@ -16,7 +16,7 @@ from pyqueue.memory import memory_database
 from pyqueue.runtime.base_driver import BaseDriver
 from pyqueue.targets import MEMORY
 
-#: The databases by name. Only their users keep them.
+#: The databases, keyed by name. Only their users keep them.
 _databases: WeakValueDictionary[str, SharedMemory] = WeakValueDictionary()
 _guard = threading.Lock()
 

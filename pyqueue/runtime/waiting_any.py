@@ -24,8 +24,8 @@ from signals import Listener
 #: How often to check a listener of a bus that gives no alerts, in seconds.
 _CHECK_S: Final = 0.05
 
-#: The steps of a leader's wait. The generator yields the seconds to listen, or None to refresh the
-#: clock; it is sent whether an event was heard, and returns whether to scan.
+#: The steps of a leader's wait. The generator yields how many seconds to listen, or None to have
+#: the clock refreshed. It is sent whether an event was heard, and returns whether to scan.
 Steps = Generator[float | None, bool, bool]
 
 
@@ -117,7 +117,7 @@ class _Led:
         return left_s if self._gives_alerts else min(left_s, _CHECK_S)
 
     def step(self, refresh: Callable[[float], object]) -> bool | None:
-        """Take the next step if it is due. Return whether to scan, or None to continue to wait."""
+        """Take a step if one is due. Return None while the wait lasts, then whether to scan."""
         heard = self._listener.wait(0)
         if not heard and not self._listener.closed and time.monotonic() < self._end:
             return None

@@ -46,8 +46,8 @@ class NamespaceAddress:
             )
         if uri is not None and not uri.startswith(("mongodb://", "mongodb+srv://")):
             raise ConfigurationError(
-                "uri: use mongodb://... or mongodb+srv://..., of a server that the driver and all "
-                "executors can reach"
+                "uri: expected a URI that begins with mongodb:// or mongodb+srv://; use the URI "
+                "of a server that the driver and all executors can reach"
             )
         return cls(uri, uri_env, arguments.namespace_name(namespace))
 

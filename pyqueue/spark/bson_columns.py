@@ -373,8 +373,8 @@ def column(documents: Documents, field: Field, spark: DataType, arrow: pa.DataTy
     """Return the values of a field as an Arrow column.
 
     Args:
-        documents: The documents.
-        field: The field.
+        documents: The documents that have the field.
+        field: The field to convert.
         spark: The type of the column, one that ``fits`` accepts.
         arrow: The same type in Arrow.
 

@@ -1,4 +1,4 @@
-"""The columns of reads: their types, and their values in a stored message."""
+"""The columns of the rows that Spark reads: their types, and their values in a message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Document = Mapping[str, Any]
 
 
 class Column(NamedTuple):
-    """A column of a read of a queue."""
+    """A column of the rows that Spark reads from a queue."""
 
     type: DataType
     #: Takes stored messages, and returns their values for Arrow.
@@ -48,7 +48,7 @@ def _field(name: str, default: object = None) -> Callable[[Sequence[Document]], 
 
 
 _TEXT: Final = StringType()
-#: The stored fields that every read needs.
+#: The stored fields that are needed whichever columns are read.
 NEEDED: Final = ("_id", "q", "when")
 #: The columns, in order. The type of the payload varies; this one means JSON.
 COLUMNS: Final[Mapping[str, Column]] = {
@@ -75,7 +75,7 @@ COLUMNS: Final[Mapping[str, Column]] = {
 
 
 def columns(payload: DataType | None) -> StructType:
-    """Return the columns of a read. A payload type of None means JSON."""
+    """Return the columns of rows that are read from a queue. A payload type of None means JSON."""
     types = {name: each.type for name, each in COLUMNS.items()} | {"payload": payload or _TEXT}
     return StructType(
         [StructField(name, types[name], each.nullable) for name, each in COLUMNS.items()]
@@ -83,7 +83,7 @@ def columns(payload: DataType | None) -> StructType:
 
 
 def log_columns(payload: DataType | None) -> StructType:
-    """Return the columns of a read of a stream. A payload type of None means JSON."""
+    """Return the columns of rows read from a stream. A payload type of None means JSON."""
     of_messages = columns(payload)
     return StructType(
         [

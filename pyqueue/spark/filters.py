@@ -1,4 +1,4 @@
-"""The conditions and the projection of a read, which the database applies.
+"""The conditions and the projection for reading rows, which the database applies.
 
 The filters of Spark become conditions on stored documents. A condition may match more messages
 than its filter, but never fewer, because Spark applies its filters, too. So a column that is

@@ -165,7 +165,7 @@ def _to_arrow(type: DataType) -> Convert | None:
 
 
 def each_of(convert: Convert | None) -> Convert | None:
-    """Return the conversion of a list, given the conversion of its values."""
+    """Return a function that converts a list, given the function that converts its values."""
     if convert is None:
         return None
     return lambda value: (
@@ -179,7 +179,7 @@ def applied(convert: Convert | None, value: Any) -> Any:
 
 
 def fields_of(converts: Mapping[str, Convert | None]) -> Convert:
-    """Return the conversion of a document, given the conversions of its fields."""
+    """Return a function that converts a document, given the functions that convert its fields."""
     needed = [(name, convert) for name, convert in converts.items() if convert is not None]
 
     def convert_fields(value: Any) -> Any:
@@ -209,7 +209,7 @@ def batch(documents: Sequence[Document], payload: DataType | None) -> pa.RecordB
 
 
 def schema_of(payload: DataType | None) -> pa.Schema:
-    """Return the columns of a read as an Arrow schema. A payload type of None means JSON."""
+    """Return the columns of the rows that are read, in Arrow. A payload type of None means JSON."""
     return to_arrow_schema(columns(payload), **_ZONE)
 
 

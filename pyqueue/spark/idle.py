@@ -61,7 +61,7 @@ class IdleWait:
 
 
 class IdleReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A streaming read that waits for the signals of its queue while it is idle."""
+    """A reader for streaming queries that waits for signals of its queue while it is idle."""
 
     def __init__(self, options: Options) -> None:
         self._options = options

@@ -204,7 +204,7 @@ class QueueProgressListener(StreamingQueryListener):
 
 
 def _document(text: str | None) -> dict[str, Any]:
-    """Return the offset that Spark shows, or {} if it is missing or of another data source."""
+    """Return the offset that Spark shows as ``text``, or {} if the text is not a JSON object."""
     try:
         found = json.loads(text or "null")
     except ValueError:  # Spark shows a missing offset as "None"

@@ -15,7 +15,7 @@ from pyqueue.messages import MAX_BATCH_BYTES
 from pyqueue.spark import option_values as value
 from pyqueue.spark.filters import matching
 
-#: The most tasks of one read.
+#: The maximum number of tasks that read one table.
 MAX_PARTITIONS: Final = 10_000
 _MAX_WAIT_MS: Final = 60_000
 _MAX_BYTES: Final = 2**40
@@ -70,7 +70,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """The options for reads only."""
+    """The options for reading only."""
 
     payload_type: Annotated[str, Option("payloadType", Way.READS, value.payload_type, "json")]
     #: The import path of the model of the payloads.
@@ -94,7 +94,7 @@ class ReadOptions:
     max_wait_ms: Annotated[
         int, Option("maxWaitMs", Way.STREAM_READS, value.count(_MAX_WAIT_MS, least=0), "100")
     ]
-    #: Where a read of a stream begins and ends: "first", "last", a position or an instant.
+    #: Where reading a stream begins and ends: "first", "last", a position or an instant.
     starting: Annotated[str, Option("startingPosition", Way.BY_POSITION, value.position, "first")]
     ending: Annotated[str, Option("endingPosition", Way.READ_BY_POSITION, value.position, "last")]
     fail_on_data_loss: Annotated[
@@ -104,7 +104,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchOptions:
-    """The size of the batches of a streaming read."""
+    """The size of the batches that a streaming query reads."""
 
     max_messages: Annotated[
         int, Option("maxMessagesPerBatch", Way.STREAM_READS, value.count(MAX_CLAIM), "10000")
@@ -122,7 +122,7 @@ class BatchOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """The options for writes only."""
+    """The options for writing only."""
 
     id_column: Annotated[str | None, Option("idColumn", Way.WRITES)]
     #: The text that goes before each value of ``id_column``.

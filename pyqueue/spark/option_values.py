@@ -23,7 +23,7 @@ _UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 
 
 def position(name: str, given: str) -> str:
-    """Return the place where a read of a stream begins or ends, in its checked form."""
+    """Return the place where reading a stream begins or ends, in its checked form."""
     if given in ("first", "last") or (given.isascii() and given.isdecimal() and len(given) < 16):
         return given
     try:
@@ -51,7 +51,7 @@ def queue_name(name: str, given: str) -> str:
 
 
 def queue_names(name: str, given: str) -> tuple[str, ...]:
-    """Return the queues of a write."""
+    """Return the names of the queues that may be written to."""
     queues = tuple(arguments.queue_name(each) for each in names(name, given))
     if len(set(queues)) < len(queues):
         raise ConfigurationError(

@@ -44,25 +44,25 @@ CHUNK_BYTES: Final = 2**24
 
 @dataclass(frozen=True, kw_only=True)
 class Options(ReadOptions):
-    """The checked options of a read or a write."""
+    """The checked options for reading or writing rows."""
 
     address: NamespaceAddress
-    #: The queue, or the first of ``queues``, or for a read of a stream, the stream.
+    #: The queue, or the first of ``queues``, or if a stream is read, the stream.
     queue: str
     #: The queues that the rows of a write may name. If empty, the rows name no queue.
     queues: tuple[str, ...]
-    #: Whether the options are for a read of a stream.
+    #: Whether the options are for reading a stream.
     by_position: bool
     batch: BatchOptions
     of_write: WriteOptions
 
     @property
     def columns(self) -> list[str]:
-        """The columns of a read, in order."""
+        """The names of the columns that are read, in order."""
         return self.chosen or self.known_columns().names
 
     def known_columns(self, payload: DataType | None = None) -> StructType:
-        """Return the columns that a read may have. A payload type of None means JSON."""
+        """Return all columns that can be read. A payload type of None means JSON."""
         return (log_columns if self.by_position else columns)(payload)
 
     def backend(self, queue: str | None = None) -> QueuePlans:
@@ -78,7 +78,7 @@ class Options(ReadOptions):
         """Return the plans of the queue that is read. This writes nothing.
 
         Raises:
-            ConfigurationError: There is no such queue, and it must exist.
+            ConfigurationError: The queue does not exist, and the option mustExist is true.
         """
         kind = self.source_kind()
         if not kind and self.must_exist:
@@ -213,7 +213,7 @@ def _check_ways(given: Mapping[str, str], ways: Way) -> None:
         others = _BY_LOWER_CASE.keys() - known.keys()
         if more := sorted(name for name in given if name.lower() in others):
             raise ConfigurationError(
-                f"{', '.join(more)}: not for a read of a stream, which takes the options "
+                f"{', '.join(more)}: not allowed if a stream is read; use only the options "
                 f"{', '.join(known.values())}"
             )
     for names, uses, text in REFUSED:
@@ -264,17 +264,17 @@ def _check_bad_records(options: Options) -> None:
         )
     if options.on_bad_record == "bury" and options.by_position:
         raise ConfigurationError(
-            'onBadRecord: messages of a stream stay there, so a read cannot bury them; use "fail" '
-            '(the default) or "null"'
+            'onBadRecord: messages of a stream stay there and cannot be buried; use "fail" (the '
+            'default) or "null"'
         )
     if column in options.known_columns().names:
         raise ConfigurationError(
-            f"columnNameOfCorruptRecord: every read has a column {column!r}; use another name"
+            f"columnNameOfCorruptRecord: the rows already have a column {column!r}; use another"
         )
 
 
 def read_columns(options: Options, payload: DataType | None) -> StructType:
-    """Return the columns of a read. A payload type of None means JSON."""
+    """Return the columns of the rows that are read. A payload type of None means JSON."""
     corrupt = options.corrupt_column
     more = [] if corrupt is None else [StructField(corrupt, StringType())]
     known = options.known_columns(payload)
@@ -292,7 +292,7 @@ def payload_column(options: Options, schema: StructType) -> DataType | None:
     payload = schema["payload"].dataType if "payload" in schema.names else StringType()
     if schema.names != names or (json and not isinstance(payload, StringType)):
         raise ConfigurationError(
-            f"schema: the read has the columns {', '.join(names)}; instead of a schema, set the "
-            "type of the payload with payloadType"
+            f"schema: does not fit the columns {', '.join(names)}; leave it out, and set the type "
+            "of the payload with payloadType"
         )
     return None if json or "payload" not in schema.names else payload

@@ -39,9 +39,9 @@ class PositionReader:
     """A reader of ranges of a stream, for tables and for streaming queries. It can be pickled.
 
     Args:
-        options: The options of the read.
+        options: The options for reading the stream.
         payload: The type of the payloads. None means JSON.
-        fails: Whether a read fails if messages were deleted before they were read. Otherwise it
+        fails: Whether reading fails if messages were deleted before they were read. Otherwise it
             skips them with a warning.
     """
 

@@ -303,7 +303,7 @@ class Reader:
         """Return the messages of a batch of rows.
 
         Args:
-            batch: The rows.
+            batch: The rows, one for each message.
             capabilities: The capabilities of the kinds of the target queues. Without "priority" and
                 "group", the columns ``priority`` and ``group`` are ignored.
 

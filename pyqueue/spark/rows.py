@@ -108,7 +108,7 @@ def rows_of(
     """Convert stored messages to rows, and handle bad records as ``onBadRecord`` says.
 
     Args:
-        options: The options of the read.
+        options: The options with which the messages are read.
         found: The stored messages in BSON.
         payload: The type of the payloads. None means JSON, which every payload fits.
         default: How to handle bad records if the options do not set it.
@@ -135,7 +135,7 @@ def log_rows_of(
     No message is left out.
 
     Args:
-        options: The options of the read.
+        options: The options with which the messages are read.
         documents: The messages in the form of a queue's messages, each with its position.
         payload: The type of the payloads. None means JSON, which every payload fits.
 

@@ -38,7 +38,7 @@ exec {java} "$@"
 def session(
     name: str, *, master: str | None = None, config: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Return the session that ``spark_session`` returns, without the data source."""
+    """Return the same session as ``spark_session``, but do not register the data source in it."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if master is None or master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")

@@ -101,7 +101,7 @@ class QueueDataSource(DataSource):
             time selects the first pack that was appended at that time or later.
 
     Options for batch reads of a stream:
-        endingPosition: The position before which the read ends; "last" by default. It takes the
+        endingPosition: The position before which reading ends; "last" by default. It takes the
             same values as ``startingPosition``.
 
     Options for streaming reads of a stream:
@@ -143,9 +143,10 @@ class QueueDataSource(DataSource):
             the messages appear as they are written, but a batch that Spark repeats writes consumed
             messages again.
 
-    Columns of a read: id, queue, payload, headers, key, when, pushed, tries, priority, group.
+    Columns read from a queue: id, queue, payload, headers, key, when, pushed, tries, priority,
+        group.
 
-    Columns of a read of a stream: id, stream, position, payload, headers, pushed.
+    Columns read from a stream: id, stream, position, payload, headers, pushed.
 
     Columns of a write, of which only payload is required:
         payload: JSON in a string, a struct, a variant or any other value.
@@ -178,7 +179,7 @@ class QueueDataSource(DataSource):
         return "pyqueue"
 
     def schema(self) -> StructType | str:
-        """Return the columns of a read."""
+        """Return the columns of the rows that Spark reads from this source."""
         options = checked(self.options)
         if options.payload_type == "json":
             return self._typed(options)

@@ -50,7 +50,7 @@ class SparkStage:
             group; further processes stand by, and one takes over within seconds if it dies.
         members: How many processes share the work of the group. Each of them runs one member. If a
             member has no process, the messages that it has claimed wait for the end of their lease.
-        transform: A function that takes a DataFrame of messages, with the columns that a read has,
+        transform: A function that takes a DataFrame of messages, as the data source reads them,
             and returns a DataFrame. None passes all rows on unchanged. Without ``to``, the function
             returns nothing, and may take the number of the claim as a second argument. Claims with
             the same number have the same messages, so a function that overwrites or skips the rows

@@ -77,7 +77,7 @@ def quantile(numbers: Sequence[int], share: float) -> float | None:
 
     Args:
         numbers: How many values each bucket has.
-        share: From 0 to 1.
+        share: The share of the values, from 0 to 1.
 
     Returns:
         The time, or None if there are no values.

@@ -82,7 +82,7 @@ class Presence:
     def reset(self) -> None:
         """Forget all runs, in a forked child."""
         self._runs: dict[str, _Run] = {}
-        #: When each run that may be stored was first recorded, keyed by id.
+        #: When each run whose document might be stored was first recorded, keyed by its id.
         self._began: dict[str, datetime] = {}
 
     @property
@@ -104,7 +104,7 @@ class Presence:
                 run.lag.end()
 
     def ended(self) -> Sequence[str]:
-        """Return the ids of the runs that have ended and may still be stored."""
+        """Return the ids of the ended runs whose documents might still be stored."""
         return [id for id in list(self._began) if id not in self._runs]
 
     def forget(self, ended: Sequence[str]) -> None:

@@ -52,7 +52,7 @@ def metrics_text(client: Connected[AsyncConnection]) -> Awaitable[str]: ...
 def metrics_text(client: Connected[Any]) -> str | Awaitable[str]:
     """Return the metrics of a namespace as text for Prometheus. With an AsyncClient, await it.
 
-    Serve the text with the content type ``CONTENT_TYPE``. The client need not count anything.
+    Serve the text with the content type ``CONTENT_TYPE``. The client itself needs no telemetry.
 
     Args:
         client: A Client or an AsyncClient.

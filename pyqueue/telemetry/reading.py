@@ -29,7 +29,7 @@ def stats(queue: str, since: Duration | datetime) -> Plan[QueueStats]:
 
     Args:
         queue: The name of the queue, or for a consumer group, the stream, "~" and the group.
-        since: An instant, or how many seconds ago.
+        since: The beginning: an instant, or how many seconds ago.
 
     Raises:
         ConfigurationError: ``since`` is not allowed.
@@ -41,7 +41,7 @@ def stats(queue: str, since: Duration | datetime) -> Plan[QueueStats]:
 def stats_over_time(
     queue: str, since: Duration | datetime
 ) -> Plan[tuple[QueueStats, dict[datetime, dict[str, Latency]]]]:
-    """Return the figures of a queue since a time, and how long things took at each of its points.
+    """Return the figures of a queue since a time, and the latencies at each of their points.
 
     The arguments are those of ``stats``.
     """
@@ -141,7 +141,7 @@ def moved_of(documents: Sequence[Document]) -> dict[str, int]:
 
 
 def histogram_of(documents: Sequence[Document], name: str) -> tuple[list[int], float]:
-    """Return the sum of histograms with a name: the number in each bucket, and all seconds."""
+    """Return the sum of histograms with a name: the number in each bucket, and total seconds."""
     stored: list[dict[str, Any]] = [each[name] for each in documents if name in each]
     numbers = [
         sum(each.get(str(place), 0) for each in stored) for place in range(len(BOUNDS_S) + 1)

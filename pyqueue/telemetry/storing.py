@@ -139,7 +139,7 @@ def write(
     Args:
         prepared: The suffixes of collections whose index exists. New ones are added.
         writes: The upserts, keyed by the suffix of the collection.
-        ended: The ids of the workers.
+        ended: The ids of the workers that have ended.
     """
     for suffix, upserts in writes.items():
         if upserts:

@@ -73,7 +73,7 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class GraphSummary:
-    """The graph of a pipeline that runs, or has run in the last days."""
+    """The graph of a pipeline that runs, or has run in the last few days."""
 
     name: str
     #: For each stage the queue ``q``, ``to``, ``handler``, ``kind`` and other options.

@@ -211,7 +211,7 @@ def perform(
     Args:
         worker: A Worker or a Pipeline. If its client is async, await the result.
         queue: The queue whose handler is called.
-        payload: The payload.
+        payload: The payload of the message.
         tries: The number of this try. If it equals ``max_tries`` of the stage, it is the last one.
         headers: The headers of the message.
 

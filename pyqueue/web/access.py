@@ -120,8 +120,8 @@ class Viewer:
     """The person behind a request. The answers of ``allow`` are remembered.
 
     Args:
-        request: The request.
-        access: The rules.
+        request: The request of the person.
+        access: The rules: who may do what.
         form: The fields of the form that was sent.
     """
 

@@ -32,8 +32,8 @@ async def act(site: Site, viewer: Viewer, action: str) -> str:
     """Carry out an action, and return the id of its entry in the audit.
 
     Args:
-        site: The dashboard.
-        viewer: The person, who has the permission.
+        site: The dashboard that received the form.
+        viewer: The person who sent the form, and who has the permission.
         action: The name of the action.
     """
     form = viewer.form
@@ -62,7 +62,7 @@ async def _queue(site: Site, viewer: Viewer) -> AsyncQueue[Any]:
 
 
 def _typed(viewer: Viewer, expected: str) -> None:
-    """Refuse an action that is hard to undo, unless the name ``expected`` was typed."""
+    """Refuse a hard-to-undo action unless the viewer has typed the name given in ``expected``."""
     if viewer.form.get("name", "").strip() != expected:
         raise HTTPException(400, f"name: type {expected!r} to confirm; nothing was changed")
 
@@ -193,7 +193,7 @@ async def _seek(site: Site, viewer: Viewer) -> str:
     start: Any = int(text) if text.isascii() and text.isdigit() and len(text) < 16 else text
     if isinstance(start, str) and start not in ("first", "last"):
         raise ConfigurationError(
-            f"position: expected first, last or a number, found {text[:40]!r}; correct it"
+            f'position: expected "first", "last" or a number, found {text[:40]!r}; use one of them'
         )
     return f"the group continues at {await group.seek(start)}"
 

@@ -37,7 +37,7 @@ class Audit:
 
         Args:
             who: The name of the person.
-            action: The action.
+            action: The name of the action.
             queue: The queue or the stream; for a schedule, its queue.
             details: The fields of the form that say what to change.
         """

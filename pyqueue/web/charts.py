@@ -58,7 +58,7 @@ class Lane(NamedTuple):
 
 
 def per_minute(stats: QueueStats | None, names: Sequence[str], minutes: int = 60) -> list[int]:
-    """Return the sums of the counts with these names, one for each of the last minutes."""
+    """Return the sum of the counts with these names for each of the last ``minutes`` minutes."""
     if stats is None:
         return [0] * minutes
     last = stats.until.replace(second=0, microsecond=0)
@@ -108,13 +108,13 @@ def throughput(stats: QueueStats, lines: Mapping[str, Sequence[str]] = LINES) ->
 
 
 def times(stats: QueueStats, took: Mapping[datetime, Mapping[str, Latency]]) -> Markup | None:
-    """Return the chart of how long messages waited and were worked on; None: nothing was measured.
+    """Return the chart of how long messages waited and were worked on, or None without values.
 
     Its scale is logarithmic: each line of the grid is ten times the line below it.
 
     Args:
-        stats: The figures.
-        took: How long things took at the points of the figures.
+        stats: The figures of the queue.
+        took: How long messages waited and were worked on, keyed by the instants in ``stats``.
     """
     starts, _ = _starts(stats)
     series: dict[str, list[float | None]] = {

@@ -23,7 +23,7 @@ from pyqueue.web.overview import row_of
 from pyqueue.web.queue_page import chosen_state, newest_first
 from pyqueue.web.site import Site
 
-#: The most messages of a file, how many are examined for them, and the most characters.
+#: The maximum number of messages in a file, of messages examined for it, and of characters.
 MOST: Final = 5000
 _BUDGET: Final = 50_000
 _MOST_CHARACTERS: Final = 16 * 2**20
@@ -52,7 +52,7 @@ async def export(site: Site, viewer: Viewer, ending: str) -> Response:
     """Return the messages of a queue that match a filter, as a file.
 
     Args:
-        site: The dashboard.
+        site: The dashboard that sends the file.
         viewer: The person, who may view the queue.
         ending: "ndjson" or "csv".
 
@@ -80,7 +80,7 @@ async def _gathered(site: Site, page: Callable[[str | None], Awaitable[Page[Any]
     """Read pages until there are no more messages, or the file is large enough.
 
     Args:
-        site: The dashboard.
+        site: The dashboard that sends the file.
         page: Returns the page after a cursor.
     """
     lines: list[Line] = []

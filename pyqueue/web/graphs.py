@@ -20,7 +20,7 @@ _MIDDLE: Final = 40
 _ACROSS: Final = 104
 _DOWN: Final = 52
 _AROUND: Final = 8
-#: The width of the narrow form, the most pixels by which it is indented, and the room on its right.
+#: The width of the narrow form, its maximum indentation, and the room on its right.
 _NARROW: Final = 340
 _MOST_INDENT: Final = 80
 _STEP: Final = 20
@@ -217,14 +217,14 @@ def _stroke(edge: Edge, edges: Sequence[Edge]) -> float:
 
 
 def _arrow(edge: Edge, path: str, end: tuple[float, float], stroke: float, way: int = 1) -> Markup:
-    """Return a line and its head.
+    """Return the line of an arrow and its head.
 
     Args:
-        edge: The arrow.
-        path: The line.
+        edge: The arrow to draw.
+        path: The line, as the data of an SVG path.
         end: The point of the head.
         stroke: The width of the line.
-        way: 1: it points to the right; -1: to the left.
+        way: 1 if the arrow points to the right, -1 if it points to the left.
     """
     (x, y), idle = end, "" if edge["rate"] else " idle"
     return Markup(

@@ -23,7 +23,7 @@ async def events(site: Site, viewer: Viewer, every_s: float = INTERVAL_S) -> Asy
     """Yield the changes of the overview until the viewer leaves.
 
     Args:
-        site: The dashboard.
+        site: The dashboard that shows the overview.
         viewer: The person. The permission to view is checked again before each event.
         every_s: The seconds between two events.
     """

@@ -14,13 +14,13 @@ from pyqueue.web.overview import shown_row, visible_runs
 from pyqueue.web.sampling import Sample
 from pyqueue.web.site import Site, View, path_to, query
 
-#: The most queues of all graphs on a page, and the most targets of one stage.
+#: The maximum number of queues of all graphs on a page, and of targets of one stage.
 MOST_NODES: Final = 60
 _MOST_TARGETS: Final = 20
 
 
 async def pipelines_page(site: Site, viewer: Viewer) -> View:
-    """Show the pipelines that run, or have run in the last days; with ``name``, one of them."""
+    """Show the pipelines that run, or ran in the last few days; with ``name``, one of them."""
     sample = await site.sampler.sample()
     wanted = viewer.argument("name")[:200]
     found = [await _pipeline(sample, viewer, each) for each in sample.graphs]

@@ -85,7 +85,7 @@ def chosen_state(viewer: Viewer, row: Row) -> Any:
 
 
 def newest_first(viewer: Viewer, state: State) -> bool:
-    """Return whether a page shows the newest messages first. For the history it does by default."""
+    """Return whether a page shows the newest messages first, as it does for history by default."""
     return viewer.argument("newest", "1" if state == "finished" else "") == "1"
 
 

@@ -24,7 +24,7 @@ Redact = Callable[[str, Any], Any]
 
 
 class Redactor:
-    """Hides secrets: fields by their names, and parts of texts that look like secrets.
+    """Hides secrets: fields with certain names, and parts of texts that look like secrets.
 
     Args:
         names: Parts of the names of fields.

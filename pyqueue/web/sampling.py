@@ -87,10 +87,10 @@ class Row:
     workers: int
     #: The badges, each with its look and its text.
     badges: Sequence[Badge]
-    #: How many messages per second moved to which queue in the last minutes; 0 for a queue to
+    #: How many messages per second moved to which queue in the last few minutes; 0 for a queue to
     #: which messages moved earlier in the hour.
     moves: Mapping[str, float] = field(default_factory=dict)
-    #: How many messages per second moved here from other queues in the last minutes.
+    #: How many messages per second moved here from other queues in the last few minutes.
     came: float = 0.0
     #: The group that holds up an ordered queue, or None.
     blocked: Blocked | None = None
@@ -116,7 +116,7 @@ class Sample:
     rows: Mapping[str, Row]
     runs: Sequence[RunSummary]
     errors: Sequence[ErrorSummary]
-    #: The graphs of pipelines that run, or have run in the last days.
+    #: The graphs of pipelines that run, or have run in the last few days.
     graphs: Sequence[GraphSummary]
     schedules: Sequence[ScheduleInfo]
 
@@ -200,7 +200,7 @@ class Sampler:
 class _Read(NamedTuple):
     """The things that a sample reads once for all queues."""
 
-    #: The figures of the last hour, and of the last minutes.
+    #: The figures of the last hour, and of the last few minutes.
     hour: Mapping[str, QueueStats]
     last: Mapping[str, QueueStats]
     #: How many messages per second moved to each queue.

@@ -143,7 +143,7 @@ def tree(
     Args:
         redactor: Hides the secrets.
         root: The name of the field, such as "payload".
-        value: The value.
+        value: The value to show.
         at: The path of the part of the value that is shown.
         skip: How many of the first items of this part to leave out.
     """
@@ -168,7 +168,7 @@ def redacted(redactor: Redactor, path: str, value: Any) -> Any:
     Args:
         redactor: Hides the secrets.
         path: The path of the value, such as "payload".
-        value: The value.
+        value: The value to show.
     """
     value = redactor.value(path, value)
     items = _items(value)

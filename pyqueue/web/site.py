@@ -56,7 +56,7 @@ class Site:
     """A dashboard.
 
     Args:
-        client: The client.
+        client: The client of the namespace that is shown.
         access: The rules: who may do what.
         redactor: Hides secrets.
         label: A word in the head of each page, such as "staging".

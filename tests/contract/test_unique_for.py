@@ -123,7 +123,7 @@ def test_wrong_times_are_refused(world: World, queue: AnyQueue) -> None:
     for value in (0, -1, True, "60"):
         refuses("unique_for: ", partial(queue.push, "x", key="y", unique_for=value))
     refuses(
-        "unique_for: expected a key beside it, found None; pass key=",
+        "unique_for: requires a message key, but key is None; pass key=",
         partial(queue.push, "x", unique_for=60),
         partial(queue.push_many, [Push("x", key="y"), Push("z", unique_for=60)]),
     )

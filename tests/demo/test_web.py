@@ -68,4 +68,4 @@ def test_dashboard_shows_the_demo_until_ctrl_c(
 def test_web_and_spark_exclude_each_other() -> None:
     done = CliRunner().invoke(app, ["demo", "--web", "--spark"])
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith("pyqueue: --web: it cannot be used with --spark")
+    assert done.stderr.startswith("pyqueue: --web: cannot be used with --spark")

@@ -205,11 +205,11 @@ WRONG: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
     ),
     "async function in a transaction": (
         lambda client: client.run_transaction(run_worker),
-        ("fn: expected a plain function", "AsyncClient"),
+        ("fn: expected a synchronous function", "AsyncClient"),
     ),
     "called function in a transaction": (
         lambda client: client.run_transaction(5),
-        ("fn: expected a plain function", "found int"),
+        ("fn: expected a synchronous function", "found int"),
     ),
     "decorator without a queue": (
         lambda client: worker(client).on(print),

@@ -424,7 +424,7 @@ def test_transaction_of_the_other_colour_is_refused(url: str) -> None:
     with Client(url) as client:
         queue = client.queue("q")
         for work in (awaited, push):
-            with pytest.raises(ConfigurationError, match="fn: expected a plain function"):
+            with pytest.raises(ConfigurationError, match="fn: expected a synchronous function"):
                 client.run_transaction(work)
         assert (ran, queue.counts().total) == ([], 0)
     asyncio.run(main())

@@ -106,5 +106,5 @@ def test_plain_middleware_of_a_pipeline_refuses_async(offline: Client) -> None:
 
     pipeline = offline.pipeline().sink("in", work)
     pipeline.use(plain)
-    with pytest.raises(ConfigurationError, match="plain is plain and cannot call work"):
+    with pytest.raises(ConfigurationError, match="plain is synchronous and cannot call work"):
         pipeline.run(until_empty=True)

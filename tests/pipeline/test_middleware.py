@@ -240,6 +240,6 @@ def test_plain_middleware_refuses_async_handlers(memory: Place) -> None:
     async def work(payload: Any) -> None: ...
 
     memory.queue("in").push("x")
-    with pytest.raises(ConfigurationError, match="plain is plain and cannot call work"):
+    with pytest.raises(ConfigurationError, match="plain is synchronous and cannot call work"):
         run(memory, work, plain)
     assert memory.queue("in").counts().ready == 1

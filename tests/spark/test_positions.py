@@ -266,8 +266,8 @@ def table(source: QueueDataSource) -> object:
 @pytest.mark.parametrize(
     ("options", "use", "text"),
     [
-        ({"stream": "s", "queue": "q"}, table, "^queue: not for a read of a stream"),
-        ({"stream": "s", "group": "g", "match": "{}"}, table, "^group, match: not for a read"),
+        ({"stream": "s", "queue": "q"}, table, "^queue: not allowed if a stream is read"),
+        ({"stream": "s", "group": "g", "match": "{}"}, table, "^group, match: not allowed if a"),
         ({"stream": "no name"}, table, "no name"),
         ({"queue": "q", "startingPosition": "1"}, table, "^startingPosition: only a stream has"),
         ({"queue": "q", "endingPosition": "1"}, table, "^endingPosition: only a stream has"),

@@ -229,7 +229,7 @@ class PackContents(Contents):
         ]
 
     def surplus(self, match: Filter, cap: int | None = None, hint: str | None = None) -> Plan[int]:
-        """Count how many more messages than documents the documents that match contain."""
+        """Count the messages in the matching documents, minus the number of these documents."""
         # A condition on ``_id`` excludes only records, which are not packs. It is not in the index.
         packed = {name: match[name] for name in match if name != "_id"}
         return (yield from CountPacked(packed, cap, hint or PACKS))

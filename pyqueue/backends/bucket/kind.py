@@ -16,7 +16,7 @@ from pyqueue.backends.standard import Standard
 from pyqueue.messages import Id
 from pyqueue.requests import Plan
 
-#: The most messages in a pack, unless the queue sets another number.
+#: The maximum number of messages in a pack, unless the queue sets another number.
 DEFAULT_PACK: Final = 500
 #: The name of the index that is used to count the messages of packs.
 PACKS: Final = "packs"

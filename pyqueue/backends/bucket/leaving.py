@@ -120,8 +120,9 @@ def _with_free_ids(
     """Return the documents to store for messages that leave a pack.
 
     The ids in ``taken`` belong to other documents. A message with such an id becomes a pack with
-    one message if it stays in its queue. It keeps its id, so that a consumer recognizes it. In
-    another queue, or with a key, it gets a new id, and its trail keeps the old id.
+    one message if it stays in its queue. It keeps its id, so that a consumer recognizes it. If
+    the message moves to another queue or has a key, it gets a new id, and its trail records the
+    old one.
     """
     if together:
         return packs.parts(group.pack, group.token, messages, taken)
@@ -245,9 +246,9 @@ def leave_each(
     """Take messages out of their packs, except from packs that ``whole`` settles as a whole.
 
     Args:
-        queue: their queue.
-        held: the messages.
-        groups: the same messages, divided by pack.
+        queue: the name of their queue.
+        held: the reservations of the messages.
+        groups: the same reservations, divided by pack.
         make: returns the function that makes the new document of a message.
         whole: settles a pack as a whole if it can. If None, each message leaves its pack.
         together: whether the messages share documents at their destination.

@@ -36,7 +36,7 @@ from pyqueue.requests import (
 
 @dataclass(slots=True)
 class CountPacked(Command[int]):
-    """Count how many more messages than documents the matching packs have."""
+    """Count the messages in the matching packs, minus the number of these packs."""
 
     filter: Filter
     cap: int | None = None
@@ -76,9 +76,9 @@ def in_packs(
     """Add the messages in packs to the counts of documents.
 
     Args:
-        queue: the queue.
+        queue: the name of the queue.
         documents: the counts of documents, in which each pack counts as one.
-        cap: the most documents to count in each state, or None to count all.
+        cap: the maximum number of documents to count in each state, or None to count all.
         now: the current instant.
         session: the session in which ``documents`` were counted, or None.
     """

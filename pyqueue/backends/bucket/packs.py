@@ -347,7 +347,7 @@ def window(size: int, alive: int, level: int) -> int | None:
     Args:
         size: how many messages the pack had at first.
         alive: a bit mask of the messages that are still in it.
-        level: the level of the claim; see the head of this module.
+        level: the level of the claim; see the module docstring.
 
     Returns:
         The mask, or None if the first message must leave the pack, because a claim of this message

@@ -78,7 +78,7 @@ def push(
 
 
 def _packable(given: Checked, entries: Sequence[RawBSONDocument], now: datetime) -> list[int]:
-    """Return the places of the messages that may share packs; see the head of this module."""
+    """Return the places of the messages that may share packs; see the module docstring."""
     later = {each for each in set(given.starts) if arguments.starting(now, *each) > now}
     own = (given.keys, given.ids, given.keeps, given.expires, given.gathers)
     options = list(zip(*own, strict=True))
@@ -118,10 +118,10 @@ def _enter_ordinary(
     """Write ordinary messages, except messages whose ids name messages of stored packs.
 
     Args:
-        queue: the queue.
-        kind: its kind.
-        documents: the messages.
-        chosen: those of their ids that the caller chose.
+        queue: the name of the queue.
+        kind: the kind of the queue.
+        documents: the documents of the messages.
+        chosen: the ids among theirs that the caller chose.
         how: the options of the push.
 
     Returns:

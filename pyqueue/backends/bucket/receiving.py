@@ -197,7 +197,7 @@ def _extend(hold: HeldPack, until: datetime, *, rests: bool, counts: bool) -> Pl
     """Extend the lease of a pack before its messages are handed out.
 
     Args:
-        hold: the pack.
+        hold: this process's record of its claim of the pack.
         until: the new end of the lease, unless it already ends later.
         rests: whether the pack was resting: its claim had ended in order, and now continues.
         counts: whether the claim is to count as a try.

@@ -14,7 +14,7 @@ from pyqueue.requests import Document, Find, Plan, ServerTime
 
 
 def requeue_packed(terms: QueueTerms, id: Id) -> Plan[bool]:
-    """Make a message of a pack ready now. Return False if it is missing or held."""
+    """Make a message that is in a pack ready at once. Return False if it is missing or held."""
     named = packs.place_of(id)
     if named is None:
         return False

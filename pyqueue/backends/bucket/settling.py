@@ -247,8 +247,8 @@ def _return_pack(
     """End the claim of a pack with one update. Return whether the update matched.
 
     Args:
-        group: the claim.
-        hold: this process's record of the same claim.
+        group: the messages of the pack that the claim holds.
+        hold: this process's record of the claim.
         match: matches the pack as long as the claim holds it.
         bits: a bit mask of the messages that the same update settles.
         end: "rest" if the process keeps the pack for a second, else it becomes free at once.
@@ -268,7 +268,7 @@ def _ending(
     """Return the update that ends a claim of a pack in order, so that it does not count as lapsed.
 
     Args:
-        hold: the claim.
+        hold: this process's record of the claim.
         bits: a bit mask of the messages that leave the pack.
         when: when the pack can be claimed again.
         rests: whether this process keeps the pack until then.

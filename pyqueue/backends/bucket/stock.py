@@ -34,7 +34,7 @@ State = Literal["held", "resting", "busy", "gone"]
 Make = Callable[[int, Any], Message[Any]]
 
 
-#: The most documents that a claim takes.
+#: The maximum number of documents that a claim takes.
 _MAX_DOCUMENTS: Final = 100
 
 
@@ -244,7 +244,7 @@ class Stock(Memory):
     def __init__(self) -> None:
         self._packs: list[HeldPack] = []
         self._lock = Lock()
-        #: The most documents that the next claim takes.
+        #: The maximum number of documents that the next claim takes.
         self._most = 1
         #: How many messages the largest document of the last claim had.
         self._largest = 1

@@ -41,11 +41,11 @@ def records(queue: str | None, stage: str | None = None) -> Plan[list[Document]]
 
 
 def unclaimed(prefix: str, owners: Sequence[Document], before: datetime) -> Filter:
-    """Return the filter that matches old hidden rows which belong to none of these records.
+    """Return a filter that matches old hidden rows which belong to no record in ``owners``.
 
     Args:
         prefix: the beginning of the names in the ``q`` of the rows.
-        owners: the records.
+        owners: the records whose rows do not match.
         before: the instant before which the rows were written.
     """
     return {

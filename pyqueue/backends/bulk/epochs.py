@@ -297,7 +297,7 @@ class EpochWrites:
             attempt: the number that ``join`` returned.
             task: the number of the task. A repetition of a task has a larger number.
             place: the name of a place that only this part of this task uses.
-            messages: the messages.
+            messages: the messages to write.
 
         Returns:
             How many were written.

@@ -29,7 +29,7 @@ def _hash_of(id: Id) -> int:
 
 
 class IdSketch(NamedTuple):
-    """The number of ids in a set, and the smallest of their hashes in ascending order."""
+    """The number of ids in a set, and a sorted tuple of the smallest hashes of these ids."""
 
     number: int = 0
     least: tuple[int, ...] = ()

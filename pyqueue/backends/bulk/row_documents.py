@@ -78,10 +78,10 @@ def hidden_rows(
     hidden: Mapping[str, Any],
     on_duplicate: str = "ignore",
 ) -> Plan[tuple[list[RawBSONDocument], int]]:
-    """Return messages as encoded documents with the fields ``hidden``; see ``without_packed``.
+    """Encode messages as documents that also have the fields ``hidden``; see ``without_packed``.
 
     Returns:
-        The documents, and how many more messages than documents they contain.
+        The documents, and the number of messages in them minus the number of documents.
     """
     rest, _ = yield from without_packed(target, messages, on_duplicate)
     now = hidden["processed"]
@@ -96,7 +96,7 @@ def without_packed(
     """Leave out the messages whose ids already belong to messages in packs of the queue.
 
     Args:
-        target: the queue.
+        target: the queue that the messages are to enter.
         messages: the messages, with or without ids.
         on_duplicate: the action if an id is taken.
 
@@ -104,8 +104,8 @@ def without_packed(
         The other messages, and how many were left out.
 
     Raises:
-        DuplicateKey: an id belongs to a message that was never in this queue. Or a message in a
-            pack has an id, and ``on_duplicate`` is not "ignore": it cannot be replaced.
+        DuplicateKey: an id belongs to a message that was never in this queue; or to a message in a
+            pack, which cannot be replaced, and ``on_duplicate`` is not "ignore".
     """
     given = list(messages)
     # A row that is buried gets a different id; see ``_buried_id``.

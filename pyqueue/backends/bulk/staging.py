@@ -96,8 +96,8 @@ def append(
     A message whose id is already in the queue counts as written, unless ``by_id`` is true.
 
     Args:
-        target: the queue.
-        messages: the messages.
+        target: the queue to write to.
+        messages: the messages to write.
         on_duplicate: the action if a key is taken, as for ``Queue.push_many``.
         by_id: whether ``on_duplicate`` applies to ids, too. Then each message must have an id, and
             ``session`` must be None.
@@ -107,8 +107,8 @@ def append(
         How many of the messages are stored.
 
     Raises:
-        DuplicateKey: an id belongs to a message that was never in this queue. Or a key is taken,
-            or an id if ``by_id`` is true, and ``on_duplicate`` is "error".
+        DuplicateKey: an id belongs to a message that was never in this queue; or ``on_duplicate``
+            is "error", and a key is taken, or an id is taken and ``by_id`` is true.
     """
     now = yield from ServerTime()
     rest, known = yield from without_packed(target, messages, on_duplicate if by_id else "ignore")
@@ -276,13 +276,13 @@ class Staging:
 
         Args:
             place: the name of a place that only this attempt uses.
-            messages: the messages.
+            messages: the messages to write.
 
         Returns:
             How many were written.
 
         Raises:
-            DuplicateKey: an id belongs to a message that was never in this queue. Or
+            DuplicateKey: an id belongs to a message that was never in this queue; or
                 ``on_duplicate`` is "error", and an id is taken or several messages share a key.
         """
         now = yield from ServerTime()
@@ -365,8 +365,8 @@ class Staging:
             raise QueueError(
                 f"queue {target.queue!r}: {deleted} of {sum(places.values())} staged messages were "
                 "deleted during publishing, because another job wrote the same ids at the same "
-                "time; the rest is published. To write the missing messages, run one of the two "
-                "jobs again, and let it ignore taken ids"
+                "time; the other messages were published. To write the missing messages, run one "
+                'of the two jobs again, with .option("onDuplicate", "ignore")'
             )
         for queue, keys in clashing.items():
             raise key_taken(queue, keys)

@@ -46,7 +46,7 @@ def note(contents: Contents, match: Filter, reasons: Mapping[Id, str | None]) ->
     Args:
         contents: how the documents of the queue contain messages.
         match: the filter that matches the documents held by the runner.
-        reasons: why each message is bad, by id. None removes the note of a message.
+        reasons: why each message is bad, keyed by id. None removes the note of a message.
 
     Returns:
         How many documents with these messages are still held.

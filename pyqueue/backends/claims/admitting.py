@@ -21,7 +21,7 @@ from pyqueue.limits import Limit, check_call
 from pyqueue.messages import Id
 from pyqueue.requests import Document, Filter, Find, Plan, ServerTime
 
-#: The most messages of one claim, because one command must acknowledge all of them in time.
+#: The maximum number of messages of a claim: one command must acknowledge all of them in time.
 MAX_CLAIM: Final = 100_000
 
 #: Filters that match documents which are not valid messages.
@@ -60,9 +60,10 @@ def first_ready(
 
     Args:
         backend: the plans of the queue.
-        limit: the most messages. The messages of the last document may exceed it.
-        since: the instant.
-        max_bytes: the most bytes, or None for no limit. The first document may exceed it.
+        limit: the maximum number of messages. The messages of the last document may exceed it.
+        since: the instant by which they had become ready.
+        max_bytes: the maximum number of bytes, or None for no limit. The first document may exceed
+            it.
     """
     kind = backend.kind
     match, most = kind.claimable(backend.queue, since, None), min(limit, MAX_CLAIM)

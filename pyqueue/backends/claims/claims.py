@@ -40,7 +40,7 @@ from pyqueue.limits import WHOLE_QUEUE, FollowedLimit, limit_or_none
 from pyqueue.messages import Id, Reservation
 from pyqueue.requests import Document, Find, Plan, ServerTime, Update
 
-#: The most documents that one command claims or marks.
+#: The maximum number of documents that one command claims or marks.
 STAMP: Final = 5000
 
 
@@ -126,7 +126,7 @@ class NamedClaims(ClaimGroup):
             limit: the maximum number of messages to claim.
             lease_s: the length of the lease, in seconds.
             since: claim only messages that were ready at this instant; None means now.
-            max_bytes: the most bytes of stored documents, or None for no limit. The first document
+            max_bytes: the maximum size of all documents in bytes, or None. The first document
                 may exceed it.
 
         Returns:
@@ -361,7 +361,7 @@ class NamedClaims(ClaimGroup):
         """Return the stored documents of a part.
 
         Args:
-            part: the part.
+            part: which of the documents to return; see ``ranges``.
             encoded: whether to return them in BSON.
 
         Raises:

@@ -36,7 +36,7 @@ MAX_LEASE_S: Final = 20.0
 OUTAGE: Final = timedelta(seconds=30)
 #: How long a process then waits for the runner to come back, in seconds.
 COMEBACK_S: Final = 1.0
-#: The most members of a group.
+#: The maximum number of members of a group.
 MAX_MEMBERS: Final = 100
 
 
@@ -200,7 +200,7 @@ class ClaimGroup:
 
         Args:
             lease_s: how long the messages are held from now, in seconds.
-            candidate: the process that takes over. None: this process, from any runner.
+            candidate: the process that takes over. None means this one, which replaces any runner.
             count: whether this counts as one more try. If so, notes of bad records are removed. A
                 query that resumes passes False, because it may have committed the batch already.
 
@@ -303,7 +303,7 @@ def hold(group: ClaimGroup, token: str, lease_s: float) -> Plan[None]:
     """Renew the runner's lease.
 
     Args:
-        group: the group.
+        group: the claim group of the runner.
         token: the token of the runner.
         lease_s: the length of the lease of the messages, in seconds.
 

@@ -74,7 +74,7 @@ def _page_size(scan: Scan) -> int:
 
 
 def _claim_from(page: Sequence[Document], size: int, scan: Scan) -> Plan[Taken | None]:
-    """Claim the wanted messages of a page. ``size``: the most messages that the page can have."""
+    """Claim the wanted messages of a page. ``size``: the maximum number on the page."""
     chosen = page[: scan.wanted]
     if scan.state.contested and not scan.line.in_ranges:  # otherwise later ranges would come first
         chosen = random.sample(page, min(scan.wanted, len(page)))

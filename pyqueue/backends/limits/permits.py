@@ -33,7 +33,7 @@ log = logging.getLogger("pyqueue")
 TRIPS: Final = 6
 #: For how long a claim asks for permits, in seconds.
 ASK_S: Final = 0.5
-#: The most times that a claim asks for permits.
+#: How many times a claim asks for permits at most.
 ROUNDS: Final = 3
 
 #: Chooses messages, up to the given number for each key. Returns how many it chose for each key.
@@ -56,7 +56,7 @@ class _Held(NamedTuple):
 
 
 class Permits:
-    """The permits that one claim holds, by key.
+    """The permits that one claim holds for each limit key.
 
     Args:
         queue: the name of the queue.
@@ -171,7 +171,7 @@ class Permits:
 
     @property
     def held(self) -> Counter[str]:
-        """The number of permits held, by key."""
+        """The number of permits held, keyed by limit key."""
         found = Counter[str]()
         for each in self._held:
             found[each.key] += each.granted.permits

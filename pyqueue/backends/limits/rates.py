@@ -143,7 +143,7 @@ def take(
     Args:
         queue: the name of the queue.
         limit: its limit, which has a rate.
-        wanted: how many messages are to start, by key.
+        wanted: how many messages are to start, keyed by limit key.
         stop: when to stop asking for more keys, by the monotonic clock.
 
     Returns:

@@ -63,7 +63,7 @@ class _Page:
     limit: Limit
     permits: Permits
     messages: list[Document]
-    #: The most messages that the page can have.
+    #: The maximum number of messages on the page.
     size: int
     #: The free slots of each key.
     free: Mapping[str, FreeSlots] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class _Page:
         order: Sequence[Document],
         most: Mapping[str, int] | None = None,
     ) -> list[Chosen]:
-        """Return messages to claim, each with its slot. ``most``: the most messages of each key."""
+        """Return messages to claim, each with a slot. ``most`` limits them, keyed by limit key."""
         names = {
             key: each.names[: None if most is None else most[key]] for key, each in free.items()
         }
@@ -323,7 +323,7 @@ def _leave_rest(page: _Page, unused: Collection[str]) -> Plan[bool]:
     """Learn when the unclaimed messages may start. With ``per``, defer them if they block a scan.
 
     Args:
-        page: the page.
+        page: the page of the scan, after its claims.
         unused: the keys whose permits the claim gave back, at least in part.
 
     Returns:
@@ -347,7 +347,7 @@ def _defer_and_restore(page: _Page, unused: Collection[str]) -> Plan[bool]:
     """Defer messages that block messages of other keys, and bring forward those that may start.
 
     Args:
-        page: the page.
+        page: the page of the scan, after its claims.
         unused: the keys whose permits the claim gave back, at least in part.
 
     Returns:

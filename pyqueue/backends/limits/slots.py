@@ -71,7 +71,7 @@ def free_slots(
         queue: the name of the queue.
         kind: its kind.
         followed: its limit.
-        wanted: how many slots the caller can use, by key.
+        wanted: how many slots the caller can use, keyed by limit key.
         now: the current instant.
         again: whether to read the slots a second time if this ends claims while a lowered limit
             drains.

@@ -43,7 +43,7 @@ from pyqueue.requests import (
     UpdateEach,
 )
 
-#: The most messages of one key that one scan brings forward.
+#: The maximum number of messages of one key that one scan brings forward.
 MAX_FORWARD: Final = 100
 #: The time limit of one command that defers messages, in seconds. The command has to wait for a
 #: message that a transaction has locked.
@@ -78,7 +78,7 @@ def defer(
     Args:
         queue: the name of the queue.
         kind: its kind.
-        waiting: the messages, by key.
+        waiting: the messages, keyed by limit key.
         now: the current instant.
     """
     if lapsed := [each for some in waiting.values() for each in some if "token" in each]:

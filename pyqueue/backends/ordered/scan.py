@@ -52,7 +52,7 @@ FIELDS: Final = dict.fromkeys(("_id", "when", "due", "group", "lock", *GROUPED.p
 PAGE_FACTOR: Final = 2
 CONTESTED_PAGE_FACTOR: Final = 8
 LEAST_PAGE: Final = 50
-#: The most rounds of a scan. A scan begins another round if other processes took its messages.
+#: How many rounds a scan may have. It begins another round if other processes took its messages.
 ROUNDS: Final = 3
 #: The shortest time for which a message is deferred.
 LEAST_DEFERRAL: Final = timedelta(seconds=1)
@@ -85,7 +85,7 @@ class _Page:
 
     scan: Scan
     messages: list[Document]
-    #: The most messages that the page can have.
+    #: The maximum number of messages on the page.
     size: int
     #: The limit on concurrency, or None if the queue has none.
     limit: Limit | None

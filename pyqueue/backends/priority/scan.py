@@ -21,7 +21,7 @@ from pyqueue.documents import listed_levels, priority_of
 from pyqueue.messages import DEFAULT_PRIORITY, HIGHEST_PRIORITY
 from pyqueue.requests import Document, Find, Plan, Update
 
-#: The most messages that one search for unlisted levels reads.
+#: The maximum number of messages that one search for unlisted levels reads.
 WALK: Final = 100
 PRIORITIES: Final = list(range(HIGHEST_PRIORITY + 1))
 

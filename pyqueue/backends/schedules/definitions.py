@@ -120,7 +120,7 @@ def check_target(spec: Document, stored: str | None) -> Kind:
     """Check the queue of a schedule, and return its kind.
 
     Args:
-        spec: the definition.
+        spec: the definition of the schedule.
         stored: the kind in the record of the queue, or None if there is no record.
 
     Raises:

@@ -204,7 +204,7 @@ def push(schedule: Schedule, messages: Sequence[Document], put: Document) -> Pla
     """Push messages, if the schedule has not changed since it was read.
 
     Args:
-        schedule: the schedule.
+        schedule: the schedule, as it was read.
         messages: the messages, whose ids no other call uses.
         put: further fields to set in the schedule.
 

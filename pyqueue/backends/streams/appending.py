@@ -92,7 +92,7 @@ def append(
         codec: how payloads are stored.
         shape: the options of the stream that the caller gave, on which all users must agree.
         state: the knowledge about the log that this process keeps.
-        payloads: the payloads.
+        payloads: the payloads of the messages, in order.
         labels: the headers of each message, or None if it has none.
         limit_s: how long an append with an unknown outcome is tried again, in seconds.
 

@@ -188,7 +188,7 @@ class GroupPlans:
         yield from settling.bury(self.state, self.codec, name, held, reason, error=error)
 
     def extend(self, held: Sequence[object], *, lease: Duration | None = None) -> Plan[None]:
-        """Hold messages for another lease, from now."""
+        """Renew the leases of messages, starting now."""
         return settling.extend(self.state, held, lease)
 
     @property

@@ -16,9 +16,9 @@ from typing import Any, Final, NamedTuple
 
 from pyqueue.backends.transitions import new_token
 
-#: The most messages of one range that a claim takes.
+#: The maximum number of messages of one range that a claim takes.
 MAX_RANGE: Final = 1000
-#: The most ranges that ``back`` of a group is to contain.
+#: The maximum number of ranges that ``back`` of a group is to contain.
 MAX_BACK: Final = 1000
 #: Up to this number, ranges are not merged. So processes that give messages back do not compete.
 MERGE_ABOVE: Final = 64

@@ -33,12 +33,12 @@ from pyqueue.messages import MAX_RECEIVED_BYTES, StreamMessage
 from pyqueue.payloads import Codec
 from pyqueue.requests import Document, EnsureQueue, Filter, Find, MonotonicTime, Plan, ServerTime
 
-#: The most messages of a pack.
+#: The maximum number of messages in a pack.
 MAX_PACK: Final = 1000
 #: How long a process uses a tail that it knows, in seconds.
 TAIL_AGE_S: Final = 60.0
-#: The most packs of one read. If a page has fewer packs and fewer bytes than this, it reaches the
-#: end of the log.
+#: The maximum number of packs, and of bytes, to read at once. If a page has fewer of both, it
+#: reaches the end of the log.
 _PAGE: Final = 100
 _PAGE_BYTES: Final = 8 * 2**20
 #: A number that is larger than every position.

@@ -57,7 +57,7 @@ class StreamPlans:
         """Append messages. Return their positions.
 
         Args:
-            payloads: the payloads.
+            payloads: the payloads of the messages, in order.
             headers: the headers of every message.
             labels: the headers of each message. They replace ``headers``.
         """

@@ -186,7 +186,7 @@ def _divided(
     is soon alone, and its tries no longer affect other messages.
 
     Args:
-        found: the range.
+        found: the range to divide.
         has_lapsed: whether its last claim has lapsed. If not, it was given back.
         until: the end of the lease of the part.
         wanted: the maximum number of messages in the part.
@@ -318,12 +318,12 @@ def settle_step(
 
     Args:
         group: the group as it was read.
-        endings: the endings by number.
+        endings: the endings, keyed by number.
         now: the current instant.
 
     Returns:
         The update, or None if no position is held; and the positions of each ending that has no
-        held position, by the number of the ending.
+        held position, keyed by the number of the ending.
     """
     held = {each.token: each for each in group.out}
     numbers_of: dict[str, list[int]] = {}  # the endings of each range
@@ -383,9 +383,9 @@ def _given_back(
     """Return where these endings move their positions.
 
     Args:
-        held: the held ranges by token.
-        endings: the endings by number.
-        masks: a bit mask of the positions that each ending ends, by number.
+        held: the held ranges, keyed by token.
+        endings: the endings, keyed by number.
+        masks: a bit mask of the positions that each ending ends, keyed by its number.
         numbers: the numbers of the endings.
     """
     back: list[Range] = []

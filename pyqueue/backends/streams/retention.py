@@ -28,8 +28,8 @@ from pyqueue.requests import Delete, Find, Plan, ServerTime, Update
 
 #: A pack that is younger than this is never deleted, except with its whole stream.
 LEAST_AGE: Final = timedelta(minutes=10)
-#: The time between two checks for packs to delete, in seconds, and the most packs that one check
-#: deletes.
+#: The time between two checks for packs to delete, in seconds, and how many packs one check
+#: deletes at most.
 RETENTION_INTERVAL_S: Final = 60.0
 _MAX_DELETED: Final = 200
 

@@ -237,7 +237,7 @@ def rollback(
 
     Args:
         state: the state of the group.
-        given: the reservations.
+        given: the reservations of the messages.
         delay_by_tries: the delay in seconds for each number of tries that a message has had.
         record: the error that the messages store, or None to keep their last error.
         counted: whether this try counts.
@@ -281,7 +281,8 @@ def delay_by_tries(
 def _settle_held(state: GroupState, held: Held, backs: Mapping[int, Back]) -> Plan[None]:
     """End claims. Raise LeaseLost if any reservations are no longer held.
 
-    ``backs``: how to give messages back, by their number of tries. If empty, finish the messages.
+    ``backs`` maps each number of tries to how messages with so many tries are given back. If it is
+    empty, the messages are finished.
     """
     groups: dict[tuple[str, int], list[StreamReservation[Any]]] = {}
     for each in held:
@@ -319,7 +320,7 @@ def raise_lost(state: GroupState, held: Held, lost: Held) -> None:
 def extend(
     state: GroupState, given: Sequence[object], lease: float | timedelta | None
 ) -> Plan[None]:
-    """Hold messages for another lease, from now. Messages of one range share a lease.
+    """Renew the leases of messages, starting now. Messages of one range share a lease.
 
     Raises:
         LeaseLost: some messages were no longer held. The other leases are extended.
@@ -393,7 +394,7 @@ def bury(
         state: the state of the group.
         codec: how payloads are stored.
         dead_letter: the name of the dead-letter queue.
-        held: the messages.
+        held: the reservations of the messages.
         reason: why they are buried, in one word.
         error: the error that they store, or None if each message keeps its last error.
     """
@@ -419,7 +420,7 @@ def bury(
 def entomb(
     state: GroupState, dead_letter: str, messages: Sequence[Buried]
 ) -> Plan[set[tuple[int, str]]]:
-    """Move messages to the dead-letter queue, in the steps that the head of this module describes.
+    """Move messages to the dead-letter queue, following the steps in the module docstring.
 
     Return the position and the token of each message that was no longer held.
     """
