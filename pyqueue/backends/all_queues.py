@@ -19,7 +19,8 @@ from pyqueue.backends.handover import finish
 from pyqueue.backends.hidden import HANDED
 from pyqueue.backends.kind import ScanStart
 from pyqueue.backends.namespace import HOT
-from pyqueue.backends.scan import SCAN_ORDER, page_end
+from pyqueue.backends.pages import page_end
+from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.backends.streams import consumers, log, retention
 from pyqueue.backends.tallies import AskEach, Listed, Pipeline, Tally
 from pyqueue.clock import BAND

@@ -14,7 +14,6 @@ from pyqueue.backends.kind import Kind, Ordering, UpdateFields
 from pyqueue.backends.options import QueueTerms
 from pyqueue.backends.scan import Line, ScanState
 from pyqueue.backends.transaction_locks import OneByOne
-from pyqueue.errors import Unavailable
 from pyqueue.requests import Document, Filter, Plan, UpdateDocument
 
 
@@ -172,20 +171,3 @@ class Scan:
         terms = self.terms
         bury = partial(invalid.bury_refused, terms.graveyard)
         return OneByOne(terms.queue, update, self.now, self.until, bury)
-
-    def tidy_up(self, tidying: Plan[bool], claimed: Sequence[Document]) -> Plan[bool]:
-        """Run a plan that moves unclaimed messages after a claim. Return its result.
-
-        If the server is unavailable, some messages may stay deferred for too long. So the next scan
-        is a rescan, and the messages that were claimed still reach the caller.
-
-        Raises:
-            Unavailable: the plan failed, and no message was claimed.
-        """
-        try:
-            return (yield from tidying)
-        except Unavailable:
-            self.state.groups.must_walk = True
-            if not claimed:
-                raise
-            return False

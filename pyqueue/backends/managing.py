@@ -15,7 +15,8 @@ from pyqueue.backends.ending import Ending, end_free
 from pyqueue.backends.kind import Kind, ScanStart, UpdateFields, require
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.options import Options
-from pyqueue.backends.scan import SCAN_ORDER, page_end
+from pyqueue.backends.pages import page_end
+from pyqueue.backends.scan import SCAN_ORDER
 from pyqueue.clock import BAND, BARE_BAND
 from pyqueue.documents import group_of, hashable_id, invalid_fields, priority_of
 from pyqueue.errors import InvalidName, Unavailable

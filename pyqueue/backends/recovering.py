@@ -31,7 +31,8 @@ from pyqueue.backends.hidden import (
 )
 from pyqueue.backends.kind import ScanStart
 from pyqueue.backends.namespace import HOT
-from pyqueue.backends.scan import FIRST, SCAN_ORDER, page_end
+from pyqueue.backends.pages import page_end
+from pyqueue.backends.scan import FIRST, SCAN_ORDER
 from pyqueue.backends.transitions import HIDDEN, hidden_queue
 from pyqueue.errors import QueueError
 from pyqueue.requests import Delete, Distinct, Document, Find, Plan, ServerTime

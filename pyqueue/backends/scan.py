@@ -68,15 +68,6 @@ def scan_position(document: Document, now: datetime) -> ScanStart:
     return due if due <= now else FIRST, id if isinstance(id, (ObjectId, str)) else None
 
 
-def page_end(page: Sequence[Document]) -> ScanStart | None:
-    """Return where the scan continues after a page, or None if it has only foreign documents."""
-    for document in reversed(page):
-        when, id = document["when"], document["_id"]
-        if isinstance(when, datetime) and isinstance(id, (ObjectId, str)):
-            return when, id
-    return None
-
-
 class Scanned(NamedTuple):
     """The result of a scan."""
 
@@ -186,7 +177,7 @@ class Sentinel:
         """Return whether the record should move ahead of now."""
         if self.until is None or now >= self.until:
             return False
-        return self.at is None or self.at - now < _seconds(1)
+        return self.at is None or self.at - now < timedelta(seconds=1)
 
 
 @dataclass(slots=True)
@@ -285,9 +276,9 @@ class ScanState:
         if seen.start is None:
             # Of several concurrent rescans, the first sets the time of the next.
             if self.rescan_at is None or self.rescan_at <= seen.began:
-                self.rescan_at = seen.answered + _seconds(self._pace.rest_s(seen, poll_s))
+                self.rescan_at = seen.answered + timedelta(seconds=self._pace.rest_s(seen, poll_s))
         elif seen.last is None and self.rescan_at is not None:
-            self.rescan_at = min(self.rescan_at, seen.began + _seconds(self._pace.idle_s))
+            self.rescan_at = min(self.rescan_at, seen.began + timedelta(seconds=self._pace.idle_s))
 
     def move_start_back(self, when: datetime) -> None:
         """Make the next scan find messages from ``when`` on."""
@@ -351,7 +342,3 @@ class ByAge:
         bound = self.state.lower_bound
         if bound is not None and when <= bound[0]:
             self.state.lower_bound = (when, None)
-
-
-def _seconds(value: float) -> timedelta:
-    return timedelta(seconds=value)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, ClassVar, Final, NamedTuple
 
-from pyqueue.backends.scan import due_of
+from pyqueue.backends.scan import ScanState, due_of
 from pyqueue.backends.transaction_locks import CLAIM_LIMIT_S
 from pyqueue.documents import STORED_GROUP, hashable_id
 from pyqueue.errors import TimeLimitReached, Unavailable
@@ -232,3 +232,21 @@ def bring_forward(
             yield from Signal(queue, now, session)
     except Unavailable:
         return  # the caller's work is done, and deferred messages come back by themselves
+
+
+def tidy_up(state: ScanState, moving: Plan[bool], claimed: Sequence[Document]) -> Plan[bool]:
+    """Run a plan that moves unclaimed messages after a claim. Return its result.
+
+    If the server is unavailable, some messages may stay deferred for too long. So the next scan is
+    a rescan, and the claimed messages still reach the caller.
+
+    Raises:
+        Unavailable: the plan failed, and no message was claimed.
+    """
+    try:
+        return (yield from moving)
+    except Unavailable:
+        state.groups.must_walk = True
+        if not claimed:
+            raise
+        return False

@@ -25,7 +25,7 @@ from pyqueue.backends.limits.permits import Permits
 from pyqueue.backends.limits.slot_claims import with_slots
 from pyqueue.backends.limits.slots import FreeSlots
 from pyqueue.backends.scan import ScanState, due_of
-from pyqueue.backends.turns import MAX_PAGE
+from pyqueue.backends.turns import MAX_PAGE, tidy_up
 from pyqueue.documents import hashable_id
 from pyqueue.errors import Unavailable
 from pyqueue.limits import WHOLE_QUEUE, Limit, key_of
@@ -167,7 +167,7 @@ def take(scan: Scan) -> Plan[Taken | None]:
     if documents is None:
         return None
     page.mark_done([*documents, *scan.room.excess])
-    moved = yield from scan.tidy_up(_leave_rest(page, unused), documents)
+    moved = yield from tidy_up(state, _leave_rest(page, unused), documents)
     if late:  # the consumer scans again at once
         followed.blocked_until = scan.now
     taken = Taken.of_page(documents, messages, page.done, size)

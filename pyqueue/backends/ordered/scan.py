@@ -38,6 +38,7 @@ from pyqueue.backends.turns import (
     FirstOfEach,
     group_in,
     place_firsts,
+    tidy_up,
     write_due,
     write_when,
 )
@@ -198,7 +199,7 @@ def _claim_free_groups(page: _Page) -> Plan[tuple[Taken | None, bool]]:
     kept = yield from _keep_firsts(page, documents)
     deferred = False
     if too_few or len(kept) < len(documents):
-        deferred = yield from scan.tidy_up(_defer(page, locked_groups), kept)
+        deferred = yield from tidy_up(scan.state, _defer(page, locked_groups), kept)
     nothing = not kept and not deferred
     return _taken(page, kept, nothing=nothing), can_claim and nothing and not scan.room.full
 

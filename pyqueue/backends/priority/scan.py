@@ -15,8 +15,9 @@ from pyqueue.backends import namespace, transitions
 from pyqueue.backends.claim_terms import Scan
 from pyqueue.backends.claiming import Take, claim
 from pyqueue.backends.namespace import HOT
+from pyqueue.backends.pages import page_end
 from pyqueue.backends.priority.levels import LevelStarts
-from pyqueue.backends.scan import SCAN_ORDER, due_of, page_end
+from pyqueue.backends.scan import SCAN_ORDER, due_of
 from pyqueue.documents import listed_levels, priority_of
 from pyqueue.messages import DEFAULT_PRIORITY, HIGHEST_PRIORITY
 from pyqueue.requests import Document, Find, Plan, Update
