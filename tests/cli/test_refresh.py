@@ -22,7 +22,7 @@ Read = Callable[[AsyncClient], Awaitable[object]]
 #: queues. Both list the queues, read their records, count the messages and find the oldest.
 SCREENS: Final[Mapping[str, tuple[Read, int]]] = {
     "top": (lambda client: Board(client).read(unfolded=()), 6),
-    "dashboard": (lambda client: Sampler(client).sample(), 9),
+    "dashboard": (lambda client: Sampler(client).sample(), 10),
 }
 #: How many of these commands are sent for each further 100 queues.
 PER_HUNDRED: Final = 2

@@ -154,7 +154,7 @@ class TestTransactions:
             calls += 1
             assert other.push("seen", session=session) is not None  # the transaction begins
             if calls == 1:
-                queue.extend(held)  # written outside the transaction: the next write conflicts
+                queue.extend(held, lease=99)  # written outside: the next write conflicts
             queue.commit(held, session=session)
 
         world.client.run_transaction(work)

@@ -106,7 +106,11 @@ ENDS: list[Case] = [
     ("result: expected at most", "30 days", lambda c: c.queue("a").push(1, result=31 * 86400)),
     ("result: expected seconds", "found bool", lambda c: c.queue("a").push(1, result=True)),
     ("expires: expected seconds", "found str", lambda c: c.queue("a").push(1, expires="1m")),
-    ("unique_for: expected a key", "pass key=", lambda c: c.queue("a").push(1, unique_for=60)),
+    (
+        "unique_for: requires a message key",
+        "pass key=",
+        lambda c: c.queue("a").push(1, unique_for=60),
+    ),
     ("id: 5 is not allowed", "use an ObjectId", lambda c: c.wait(5, 0)),
     ("timeout: expected seconds", "found str", lambda c: c.wait("id", "10")),
     ("timeout: expected seconds", "found NoneType", lambda c: c.request("a", 1, timeout=None)),
