@@ -75,7 +75,8 @@ def test_run_with_faults_loses_nothing(tmp_path: Path, kinds: tuple[str, ...]) -
     ]
     assert len(counted) >= (9 if kinds is runner.ALL_FAULTS else 3)
     assert all(counted)
-    assert result["refused"] > 0
+    if kinds is runner.ALL_FAULTS:  # in a short run, all holders may be in time
+        assert result["refused"] > 0
     drawing = plot.read_text()
     ElementTree.fromstring(drawing)
     assert all(kind in drawing for kind in result["kinds"])
