@@ -146,11 +146,13 @@ async def storm(receive: Receive, cancel: Cancel, rounds: int, seed: str) -> Sto
     result = Storm(several(await receive()))
     aim = time.perf_counter() - began
     rng = random.Random(seed)
-    for _ in range(rounds):
+    while rounds > 0 or not result.cancelled:
+        rounds -= 1
         got = several(await cancel(receive, rng.uniform(0, 2 * aim)))
         result.received += got
         result.cancelled += not got
-        aim *= 0.9 if got else 1 / 0.9  # about half of them return, however busy the machine is
+        # About half of them return, however busy the machine is.
+        aim *= (0.9 if rounds > 0 else 0.5) if got else 1 / 0.9
     return result
 
 
@@ -187,7 +189,6 @@ async def exercise(driver: str, kind: Kind, cancel: Cancel, url: str, rounds: in
             if each.get("deliveries") == 0:
                 del each["deliveries"]
         assert left == {id: before[id] for id in untouched}
-        assert result.cancelled, "no receive was cancelled"
         assert got, "no receive came through"
         return client.stats.get("given back", 0)
 
