@@ -20,8 +20,9 @@ Errors have the details that a handler needs as attributes. They never contain c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
+from difflib import get_close_matches
 from typing import Any
 
 __all__ = [
@@ -179,3 +180,16 @@ class TimeLimitReached(TimedOut):
 
 class MissingIndex(QueueError):
     """The index of claims is missing. Internal: the driver creates it again."""
+
+
+def suggestion(name: str, known: Collection[str], otherwise: str | None = None) -> str:
+    """Return the remedy for an unknown name: the most similar known name.
+
+    Args:
+        name: The unknown name.
+        known: The known names.
+        otherwise: The remedy if no name is similar, or None to list the known names.
+    """
+    if near := get_close_matches(name, known, 1):
+        return f"did you mean {near[0]!r}?"
+    return f"use one of {', '.join(known)}" if otherwise is None else otherwise

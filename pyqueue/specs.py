@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import Any, Final, Generic, TypeVar, Unpack, overload
 
 from pyqueue import arguments
-from pyqueue.errors import ConfigurationError
+from pyqueue.errors import ConfigurationError, suggestion
 from pyqueue.messages import Backoff, QueueOptions
 
 T = TypeVar("T")
@@ -59,11 +58,8 @@ class QueueSpec(Generic[T]):
         #: The type of the payloads, or None.
         self.model = model
         if unknown := [each for each in options if each not in DEFAULTS]:
-            near = get_close_matches(unknown[0], DEFAULTS, 1)
-            raise ConfigurationError(
-                f"{unknown[0]}: a queue has no such option; "
-                + (f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(DEFAULTS)}")
-            )
+            remedy = suggestion(unknown[0], DEFAULTS)
+            raise ConfigurationError(f"{unknown[0]}: a queue has no such option; {remedy}")
         #: The options that were given.
         self.options: QueueOptions = options
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import pymongo
@@ -27,6 +26,7 @@ from pyqueue.backends.namespace import STREAM, kind_of
 from pyqueue.backends.reading import options_of
 from pyqueue.cli import completing
 from pyqueue.durations import seconds_of
+from pyqueue.errors import suggestion
 from pyqueue.messages import Id
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.targets import is_memory_url
@@ -225,8 +225,7 @@ def refuse_unknown(client: Client, name: str, argument: str = "QUEUE") -> None:
     names = runner_of(client).run(queue_names())
     known = {client.queue(name).name, name.removesuffix(".dead")}
     if known.isdisjoint(names):
-        near = get_close_matches(name, names, 1)
-        hint = f"did you mean {near[0]!r}?" if near else "`pyqueue ls` lists all queues"
+        hint = suggestion(name, names, "`pyqueue ls` lists all queues")
         raise ConfigurationError(
             f"{argument}: namespace {client.namespace!r} has no queue {name!r}; {hint}"
         )

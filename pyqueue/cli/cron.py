@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Annotated
 
 import typer
@@ -19,6 +18,7 @@ from pyqueue.cli.common import (
     report_pause,
     table,
 )
+from pyqueue.errors import suggestion
 
 app = typer.Typer(cls=Commands, help="Schedules: ls, run, pause, resume, rm.", no_args_is_help=True)
 
@@ -113,8 +113,8 @@ def rm(
 
 def _unknown(client: Client, name: str) -> ConfigurationError:
     """Return the error for the name of a schedule that does not exist."""
-    near = get_close_matches(name, [each.name for each in client.schedules()], 1)
-    hint = f"did you mean {near[0]!r}?" if near else "`pyqueue cron ls` lists all schedules"
+    names = [each.name for each in client.schedules()]
+    hint = suggestion(name, names, "`pyqueue cron ls` lists all schedules")
     return ConfigurationError(
         f"SCHEDULE: namespace {client.namespace!r} has no schedule {name!r}; {hint}"
     )

@@ -19,7 +19,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from difflib import get_close_matches
 from typing import Any, Final, NamedTuple, get_args
 
 import bson
@@ -33,7 +32,7 @@ from pyqueue.backends.pushing import Content, new_document
 from pyqueue.backends.recovering import SCHEDULES
 from pyqueue.backends.schedules.timing import Timing, timing_of
 from pyqueue.clock import BAND
-from pyqueue.errors import ConfigurationError, QueueError
+from pyqueue.errors import ConfigurationError, QueueError, suggestion
 from pyqueue.limits import shown
 from pyqueue.messages import Missed, ScheduleInfo, ScheduleOptions
 from pyqueue.payloads import OPTIONS, Codec, encode
@@ -80,11 +79,8 @@ def definition(name: str, queue: str, cron: str | None, options: ScheduleOptions
     arguments.group(name, "name")
     known = ScheduleOptions.__annotations__
     if unknown := sorted(set(options) - set(known)):
-        near = get_close_matches(unknown[0], known, 1)
-        raise ConfigurationError(
-            f"{unknown[0]}: a schedule has no such option; "
-            + (f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}")
-        )
+        remedy = suggestion(unknown[0], known)
+        raise ConfigurationError(f"{unknown[0]}: a schedule has no such option; {remedy}")
     timing = timing_of(cron, options.get("every"), options.get("timezone", "UTC"))
     rhythm = {"cron": timing.cron} if timing.every_s is None else {"every": timing.every_s}
     given: dict[str, Any] = {each: value for each, value in options.items() if value is not None}
