@@ -364,8 +364,8 @@ def _refusal(reason: str) -> ConfigurationError:
 def _reading_under(lock: AbstractContextManager[Any], cursor: Any) -> Any:
     """Return a cursor that reads its documents under a lock.
 
-    mongomock reads them when the first is asked for. Another thread may then be in the middle of an
-    update that deletes a document and inserts it again.
+    mongomock reads them when the first is asked for. Another thread may then be in the middle of a
+    write.
     """
     read = cursor._compute_results
 

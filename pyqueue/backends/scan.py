@@ -275,7 +275,7 @@ class ScanState:
         """Set the time of the next rescan after a scan."""
         if seen.start is None:
             # Of several concurrent rescans, the first sets the time of the next.
-            if self.rescan_at is None or self.rescan_at <= seen.began:
+            if self.wants_rescan(seen.began):
                 self.rescan_at = seen.answered + timedelta(seconds=self._pace.rest_s(seen, poll_s))
         elif seen.last is None and self.rescan_at is not None:
             self.rescan_at = min(self.rescan_at, seen.began + timedelta(seconds=self._pace.idle_s))

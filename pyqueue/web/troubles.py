@@ -152,7 +152,7 @@ def of_runs(runs: Sequence[RunSummary]) -> Iterator[Trouble]:
 
 
 def of_schedule(sample: Sample, plan: ScheduleInfo, redactor: Redactor) -> Iterator[Trouble]:
-    """Yield the trouble of a schedule that is paused, that fails, or that nobody serves."""
+    """Yield the trouble of a schedule that is paused, that fails, or that no worker serves."""
     row, late_s = sample.rows.get(plan.queue), _age_s(sample, plan.next)
     cause = ""
     if plan.error is not None:

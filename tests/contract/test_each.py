@@ -930,7 +930,7 @@ kept: list[BaseException] = []
 def one_claim_fails(
     monkeypatch: pytest.MonkeyPatch, error: type[PyMongoError], repeated_by: str
 ) -> Iterator[None]:
-    """Let one claim fail, so that it is repeated. Collect no garbage meanwhile.
+    """Make one claim fail, so that it is repeated, while no garbage is collected.
 
     Args:
         monkeypatch: The fixture.

@@ -34,6 +34,7 @@ from tests.support.samples import sampled
 
 STORE = 40  # messages that are there to the last
 BATCH = 3
+MORE_ROUNDS = 10  # at most, until a receive is cancelled
 
 Receive = Callable[[], Awaitable[Any]]
 Cancel = Callable[[Receive, float], Awaitable[Any]]
@@ -146,13 +147,14 @@ async def storm(receive: Receive, cancel: Cancel, rounds: int, seed: str) -> Sto
     result = Storm(several(await receive()))
     aim = time.perf_counter() - began
     rng = random.Random(seed)
-    while rounds > 0 or not result.cancelled:
-        rounds -= 1
+    for place in range(rounds + MORE_ROUNDS):
+        if place >= rounds and result.cancelled:
+            break
         got = several(await cancel(receive, rng.uniform(0, 2 * aim)))
         result.received += got
         result.cancelled += not got
         # About half of them return, however busy the machine is.
-        aim *= (0.9 if rounds > 0 else 0.5) if got else 1 / 0.9
+        aim *= (0.9 if place < rounds else 0.5) if got else 1 / 0.9
     return result
 
 
@@ -189,6 +191,7 @@ async def exercise(driver: str, kind: Kind, cancel: Cancel, url: str, rounds: in
             if each.get("deliveries") == 0:
                 del each["deliveries"]
         assert left == {id: before[id] for id in untouched}
+        assert result.cancelled, "no receive was cancelled"
         assert got, "no receive came through"
         return client.stats.get("given back", 0)
 

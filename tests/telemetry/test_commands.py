@@ -1,4 +1,4 @@
-"""The commands of telemetry: none if it is off, and no change to those of a queue if it is on."""
+"""Telemetry sends no command if it is off, and changes no command of a queue if it is on."""
 
 from __future__ import annotations
 

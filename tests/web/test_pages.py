@@ -414,7 +414,7 @@ def test_chart_counts_messages_that_moved_in(world: World, monkeypatch: pytest.M
     for since in (7200, 2_592_000):
         legend = {each["look"]: each["value"] for each in pages.json(since_of(since))["legend"]}
         assert legend["in"] == shapes.rate(61 / since) != "0", since
-    # The number beside the chart is that of its highest line: 61 messages in one minute.
+    # The number beside the chart is its maximum: 61 messages in one minute.
     assert f'y="14">{shapes.rate(61 / 60)}<' in pages.get(since_of(900))
     monkeypatch.setattr(reading, "_MAX_SOURCES", 1)
     assert f'y="14">{shapes.rate(21 / 60)}<' in pages.get(since_of(900))  # only from b

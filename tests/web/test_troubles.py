@@ -199,8 +199,8 @@ def stage_all(stage: Stage, scale: Scale) -> None:
     stage_figures(stage)
 
 
-#: For each kind of trouble: its name, its cause as a pattern, and the action on the page to which
-#: it leads. The words of what helps are those of ``KINDS``.
+#: For each kind of trouble: its name, its cause as a pattern, and the action that the linked page
+#: must offer. The texts of the links are in ``KINDS``.
 EXPECTED: dict[str, list[tuple[str, str, str]]] = {
     "silent worker": [("packer", r"h1:7 has not reported for 10 min, with 2 messages in work", "")],
     "blocked group": [
@@ -263,9 +263,9 @@ class Cost(NamedTuple):
     """What the server did for a page."""
 
     commands: int
-    #: The documents that were examined, apart from those of the counts by state.
+    #: How many documents were examined, without those examined to count messages by state.
     documents: int
-    #: The documents that were examined to count the messages by state.
+    #: How many documents were examined to count messages by state.
     counted: int
 
 
