@@ -26,9 +26,9 @@ def claims_of(flow: Flow) -> Counter[int]:
     return Counter(each["claim"]["n"] for each in flow.stored(flow.source) if "claim" in each)
 
 
-def await_ahead(flow: Flow) -> None:
-    """Wait until the stage holds two claims."""
-    eventually(lambda: len(claims_of(flow)) == 2, "a claim ahead")
+def await_ahead(flow: Flow, held: int) -> None:
+    """Wait until the stage holds so many messages. Those of a claim appear one after the other."""
+    eventually(lambda: claims_of(flow).total() == held, "a claim ahead")
 
 
 def run(stage: Batches) -> list[int]:
@@ -49,7 +49,7 @@ def test_next_batch_is_claimed_during_the_work(flow: Flow, output: str) -> None:
     def transform(frame: Frame) -> Frame:
         worked.append(numbers(frame))
         if len(worked) < 3:
-            await_ahead(flow)
+            await_ahead(flow, held=7 - len(worked))
         seen.append(dict(claims_of(flow)))
         return passed(frame)
 
@@ -85,7 +85,7 @@ def test_failing_batch_gives_back_what_was_claimed_ahead(
     flow.raw.push_many(range(4))
 
     def transform(frame: Frame) -> Frame:
-        await_ahead(flow)
+        await_ahead(flow, held=4)
         raise error("no")
 
     stage = flow.stage(transform, most=2)
@@ -147,7 +147,7 @@ def test_fenced_stage_leaves_both_batches_to_the_new_runner(flow: Flow) -> None:
     others: list[int] = []
 
     def transform(frame: Frame) -> Frame:
-        await_ahead(flow)
+        await_ahead(flow, held=4)
         flow.lapse()
         others.extend(each.written for each in flow.work(passed, owner="other"))
         return passed(frame)
@@ -165,7 +165,7 @@ def test_batch_ahead_that_another_consumer_took_is_skipped(flow: Flow) -> None:
 
     def transform(frame: Frame) -> Frame:
         if 0 in numbers(frame):
-            await_ahead(flow)
+            await_ahead(flow, held=4)
             flow.steal(2, 3)
         return passed(frame)
 
