@@ -255,6 +255,21 @@ def test_many_keys_start_though_each_question_takes_long() -> None:
     assert len(set(scene.consumer.started)) == 100
 
 
+def test_permits_given_back_are_not_added_to_a_full_burst() -> None:
+    """The bucket was full in between, so the tokens that it gained then have replaced them."""
+    limit, steps = Limit(rate=20, burst=4), lasting()
+
+    def take(number: int) -> rates.Granted:
+        return steps.run(rates.take("a", limit, {"": number}))[""]
+
+    unused = take(1)
+    steps.seconds = 0.1
+    assert (unused.permits, take(9).permits) == (1, 4)
+    steps.seconds = 0.15
+    steps.run(rates.give_back("a", limit, "", unused))
+    assert take(9).permits == 1
+
+
 def test_permits_given_back_by_another_process_are_noticed() -> None:
     """A consumer that knew of none does not defer the message again and again."""
     scene, other = Scene("xxx"), Consumer()

@@ -111,7 +111,7 @@ def test_clock_that_steps_back_grants_nothing_more() -> None:
     assert take(steps, 9) == 2
 
 
-@pytest.mark.parametrize(("late_s", "left"), [(0.5, 5), (1.5, 4), (2, 4), (3, 5)])
+@pytest.mark.parametrize(("late_s", "left"), [(0, 4), (0.5, 4), (1.5, 4), (2, 4), (3, 5)])
 def test_late_permits_are_given_back_less_what_came_since(late_s: float, left: int) -> None:
     """The bucket may have been full since, and more than the burst would start at once."""
     steps = lasting()

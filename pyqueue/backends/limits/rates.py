@@ -122,16 +122,14 @@ class GiveBack(Command[object]):
     unused: Granted
 
     def send(self, collection: Any) -> Any:
-        """Send a findAndModify. Of expired permits, subtract the tokens accrued since the grant.
+        """Send a findAndModify. It subtracts the tokens accrued since the grant.
 
         Otherwise more messages than the burst could start, if the bucket was full in between.
         """
         since_ms = {"$subtract": ["$$NOW", self.unused.asked]}
         accrued = {"$divide": [since_ms, self.limit.token_s * 1000]}
-        is_valid = {"$lt": ["$$NOW", self.unused.until]}
         rest = {"$max": [0, {"$subtract": [self.unused.permits, accrued]}]}
-        tokens = {"$add": ["$tokens", {"$cond": [is_valid, self.unused.permits, rest]}]}
-        capped = {"$min": [float(self.limit.capacity), tokens]}
+        capped = {"$min": [float(self.limit.capacity), {"$add": ["$tokens", rest]}]}
         return collection.find_one_and_update({"_id": self.id}, [{"$set": {"tokens": capped}}])
 
 
