@@ -219,7 +219,9 @@ class Telemetry(BaseTelemetry):
         if not self._closed:
             self._closed = True
             self._closing.set()
-            self.flush()
+            self.flush()  # after a flush that runs: the thread then has nothing left to wait for
+            if self._thread not in (None, threading.current_thread()):
+                self._thread.join()
 
 
 class AsyncTelemetry(BaseTelemetry):

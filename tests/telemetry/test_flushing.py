@@ -58,6 +58,10 @@ def pushed(client: Client, name: str = "a") -> int:
     return client.queue(name).stats().counts["pushed"]
 
 
+def threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name == "pyqueue-telemetry"}
+
+
 def failing(error: Exception) -> Callable[..., Any]:
     def send(self: UpsertEach, collection: Any) -> Any:
         raise error
@@ -138,12 +142,14 @@ def test_other_values_are_refused(given: Any) -> None:
 
 
 def test_closing_again_stores_nothing_again(url: str, client: Client) -> None:
+    before = threads()  # of clients that other tests share
     counting = Client(url, telemetry=True)
     counting.queue("a").push(1)
+    assert threads() - before
     for _ in range(3):
         counting.close()
+    assert not threads() - before
     assert pushed(client) == 1
-    assert not [each for each in threading.enumerate() if each.name == "pyqueue-telemetry"]
 
 
 # ---- failures
@@ -249,11 +255,8 @@ def test_operations_do_not_wait_for_a_slow_store_in_a_task(
 
 
 def test_dropped_client_ends_its_thread(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def threads() -> set[threading.Thread]:
-        return {each for each in threading.enumerate() if each.name == "pyqueue-telemetry"}
-
     monkeypatch.setattr(flushing, "INTERVAL_S", 0.01)
-    before = threads()  # of clients that other tests share
+    before = threads()
     client = Client(url, telemetry=True)
     client.queue("a").push(1)
     own = threads() - before
