@@ -1,7 +1,7 @@
 """Requests for long work on many documents: several plans at once, and pauses.
 
-Several plans at once are faster, because the server runs each command on one processor, and each
-command waits for the journal separately.
+Several plans at once are faster than one after the other: the server runs each command on only one
+processor, and each command waits for the journal separately.
 """
 
 from __future__ import annotations
@@ -17,22 +17,25 @@ T = TypeVar("T")
 #: How many plans run at once by default. While the server works, the driver encodes the commands of
 #: the next plan.
 AT_ONCE: Final = 4
+#: How many plans of one or two short commands run at once. Most of their time goes into waiting for
+#: the network, a busy server, a lock, or a majority, which stores many writes together.
+SHORT_AT_ONCE: Final = 16
 
 
 @dataclass(slots=True)
 class Concurrently(Request[list[T]], Generic[T]):
     """Run plans that do not depend on each other. The answer is the list of their results.
 
-    If some plans fail, the error of one of them is raised once all plans that have begun have
-    ended; the remaining plans may never begin. On mongomock, drivers run one plan at a time.
+    If some plans fail, one of their errors is raised, after all plans that have begun have ended.
+    Further plans may never begin. On mongomock, drivers run one plan at a time.
     """
 
     plans: Sequence[Plan[T]]
     #: How many plans run at once.
     at_once: int = AT_ONCE
-    #: Whether the task or thread of the caller runs the first plan, and plans in other tasks run to
-    #: their end if the caller is cancelled, which then does not wait for them. Plans in other
-    #: threads always run to their end, and the caller waits for them.
+    #: Whether the caller's task or thread runs the first plan, and plans in other tasks continue if
+    #: the caller is cancelled. A cancelled caller does not wait for them. Plans in other threads
+    #: always run to their end, and the caller waits for them.
     outlive: bool = False
 
 
@@ -44,7 +47,7 @@ class Sleep(Request[None]):
 
 
 def concurrently(plans: Sequence[Plan[T]], at_once: int = AT_ONCE) -> Plan[list[T]]:
-    """Run plans, at once if there are several. Return the list of their results."""
+    """Run plans, concurrently if there are several, and return the list of their results."""
     if len(plans) == 1:
         return [(yield from plans[0])]
     return (yield from Concurrently(plans, at_once=at_once)) if plans else []

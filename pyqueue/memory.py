@@ -1,9 +1,9 @@
-"""mongomock as a database for one process: ``memory:``, or a mongomock database of the user.
+"""mongomock as a database for one process: ``memory:``, or a database object of mongomock.
 
 mongomock is not atomic across threads, stores Python values instead of BSON, and supports neither
 hints nor sessions. ``MemoryCollection`` adds the guarantees of a server that pyqueue relies on: a
 lock around each operation, documents converted through BSON, cursors read at once, and updates that
-are applied entirely or not at all. It is for tests of programs, and proves nothing on concurrency.
+are applied entirely or not at all. Use it to test programs; it proves nothing about concurrency.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pymongo.results import BulkWriteResult
 from pyqueue.errors import ConfigurationError
 from pyqueue.payloads import OPTIONS
 
-#: One lock for each store. Several clients may share a store.
+#: One lock for each store, which holds the data of a mongomock database. Clients may share it.
 _locks: weakref.WeakKeyDictionary[Any, threading.RLock] = weakref.WeakKeyDictionary()
 _guard = threading.Lock()
 
@@ -52,7 +52,7 @@ def memory_database(name: str) -> Any:
         import mongomock
     except ImportError as error:
         raise ConfigurationError(
-            'target: "memory:" needs mongomock; pip install mongomock'
+            'target: "memory:" needs mongomock, which is not installed; pip install mongomock'
         ) from error
     return mongomock.MongoClient()[name]
 
@@ -63,21 +63,21 @@ def is_memory(database: object) -> bool:
 
 
 def lock_of(database: Any) -> threading.RLock:
-    """Return the lock of the store of a mongomock database."""
+    """Return the lock that guards the data of a mongomock database."""
     with _guard:
         return _locks.setdefault(database._store, threading.RLock())
 
 
 def checked_session(session: Any) -> Any:
-    """Check that a session is a session of ``memory:``, and return it; see ``memory_sessions``.
+    """Check that a session was started on ``memory:``, and return it; see ``memory_sessions``.
 
     Raises:
-        ConfigurationError: The session is of another kind.
+        ConfigurationError: The object is not such a session.
     """
     if hasattr(session, "collection_like"):
         return session
     raise ConfigurationError(
-        f'session: {type(session).__name__} is not a session of "memory:"; start it with '
+        f'session: {type(session).__name__} is not a session of "memory:"; start one with '
         "client.transaction(), client.run_transaction() or client.database.client.start_session()"
     )
 
@@ -111,7 +111,7 @@ class MemoryCollection:
         return MemoryCollection(database, self.name, self._now)
 
     def _within(self, session: Any) -> MemoryCollection:
-        """Return the collection that an operation with this session uses."""
+        """Return the collection to use with a session: this one, or its copy in a transaction."""
         if session is None:
             return self
         found: MemoryCollection = checked_session(session).collection_like(self)
@@ -120,7 +120,7 @@ class MemoryCollection:
     def create_index(self, keys: Any, *, name: str, **options: Any) -> None:
         """Create an index unless it exists.
 
-        mongomock would check all documents again, even documents that a partial index leaves out.
+        mongomock would check every document for duplicates, even those that a partial index omits.
         """
         with self._lock:
             if name in self._collection.index_information():
@@ -145,6 +145,10 @@ class MemoryCollection:
         for place, operation in enumerate(operations):
             if isinstance(operation, DeleteOne):
                 removed += self.delete_one(operation._filter, session=session).deleted_count
+                continue
+            if isinstance(operation._doc, list):
+                found = self._update_by_pipeline(operation._filter, operation._doc)
+                matched += found is not None
                 continue
             many = isinstance(operation, UpdateMany)
             update = self.update_many if many else self.update_one
@@ -179,7 +183,7 @@ class MemoryCollection:
             ]
 
     def find_one_and_update(self, filter: Any, update: Any, **options: Any) -> Any:
-        """Update a document and return it. With ".$", mongomock would update the wrong element."""
+        """Update a document and return it. mongomock would apply ".$" to the wrong element."""
         if (session := options.pop("session", None)) is not None:
             return self._within(session).find_one_and_update(filter, update, **options)
         if isinstance(update, list):
@@ -211,7 +215,7 @@ class MemoryCollection:
             return _plain(updated)
 
     def find(self, filter: Any, projection: Any = None, **options: Any) -> list[Any]:
-        """Find documents. Compute the sizes in a projection here, because mongomock cannot."""
+        """Find documents. A projection may ask for document sizes, which mongomock lacks."""
         find = self.__getattr__("find")
         if not projection or all(isinstance(each, int) for each in projection.values()):
             found: list[Any] = find(filter, projection, **options)
@@ -242,7 +246,7 @@ class MemoryCollection:
                     result = call(*given, **options)
                 except (NotImplementedError, ValueError) as error:
                     raise ConfigurationError(
-                        f"mongomock cannot do this ({error}); use a MongoDB server"
+                        f"memory: mongomock does not support this ({error}); use a MongoDB server"
                     ) from error
                 if method == "find":
                     return [_plain(document) for document in result]
@@ -261,7 +265,7 @@ class MemoryCollection:
         return {**match, "$expr": replaced(match["$expr"], "$$NOW", self._now())}
 
     def _without_bits(self, given: list[Any]) -> list[Any]:
-        """Return the arguments of an update or a delete, with operators on bits replaced."""
+        """Return the arguments of an update or a delete, with bitwise operators replaced."""
         match, *rest = given
         masks = {
             name: value["$bitsAllClear"]
@@ -285,7 +289,7 @@ class MemoryCollection:
         return [match, {**update, "$set": {**update.get("$set", {}), **put}}, *rest[1:]]
 
 
-#: The methods whose operators on bits are replaced, because mongomock lacks these operators.
+#: The methods whose bitwise operators are replaced, because mongomock lacks these operators.
 _WITH_BITS = frozenset({"update_one", "find_one_and_update", "delete_one", "delete_many"})
 _WITHOUT_EFFECT = {"$unset": {"~": ""}}
 
@@ -300,7 +304,7 @@ def _value_at(document: Any, path: str) -> int:
 def _all_or_nothing(apply: Callable[..., None]) -> Callable[..., None]:
     """Wrap the function of mongomock that updates a document in place.
 
-    If the update fails, the document is restored, and the error is the error of a server.
+    If the update fails, restore the document, and raise the error that a server would raise.
     """
 
     def applied(document: dict[str, Any], match: Any, update: Any, inserts: bool) -> None:

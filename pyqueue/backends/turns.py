@@ -1,9 +1,9 @@
 """Turns: messages that wait for each other, and how the next message gets its turn.
 
 A message of an ordered group waits until the message before it is settled. The messages with one
-key of a limit wait until one of them may start. Both would slow down every scan for free messages,
-so a scan that meets them defers them: it moves their ``when`` into the future. The first waiting
-message is the *heir*; it is brought forward when its wait ends.
+key of a limit wait until one of them may start. Such messages would slow down every scan for free
+messages, so a scan that meets them defers them: it moves their ``when`` into the future. The first
+waiting message is the *heir*; it is brought forward when its wait ends.
 
 A deferral changes only ``when``; ``due`` still says when the message became eligible. So each
 step here may be repeated, lost or late.
@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from pyqueue.backends.scan import ScanState, due_of
 from pyqueue.backends.transaction_locks import CLAIM_LIMIT_S
+from pyqueue.concurrently import SHORT_AT_ONCE, concurrently
 from pyqueue.documents import STORED_GROUP, hashable_id
 from pyqueue.errors import TimeLimitReached, Unavailable
 from pyqueue.requests import Command, Document, Plan, ServerTime, Signal, Sort, Update, UpdateEach
@@ -125,10 +126,11 @@ def _is_sound(document: Mapping[str, Any], field: str) -> bool:
 def set_aside(
     queue: str, documents: Sequence[Document], field: str, session: object = None
 ) -> Plan[list[Document]]:
-    """Let no message wait for documents with invalid ``when`` or ``field``. Return the valid ones.
+    """Make sure that no message waits for an invalid document. Return the valid documents.
 
-    No scan finds invalid documents, so the wait would never end. They lose the field that makes
-    messages wait, and stay in the queue for repair. A group is kept as ``last_group``.
+    No scan finds a document whose ``when`` or ``field`` is invalid, so the wait would never end.
+    Such documents lose the field that makes messages wait, and stay in the queue for repair. A
+    group is kept as ``last_group``.
     """
     odd = [each for each in documents if not _is_sound(each, field)]
     if not odd:
@@ -171,10 +173,11 @@ def place_firsts(
 ) -> Plan[int]:
     """Bring forward the first message of each group, if it is deferred for too long.
 
-    An unlocked group's first message becomes eligible now; a locked group's, when the lease ends.
+    If a message of the group is held, the first message becomes eligible when that lease ends, or
+    else now.
 
     Returns:
-        How many became eligible now.
+        How many messages became eligible now.
     """
     found = yield from set_aside(queue, firsts, order.field, session)
     if len(found) < len(firsts):  # the messages behind them are first now
@@ -186,13 +189,14 @@ def place_firsts(
         until = max(due_of(each), locks.get(order.name_in(each), now))
         if each["when"] > until:
             moves.setdefault(until, []).append(each["_id"])
-    ready = 0
-    for when, ids in moves.items():
+    writes = []
+    for at, ids in moves.items():
         # A message that has been held since then, and waits for its next try, is left alone.
-        deferred = {"when": {"$gt": when}, "due": {"$lte": when}}
-        done = yield from write_when(queue, order, ids, deferred, when, session=session)
-        ready += done if when <= now else 0
-    return ready
+        deferred = {"when": {"$gt": at}, "due": {"$lte": at}}
+        writes.append(write_when(queue, order, ids, deferred, at, session=session))
+    at_once = SHORT_AT_ONCE if session is None else 1  # a transaction runs one command at a time
+    done = yield from concurrently(writes, at_once)
+    return sum(count for when, count in zip(moves, done, strict=True) if when <= now)
 
 
 def write_when(
@@ -241,7 +245,7 @@ def tidy_up(state: ScanState, moving: Plan[bool], claimed: Sequence[Document]) -
     a rescan, and the claimed messages still reach the caller.
 
     Raises:
-        Unavailable: the plan failed, and no message was claimed.
+        Unavailable: The plan failed, and no message was claimed.
     """
     try:
         return (yield from moving)

@@ -27,7 +27,8 @@ def ask(url: str, worker: int, times: int) -> list[tuple[float, float, int]]:
             granted = runner.run(rates.take("a", LIMIT, {"": wanted}))[""]
             found.append((asked, time.monotonic(), granted.permits))
             if granted.permits and number % 5 == 0:
-                runner.run(rates.give_back("a", LIMIT, "", granted._replace(permits=1)))
+                one = granted._replace(permits=1)
+                runner.run(rates.give_back("a", LIMIT, [("", one)]))
                 found.append((asked, time.monotonic(), -1))
         return found
 

@@ -17,7 +17,7 @@ import bson
 import signals
 from pyqueue.backends import indexes, namespace
 from pyqueue.backends.limits import indexes as limit_indexes
-from pyqueue.backends.limits.rates import GiveBack, TakePermits
+from pyqueue.backends.limits.rates import TakePermits
 from pyqueue.backends.options import QueueShape
 from pyqueue.backends.transitions import record_id
 from pyqueue.backends.uses import Used, note, seconds_of
@@ -57,7 +57,7 @@ from pyqueue.waiting_any import WaitForAny
 from tests.plans.runner import NOW
 
 T = TypeVar("T")
-WRITES: Final = (Insert, Update, UpdateEach, Delete, FindAndModify, TakePermits, GiveBack)
+WRITES: Final = (Insert, Update, UpdateEach, Delete, FindAndModify, TakePermits)
 
 #: Called with the number of a command and whether it was carried out; may raise.
 Fault = Callable[[int, bool], None]
@@ -205,6 +205,9 @@ class Steps:
             self.collection.insert_many(deepcopy(before))
         #: Whether the last one of concurrent plans runs first.
         self.backwards = False
+        #: How long each command takes, in seconds. If set, concurrent plans take as long as if
+        #: they ran at once.
+        self.trip_s = 0.0
         #: State after a fail-over, if the test needs it.
         self.safe: list[Document] | None = None
 
@@ -272,7 +275,13 @@ class Steps:
         results: dict[int, T] = {}
         cancelled: CancelledError | None = None
         places = range(len(request.plans))
-        for place in reversed(places) if self.backwards else places:
+        began = ended = self.seconds
+        for number, place in enumerate(reversed(places) if self.backwards else places):
+            if self.trip_s:
+                ended = max(ended, self.seconds)
+                if number % request.at_once == 0:
+                    began = ended
+                self.seconds = began
             running = self._drive(request.plans[place], fault, commands)
             if request.outlive and place:
                 running = _to_the_end(running)
@@ -282,6 +291,7 @@ class Steps:
                 results[place] = yield from running
             except CancelledError as error:
                 cancelled = error
+        self.seconds = max(ended, self.seconds)
         if cancelled is not None:
             raise cancelled
         return [results[place] for place in places]
@@ -338,6 +348,7 @@ class Steps:
                 return True
         assert isinstance(request, Command), request
         yield request
+        self.seconds += self.trip_s
         return self._sent(request, fault, commands)
 
     def _sent(self, request: Any, fault: Fault | None, commands: list[Command[Any]]) -> Any:

@@ -23,7 +23,7 @@ from bson import ObjectId
 from bson.raw_bson import RawBSONDocument
 
 from pyqueue.backends import namespace
-from pyqueue.backends.limits.rates import GiveBack, TakePermits
+from pyqueue.backends.limits.rates import TakePermits
 from pyqueue.backends.ordered.groups import rank
 from pyqueue.backends.scan import BATCH_BYTES, ScanState
 from pyqueue.backends.tallies import AskEach, SumByQueue
@@ -264,9 +264,11 @@ class Store:
                 return list({each[request.field] for each in self.documents.values()})
             case Update():
                 return self._update(request)
+            case UpdateEach() if str(request.pairs[0][0].get("_id")).startswith("~limit:"):
+                return request.read(request.send(self._buckets()))
             case UpdateEach():
                 return self._update_each(request)
-            case TakePermits() | GiveBack():
+            case TakePermits():
                 return request.read(request.send(self._buckets()))
             case Delete():
                 gone = self._found(request.filter, None, 0, 0 if request.many else 1)

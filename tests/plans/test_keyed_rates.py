@@ -6,6 +6,7 @@ run real plans in virtual time, with processes that die.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -255,6 +256,24 @@ def test_many_keys_start_though_each_question_takes_long() -> None:
     assert len(set(scene.consumer.started)) == 100
 
 
+def test_permits_that_a_claim_could_not_use_cost_little_time() -> None:
+    """After a claim that a transaction blocked, the next claims take one message at a time.
+
+    Such a claim gets permits for 60 keys, uses some of them within half a second, and returns the
+    rest. Its consumer waits until the messages of these keys are eligible again.
+    """
+    scene = Scene(6 * "".join(map(chr, range(0x4E00, 0x4E00 + 60))), RATE)
+    scene.receive(200)
+    scene.consumer.waiting.scan.transaction_locks.singly_until = math.inf
+    scene.steps.trip_s = 0.05
+    for calls in range(1, 3):
+        scene.steps.seconds += 25
+        began = scene.steps.seconds
+        scene.steps.run(scene.consumer.receive(200))
+        assert len(scene.consumer.started) >= 120 + 5 * calls
+        assert scene.steps.seconds - began < 2.5
+
+
 def test_permits_given_back_are_not_added_to_a_full_burst() -> None:
     """The bucket was full in between, so the tokens that it gained then have replaced them."""
     limit, steps = Limit(rate=20, burst=4), lasting()
@@ -266,7 +285,7 @@ def test_permits_given_back_are_not_added_to_a_full_burst() -> None:
     steps.seconds = 0.1
     assert (unused.permits, take(9).permits) == (1, 4)
     steps.seconds = 0.15
-    steps.run(rates.give_back("a", limit, "", unused))
+    steps.run(rates.give_back("a", limit, [("", unused)]))
     assert take(9).permits == 1
 
 
@@ -276,7 +295,7 @@ def test_permits_given_back_by_another_process_are_noticed() -> None:
     assert scene.receive(2, other) == ["x0", "x1"]
     assert scene.receive(9) == []
     granted = rates.Granted(1, scene.steps.now, scene.steps.now)
-    scene.steps.run(rates.give_back("a", RATE, "=x", granted))
+    scene.steps.run(rates.give_back("a", RATE, [("=x", granted)]))
     scene.steps.run(plans().push([9], ids=["x9"], headers={"t": "x"}))
     running = scene.steps.steps(scene.consumer.receive(1))
     assert sum(1 for _ in islice(running, 100)) < 50

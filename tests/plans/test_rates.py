@@ -34,7 +34,7 @@ def give_back(
 ) -> None:
     """Give permits back that were granted just now."""
     granted = rates.Granted(unused, steps.now, steps.now)
-    steps.run(rates.give_back("a", limit, key, granted), fault)
+    steps.run(rates.give_back("a", limit, [(key, granted)]), fault)
 
 
 def stored(steps: Steps, key: str = "") -> dict[str, Any]:
@@ -118,7 +118,7 @@ def test_late_permits_are_given_back_less_what_came_since(late_s: float, left: i
     granted = steps.run(taking(4))
     take(steps, 1)
     steps.seconds = late_s
-    steps.run(rates.give_back("a", LIMIT, "", granted))
+    steps.run(rates.give_back("a", LIMIT, [("", granted)]))
     assert min(5, stored(steps)["tokens"] + 2 * late_s) == pytest.approx(left)
 
 

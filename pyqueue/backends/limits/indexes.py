@@ -27,7 +27,7 @@ LIMIT_INDEXES: Final[Mapping[str, IndexTerms]] = {
 
 
 def needed(shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
-    """Return the indexes that a queue with these stored options needs, or all indexes for None."""
+    """Return the indexes that a queue with these options needs, or all if ``shape`` is None."""
     if shape is None:
         return LIMIT_INDEXES
     limit = shape.get("limit")

@@ -26,7 +26,7 @@ PAGE_FACTOR: Final = 4
 
 
 def paced(take: Take | None) -> Take:
-    """Return a ``Take`` that claims only with permits, by means of ``take`` if that is given."""
+    """Return a function that claims only with permits, and by calling ``take`` if it is given."""
 
     def take_paced(scan: Scan) -> Plan[Taken | None]:
         state, followed, now = scan.state, scan.state.limit, scan.now
@@ -74,7 +74,7 @@ def _page_size(scan: Scan) -> int:
 
 
 def _claim_from(page: Sequence[Document], size: int, scan: Scan) -> Plan[Taken | None]:
-    """Claim the wanted messages of a page. ``size``: the maximum number on the page."""
+    """Claim the wanted messages of a page. ``size``: the maximum number of messages on it."""
     chosen = page[: scan.wanted]
     if scan.state.contested and not scan.line.in_ranges:  # otherwise later ranges would come first
         chosen = random.sample(page, min(scan.wanted, len(page)))

@@ -59,9 +59,9 @@ class Permits:
     """The permits that one claim holds for each limit key.
 
     Args:
-        queue: the name of the queue.
-        followed: its limit, which remembers when the next message of a key may start.
-        bucket: the key of its one token bucket, if the limit is not ``per`` key.
+        queue: The name of the queue.
+        followed: The limit of the queue. It remembers when the next message of a key may start.
+        bucket: The key of the only token bucket, if the limit is not ``per`` key.
     """
 
     __slots__ = ("_asking_since", "_bucket", "_followed", "_held", "_queue", "cut", "limit")
@@ -94,9 +94,9 @@ class Permits:
         """Ask for permits for the messages that ``choose`` chooses.
 
         Args:
-            choose: chooses messages.
-            most: how many messages of each key may start if the rate allows it.
-            now: the current instant.
+            choose: Chooses messages, up to a given number for each key, and counts them by key.
+            most: How many messages of each key may start if the rate allows it.
+            now: The current instant.
 
         Returns:
             How many messages of each key may start.
@@ -126,7 +126,7 @@ class Permits:
         return granted
 
     def _take(self, wanted: Mapping[str, int], now: datetime) -> Plan[dict[str, Granted]]:
-        """Ask for permits for keys. The result lacks the keys that there was no time to ask for."""
+        """Ask for permits. Return the grants of those keys that there was time to ask for."""
         limit, followed = self.limit, self._followed
         assert limit is not None
         if self._asking_since is None:
@@ -194,7 +194,7 @@ class Permits:
         """Give back the permits that were not used, starting with late permits.
 
         Args:
-            used: how many permits of each key were used. A missing key stands for 0.
+            used: How many permits of each key were used. A missing key stands for 0.
 
         Returns:
             The keys of the permits that were given back.
@@ -211,7 +211,9 @@ class Permits:
             unused.append(each.of(each.granted.permits - number))
         self._held = [each for each in kept if each.granted.permits]
         unused = [each for each in unused if each.granted.permits]
-        for key, granted in unused:
-            self._followed.forget(key)
-            yield from rates.give_back(self._queue, limit, key or self._bucket, granted)
+        if unused:
+            for each in unused:
+                self._followed.forget(each.key)
+            buckets = [(each.key or self._bucket, each.granted) for each in unused]
+            yield from rates.give_back(self._queue, limit, buckets)
         return {each.key for each in unused}

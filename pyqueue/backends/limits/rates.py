@@ -11,7 +11,7 @@ Each key of a limit has one document, a token bucket::
     processed  the index ``expires`` contains only documents with this field
 
 A claim first finds messages, then asks for permits, and starts one message for each permit. It
-continues once a majority has stored the grant. Otherwise, after a fail-over, the same permits could
+waits until a majority has stored the grant. Otherwise, after a fail-over, the same permits could
 be granted again. If a process dies during a claim, its permits are lost. A claim gives unused
 permits back if it can. ``permits`` contains the code that all users of permits share.
 """
@@ -19,7 +19,7 @@ permits back if it can. ``permits`` contains the code that all users of permits 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -27,16 +27,13 @@ from typing import Any, Final, NamedTuple
 
 from pyqueue.backends.scan import FIRST
 from pyqueue.clock import BAND
-from pyqueue.concurrently import concurrently
+from pyqueue.concurrently import SHORT_AT_ONCE, concurrently
 from pyqueue.errors import DuplicateKey, Unavailable
 from pyqueue.limits import FollowedLimit, Limit, MayStart
-from pyqueue.requests import Command, Document, Find, MonotonicTime, Plan
+from pyqueue.requests import Command, Document, Find, MonotonicTime, Plan, UpdateEach
 
 #: The shortest time for which permits are valid, in seconds.
 VALID_S: Final = 1.0
-#: For how many keys a claim asks at once. Most of the time goes into waiting for a majority, which
-#: stores many grants together.
-AT_ONCE: Final = 16
 #: If ``at`` is further ahead of the primary's clock than this, the clock was set back. A smaller
 #: difference is waited out, because commands of one instant may be executed in any order.
 CLOCK_STEP_MS: Final = 60_000
@@ -87,7 +84,7 @@ class TakePermits(Command[Granted]):
         )
 
     def pipeline(self) -> list[dict[str, Any]]:
-        """Return the update, which is a pipeline."""
+        """Return the update as an aggregation pipeline."""
         capacity, token_ms = float(self.limit.capacity), self.limit.token_s * 1000
         # Each stage of the update reads the fields as the earlier stages have set them.
         set_back = {"$gt": ["$at", {"$subtract": ["$$NOW", -CLOCK_STEP_MS]}]}
@@ -113,47 +110,27 @@ class TakePermits(Command[Granted]):
         return Granted(int(raw["granted"]), next_at, raw["asked"])
 
 
-@dataclass(slots=True)
-class GiveBack(Command[object]):
-    """Put unused permits back into a bucket as tokens. A missing bucket is already full."""
-
-    id: str
-    limit: Limit
-    unused: Granted
-
-    def send(self, collection: Any) -> Any:
-        """Send a findAndModify. It subtracts the tokens accrued since the grant.
-
-        Otherwise more messages than the burst could start, if the bucket was full in between.
-        """
-        since_ms = {"$subtract": ["$$NOW", self.unused.asked]}
-        accrued = {"$divide": [since_ms, self.limit.token_s * 1000]}
-        rest = {"$max": [0, {"$subtract": [self.unused.permits, accrued]}]}
-        capped = {"$min": [float(self.limit.capacity), {"$add": ["$tokens", rest]}]}
-        return collection.find_one_and_update({"_id": self.id}, [{"$set": {"tokens": capped}}])
-
-
 def take(
     queue: str, limit: Limit, wanted: Mapping[str, int], stop: float = math.inf
 ) -> Plan[dict[str, Granted]]:
     """Ask for permits to start messages.
 
     Args:
-        queue: the name of the queue.
-        limit: its limit, which has a rate.
-        wanted: how many messages are to start, keyed by limit key.
-        stop: when to stop asking for more keys, by the monotonic clock.
+        queue: The name of the queue.
+        limit: The limit of the queue, which has a rate.
+        wanted: How many messages are to start, keyed by limit key.
+        stop: When to stop asking for more keys, by the monotonic clock.
 
     Returns:
-        The grants by key. Keys that there was no time to ask for are missing, but never the first
-        key.
+        The grants, keyed by limit key. A key is missing if there was no time to ask for its
+        permits. The first key is never missing.
     """
     stops = [math.inf] + [stop] * len(wanted)  # no stop for the first key
     questions = [
         _take_one(queue, limit, key, number, until)
         for (key, number), until in zip(wanted.items(), stops, strict=False)
     ]
-    answers = yield from concurrently(questions, AT_ONCE)
+    answers = yield from concurrently(questions, SHORT_AT_ONCE)
     return {key: each for key, each in zip(wanted, answers, strict=True) if each is not None}
 
 
@@ -162,7 +139,7 @@ def may_start(
 ) -> Plan[dict[str, MayStart]]:
     """Return how many messages of each key may start now, and when the next message may start.
 
-    This takes no permits. It stores in ``followed`` when the keys without permits may start.
+    This takes no permits. It notes in ``followed`` when messages of keys without permits may start.
     """
     ids = {permits_id(queue, key): key for key in keys}
     found = {key: MayStart(limit.capacity, now) for key in keys}
@@ -202,7 +179,24 @@ def _take_one(queue: str, limit: Limit, key: str, wanted: int, stop: float) -> P
     return None
 
 
-def give_back(queue: str, limit: Limit, key: str, unused: Granted) -> Plan[None]:
-    """Give back unused permits. If the server is unavailable, they are lost."""
+def give_back(queue: str, limit: Limit, unused: Sequence[tuple[str, Granted]]) -> Plan[None]:
+    """Put unused permits, each with its limit key, back into the buckets as tokens.
+
+    A missing bucket is already full. If the server is unavailable, the permits are lost.
+    """
+    pairs: list[Any] = [
+        ({"_id": permits_id(queue, key)}, _giving_back(limit, each)) for key, each in unused
+    ]
     with suppress(Unavailable):
-        yield from GiveBack(permits_id(queue, key), limit, unused, w1=True)
+        yield from UpdateEach(pairs, w1=True)
+
+
+def _giving_back(limit: Limit, unused: Granted) -> list[dict[str, Any]]:
+    """Return the update of a bucket, less the tokens that the bucket gained since the grant.
+
+    Otherwise more messages than the burst could start, if the bucket was full in between.
+    """
+    accrued = {"$divide": [{"$subtract": ["$$NOW", unused.asked]}, limit.token_s * 1000]}
+    rest = {"$max": [0, {"$subtract": [unused.permits, accrued]}]}
+    capped = {"$min": [float(limit.capacity), {"$add": ["$tokens", rest]}]}
+    return [{"$set": {"tokens": capped}}]

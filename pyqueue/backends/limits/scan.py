@@ -35,7 +35,7 @@ from pyqueue.requests import Document, Find, MonotonicTime, Plan, ServerTime
 FIELDS: Final = dict.fromkeys(("_id", "when", "due", "limited"), 1)
 #: How many messages a scan reads per wanted message, with ``per`` or if other processes compete.
 PAGE_FACTOR: Final = 4
-#: The longest pause after a search behind a page found no message with another key.
+#: The longest pause after a search behind a page that found no message with another key.
 BEHIND_PAUSE: Final = timedelta(seconds=1)
 #: The minimum size of a page with ``per``, so that it may have messages of different keys.
 LEAST_PAGE: Final = 50
@@ -48,7 +48,7 @@ Chosen = tuple[Document, str]
 
 
 def walk(queue: str, state: ScanState) -> Plan[None]:
-    """Correct the deferrals of the next keys with waiting messages; see ``waiting``."""
+    """Correct the start times of deferred messages for the next keys; see ``waiting``."""
     limit = state.limit.limit
     if limit is not None and limit.per is not None:
         after = state.groups.walked_to
@@ -83,7 +83,7 @@ class _Page:
         order: Sequence[Document],
         most: Mapping[str, int] | None = None,
     ) -> list[Chosen]:
-        """Return messages to claim, each with a slot. ``most`` limits them, keyed by limit key."""
+        """Return messages to claim, each with a slot. ``most``: the maximum number for each key."""
         names = {
             key: each.names[: None if most is None else most[key]] for key, each in free.items()
         }
@@ -193,7 +193,7 @@ def expected_slots(
     """Return the free slots of each key, up to the ``useful`` number.
 
     This assumes that all slots are free if the last scan met no taken slot and left enough of them
-    free. While a lowered limit drains, it always reads the slots.
+    free. While slots above a lowered limit are taken, the slots are always read.
     """
     followed = scan.state.limit
     if limit.concurrency is not None and not followed.meets_slots and followed.drain is None:
@@ -245,7 +245,7 @@ def claim_free(
 def _claim_and_learn(
     scan: Scan, limit: Limit, chosen: Sequence[Chosen], free: Mapping[str, FreeSlots]
 ) -> Plan[list[Document] | None]:
-    """Claim messages, each with a slot. Note whether the next scan has to read the slots."""
+    """Claim messages, each with a slot. Remember whether the next scan must read the slots."""
     state = scan.state
     assumed_free = limit.concurrency is not None and not state.limit.meets_slots
     documents: list[Document] = []
@@ -278,7 +278,7 @@ def _claim(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Document] | None]:
 
 
 def _claim_one_by_one(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Document] | None]:
-    """Claim messages with one command for each, until that has taken ``ONE_BY_ONE_S``."""
+    """Claim messages with one command for each, until ``ONE_BY_ONE_S`` seconds have passed."""
     room, documents = scan.room, list[Document]()
     number = len(chosen)
     most = room.few(number) if room.wants_sizes(number) else number
@@ -295,11 +295,11 @@ def _claim_one_by_one(scan: Scan, chosen: Sequence[Chosen]) -> Plan[list[Documen
 
 
 def _behind(page: _Page, wanted: int) -> Plan[list[Chosen]]:
-    """Return messages to claim from behind the page, whose keys are not on the page.
+    """Return messages to claim that come after the page and whose keys are not on the page.
 
     To find them, the server reads all messages with the keys on the page. So after a search that
-    finds none, this process waits before the next: three times as long as the search took, up to
-    ``BEHIND_PAUSE``.
+    finds none, this process waits before the next search: three times as long as the search took,
+    up to ``BEHIND_PAUSE``.
     """
     scan, limit, followed = page.scan, page.limit, page.scan.state.limit
     order, index = scan.ordering
@@ -323,8 +323,8 @@ def _leave_rest(page: _Page, unused: Collection[str]) -> Plan[bool]:
     """Learn when the unclaimed messages may start. With ``per``, defer them if they block a scan.
 
     Args:
-        page: the page of the scan, after its claims.
-        unused: the keys whose permits the claim gave back, at least in part.
+        page: The page of the scan, after its claims.
+        unused: The keys whose permits the claim gave back, at least in part.
 
     Returns:
         Whether messages behind the page may be ready now.
@@ -347,8 +347,8 @@ def _defer_and_restore(page: _Page, unused: Collection[str]) -> Plan[bool]:
     """Defer messages that block messages of other keys, and bring forward those that may start.
 
     Args:
-        page: the page of the scan, after its claims.
-        unused: the keys whose permits the claim gave back, at least in part.
+        page: The page of the scan, after its claims.
+        unused: The keys whose permits the claim gave back, at least in part.
 
     Returns:
         Whether messages behind the page may be ready now.

@@ -21,7 +21,7 @@ CLAIM_TIMEOUT_S: Final = 2.0
 def with_slots(chosen: Sequence[tuple[Document, str]]) -> Choice:
     """Return a choice of messages to claim, each with its slot.
 
-    A slot is "" if the limit has no concurrency, so that the message needs no slot.
+    A slot is "" if the message needs none, because the limit does not restrict concurrency.
     """
     documents = [each for each, _ in chosen]
     slots = {hashable_id(each["_id"]): slot for each, slot in chosen if slot}
@@ -42,7 +42,7 @@ def _claim_slots(
     """Claim messages, each with its slot. Return how many were claimed.
 
     A message is skipped if it is no longer free, or if its slot was taken in the meantime. An
-    invalid message that the server refuses to update is buried.
+    invalid message that the server refuses to update goes to the dead-letter queue.
     """
     terms, free = scan.terms, scan.free(())
     pairs = [

@@ -65,16 +65,16 @@ def free_slots(
     *,
     again: bool = True,
 ) -> Plan[dict[str, FreeSlots]]:
-    """Return the free slots of each key. If these are too few, first end lapsed claims.
+    """Return the free slots of each key. If a key has too few, first end its lapsed claims.
 
     Args:
-        queue: the name of the queue.
-        kind: its kind.
-        followed: its limit.
-        wanted: how many slots the caller can use, keyed by limit key.
-        now: the current instant.
-        again: whether to read the slots a second time if this ends claims while a lowered limit
-            drains.
+        queue: The name of the queue.
+        kind: The kind of the queue.
+        followed: The limit of the queue.
+        wanted: How many slots the caller can use, keyed by limit key.
+        now: The current instant.
+        again: Whether to read the slots a second time after ending claims, if slots above a
+            lowered limit may still be taken.
     """
     limits = _limits(followed)
     held = yield from _held(queue, max(limits), wanted)
@@ -139,8 +139,8 @@ def _limits(followed: FollowedLimit) -> tuple[int, int]:
 def _usable(concurrency: int, former: int, key: str, held: Collection[str]) -> int:
     """Return how many of the first slots may be used while slots above a lowered limit are taken.
 
-    The slots below this number, together with the taken slots from there on, are within the limit.
-    Slots above the limit can become free but are not taken again, so this stays true while other
+    The slots below this number and the taken slots from this number on do not exceed the limit.
+    Slots above the limit are not taken again once they are free. So this stays true while other
     processes claim.
     """
     if former <= concurrency:
@@ -158,7 +158,7 @@ def follow_drain(
 ) -> Plan[None]:
     """Learn the former limit on concurrency from the record of a queue.
 
-    Remove it from the record if no message is left that may have been claimed under it.
+    Remove that limit from the record if no message is left that may have been claimed under it.
     """
     followed.drain = drain = Drain.of(record.get("drain"))
     if drain is None or now < drain.at + REMEMBERED_FOR:
@@ -177,7 +177,7 @@ def _names(key: str, concurrency: int) -> list[str]:
 def _held(
     queue: str, concurrency: int, keys: Collection[str]
 ) -> Plan[dict[str, dict[str, Document]]]:
-    """Return the messages that have slots of these keys, by key and then by slot."""
+    """Return the messages that have slots of these keys, keyed by key and then by slot."""
     names = [name for key in keys for name in _names(key, concurrency)]
     held: dict[str, dict[str, Document]] = {key: {} for key in keys}
     match = {"q": queue, "slot": {"$in": names}}
@@ -192,7 +192,7 @@ def _has_lapsed(document: Document, now: datetime) -> bool:
 
 
 def end_lapsed(kind: Kind, lapsed: Sequence[Document], now: datetime) -> Plan[None]:
-    """End claims whose leases have ended, unless they have been extended since."""
+    """End claims whose leases have ended, except leases that were extended in the meantime."""
     update = transitions.lapsing(kind)
     yield from UpdateEach(
         [
@@ -209,7 +209,7 @@ def end_lapsed(kind: Kind, lapsed: Sequence[Document], now: datetime) -> Plan[No
 def free(queue: str, slots: Iterable[object], session: object = None) -> Plan[None]:
     """Let waiting messages start, because these slots are free now.
 
-    Values that are not the name of a slot are ignored.
+    Values in ``slots`` that are not the name of a slot are ignored.
     """
     keys = {key_of_slot(each) for each in slots if isinstance(each, str)}
     if WHOLE_QUEUE in keys:  # without ``per``, no message is deferred: wake consumers

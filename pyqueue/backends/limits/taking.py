@@ -25,7 +25,7 @@ def follow(
     """Learn the limit of a queue from its record, and note the use of a queue with ``auto_delete``.
 
     Raises:
-        ConfigurationError: this release cannot read the limit, and no earlier limit is known.
+        ConfigurationError: This release cannot read the limit, and no earlier limit is known.
     """
     before = state.limit.limit
     try:
@@ -43,7 +43,7 @@ def follow(
 def take_of(scan: Scan) -> Plan[Take | None]:
     """Return the function that claims within the limit, or None if the queue has no limit.
 
-    If a rescan is due, this first corrects deferrals, and then moves the scan's instant to now.
+    If a rescan is due, first correct the start times of deferred messages, and update ``scan.now``.
     """
     state = scan.state
     limit = state.limit.limit  # read once, because another thread may change it
@@ -67,8 +67,9 @@ def give_back_permits(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
     if limit is None or limit.rate is None or not documents:
         return
     queue, number = scan.terms.queue, Counter(key_of(limit, each) for each in documents)
-    for key, permits in number.items():
+    for key in number:
         followed.forget(key)
-        yield from rates.give_back(queue, limit, key, rates.Granted(permits, now, now))
+    unused = [(key, rates.Granted(permits, now, now)) for key, permits in number.items()]
+    yield from rates.give_back(queue, limit, unused)
     if limit.per is not None:  # messages of these keys may be deferred for too long
         yield from waiting.restore(queue, followed, list(number))

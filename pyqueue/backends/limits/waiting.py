@@ -1,4 +1,4 @@
-"""Defer messages of a limit ``per`` key that cannot start yet, and bring them forward in time.
+"""Defer messages that a limit ``per`` key keeps from starting, and bring them forward in time.
 
 A scan that meets such messages defers them; see ``turns``. The field ``limited`` of a deferred
 message contains its key. The first message of a key becomes eligible when the key has both a free
@@ -29,6 +29,7 @@ from pyqueue.backends.turns import (
     write_due,
     write_when,
 )
+from pyqueue.concurrently import SHORT_AT_ONCE, concurrently
 from pyqueue.errors import TimedOut
 from pyqueue.limits import FollowedLimit, Limit, MayStart
 from pyqueue.requests import (
@@ -73,13 +74,14 @@ def defer(
     """Defer messages that cannot start yet. Return how many were deferred.
 
     Afterwards, the caller has to bring the first message of each key forward; see ``restore``.
-    Lapsed claims are ended first, because a deferral sets ``when``, which is the end of a lease.
+    Lapsed claims are ended first, because a deferral changes ``when``, which a claim uses for the
+    end of its lease.
 
     Args:
-        queue: the name of the queue.
-        kind: its kind.
-        waiting: the messages, keyed by limit key.
-        now: the current instant.
+        queue: The name of the queue.
+        kind: The kind of the queue.
+        waiting: The messages, keyed by limit key.
+        now: The current instant.
     """
     if lapsed := [each for some in waiting.values() for each in some if "token" in each]:
         yield from slots.end_lapsed(kind, lapsed, now)
@@ -109,7 +111,7 @@ class Restored(NamedTuple):
 def restore(
     queue: str, followed: FollowedLimit, keys: Collection[str] | None, after: str = ""
 ) -> Plan[Restored]:
-    """Correct the deferrals of these keys; None means the next keys after ``after``."""
+    """Correct the start times of deferred messages of ``keys``, or of the keys after ``after``."""
     some = keys if keys is None else list(keys)
     firsts = yield from FirstOfEach(queue, LIMITED, some, after)
     names = [each["limited"] for each in firsts if isinstance(each["limited"], str)]
@@ -124,9 +126,12 @@ def restore(
     }
     ready = yield from place_firsts(queue, LIMITED, firsts, later, now)
     if keys is not None:  # otherwise, correct only the first message of each key
-        for key, each in found.items():
-            if each.number > 1:
-                ready += yield from _bring_more(queue, key, min(each.number, MAX_FORWARD), now)
+        several = [
+            _bring_more(queue, key, min(each.number, MAX_FORWARD), now)
+            for key, each in found.items()
+            if each.number > 1
+        ]
+        ready += sum((yield from concurrently(several, SHORT_AT_ONCE)))
     if ready:
         yield from Signal(queue, now)
     elif keys is not None and later and limit.rate is not None:
@@ -150,7 +155,7 @@ def _bring_more(queue: str, key: str, number: int, now: datetime) -> Plan[int]:
 def bring_next(queue: str, left: Sequence[Mapping[str, object]], session: object) -> Plan[None]:
     """Bring the next message of each key forward, after other messages left the queue unclaimed.
 
-    Otherwise the next messages would wait for a claim. ``left``: the messages that left the queue.
+    Without this, the next messages would wait for a claim. ``left``: the messages that left.
     """
     waited = [each.get("limited") for each in left if "token" not in each]
     keys = {each for each in waited if isinstance(each, str)}
@@ -158,7 +163,7 @@ def bring_next(queue: str, left: Sequence[Mapping[str, object]], session: object
 
 
 def walk(queue: str, followed: FollowedLimit, after: str) -> Plan[str]:
-    """Correct the deferrals of the next keys after ``after``. Return the key to continue after."""
+    """Correct start times for the keys after ``after``. Return the key to continue after."""
     keys, _ = yield from restore(queue, followed, None, after)
     if after and len(keys) < MAX_PAGE:  # wrap around
         yield from restore(queue, followed, None, "")
@@ -166,7 +171,7 @@ def walk(queue: str, followed: FollowedLimit, after: str) -> Plan[str]:
 
 
 def defers(limit: Limit | None, *, instead: Limit | None) -> bool:
-    """Return whether messages may still wait for ``limit`` after the queue got ``instead``."""
+    """Return whether messages may still wait for ``limit`` after ``instead`` has replaced it."""
     if limit is None or limit.per is None:
         return False
     return instead is None or instead.per != limit.per
