@@ -1,13 +1,13 @@
 """Extending leases: ``Queue.extend``, and the renewals of a client's renewer.
 
 An extension may be repeated: it only writes a later end of the lease. Therefore one command extends
-many leases. If it times out, it is split and sent again until each locked message is alone. A
-locked message then costs no other message its lease.
+many leases. If that command times out, a message is locked, or the server is busy. Then the command
+is split, and the parts are sent at once, until each locked message is alone. So a locked message
+costs no other message its lease.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -17,6 +17,7 @@ from pyqueue.backends import forms, transitions
 from pyqueue.backends.ending import CANCELLED
 from pyqueue.backends.forms import Extension, Failures, Held
 from pyqueue.backends.options import QueueTerms
+from pyqueue.concurrently import SHORT_AT_ONCE, concurrently
 from pyqueue.documents import hashable_id, is_cancelled
 from pyqueue.errors import LeaseLost, QueueError, Unavailable, first_ten
 from pyqueue.messages import Reservation, seconds_left
@@ -33,7 +34,7 @@ LAST_TRY_S: Final = 2.0
 
 
 class _Limits(NamedTuple):
-    """The time limits of a command in seconds, or None for the usual; see ``requests.Command``."""
+    """A command's time limits in seconds; None is the usual limit. See ``requests.Command``."""
 
     max_time_s: float | None
     server_limit_s: float | None
@@ -48,8 +49,8 @@ def extend(
     """Renew the leases of messages, starting now.
 
     Raises:
-        LeaseLost: some messages were no longer held; the other leases are extended.
-        Unavailable: the outcome is unknown for the messages in the exception's ``ids``; each other
+        LeaseLost: Some messages were no longer held; the other leases are extended.
+        Unavailable: The outcome is unknown for the messages in the exception's ``ids``; each other
             lease was extended or lost.
     """
     held = arguments.reservations(terms.queue, tuple(given))
@@ -69,7 +70,7 @@ def extend(
 
 
 def age_s(held: Reservation[Any]) -> Plan[float]:
-    """Return how many seconds a lease has run."""
+    """Return for how many seconds a lease has been running."""
     return held.lease - seconds_left(held, (yield from ServerTime()))
 
 
@@ -78,13 +79,13 @@ def renew(
 ) -> Plan[list[QueueError | None]]:
     """Extend each lease by its own length.
 
-    This waits for the primary only. A fail-over that undoes the renewal leaves the former end of
-    the lease, which is later than the next renewal.
+    This waits for the primary only. A fail-over may undo a renewal, but the former lease then still
+    lasts until after the next renewal.
 
     Args:
-        held: the reservations whose leases are extended.
-        told: called for each message that was cancelled. This takes a further command only if there
-            are such messages.
+        held: The reservations whose leases are extended.
+        told: Called for each message that was cancelled. If there are such messages, this takes
+            further commands.
 
     Returns:
         One entry per lease: None, or the error of its extension.
@@ -104,45 +105,65 @@ def _extend(held: Held, how: Extension) -> Plan[Failures]:
 
 def extend_documents(held: Held, how: Extension) -> Plan[Failures]:
     """Extend the leases of messages that have their own documents. Return the failures."""
-    failures: Failures = []
-    groups = deque(_groups(held, how.lease_s))
-    trouble: Unavailable | None = None
+    groups = list(_groups(held, how.lease_s))
     end = (yield from ServerTime()) + timedelta(seconds=how.budget_s)
+    failures: Failures = []
+    troubles: list[Unavailable] = []
     while groups:
-        length_s, group = groups.popleft()
-        now = yield from ServerTime()
-        if trouble is not None and now >= end:
-            failures += [(each, trouble) for each in group]
-            continue
-        limits = _NO_LIMITS if how.patient else _limits(group, how.budget_s, w1=how.w1)
-        until = now + timedelta(seconds=length_s)
-        try:
-            lost = yield from _extend_group(group, until, how, limits)
-        except Unavailable as error:
-            trouble = error
-            if len(group) == 1:
-                failures.append((group[0], error))
+        tries = [_try_group(each, how, end, troubles) for each in groups]
+        outcomes = yield from concurrently(tries, SHORT_AT_ONCE)
+        tried, groups = groups, []
+        for group, outcome in zip(tried, outcomes, strict=True):
+            if not isinstance(outcome, Unavailable):
+                failures += [(each, lost_lease(each)) for each in outcome]
+            elif len(group) == 1 or (yield from ServerTime()) >= end:
+                failures += [(each, outcome) for each in group]
             else:
-                # The parts come after all other groups, which may meet no lock.
-                groups += [(length_s, part) for part in _divided(group, _PARTS)]
-            continue
-        trouble = None
-        missing = {id(each) for each in lost}
-        for each in group:
-            if id(each) not in missing:
-                each.until, each.lease = until, length_s
-        failures += [(each, lost_lease(each)) for each in lost]
+                groups += _divided(group, _PARTS)
     return failures
+
+
+def _try_group(
+    group: Held, how: Extension, end: datetime, troubles: list[Unavailable]
+) -> Plan[Held | Unavailable]:
+    """Extend the leases of a group with one command.
+
+    Args:
+        group: Reservations with leases of the same length.
+        how: How the leases are extended.
+        end: When to stop trying if commands fail.
+        troubles: The errors of commands since the last success, from all groups.
+
+    Returns:
+        The reservations that are no longer held, or the error of the command.
+    """
+    now = yield from ServerTime()
+    if troubles and now >= end:
+        return troubles[-1]
+    length_s = group[0].lease if how.lease_s is None else how.lease_s
+    until = now + timedelta(seconds=length_s)
+    limits = _NO_LIMITS if how.patient else _limits(group, how.budget_s, w1=how.w1)
+    try:
+        lost = yield from _extend_group(group, until, how, limits)
+    except Unavailable as error:
+        troubles.append(error)
+        return error
+    troubles.clear()
+    missing = {id(each) for each in lost}
+    for each in group:
+        if id(each) not in missing:
+            each.until, each.lease = until, length_s
+    return lost
 
 
 def _limits(group: Held, budget_s: float, *, w1: bool) -> _Limits:
     """Return the time limits of one command, in seconds.
 
     They are long enough for a slow link, and three consecutive commands fit into the budget.
-    The driver sends no command whose limit is shorter than the round trip that it last measured,
-    perhaps on a busy machine. So the server enforces the limit of a renewal. It cannot enforce a
-    limit if the command also waits for other members; then the last try of a message gets more
-    time.
+    The driver refuses a command whose limit is shorter than the last round trip that it measured,
+    which may have been long on a busy machine. So the server enforces the limit of a renewal. The
+    server cannot do so if the command also waits for other members. The last try of a message then
+    gets more time.
     """
     limit_s = min(max(min(each.lease for each in group) / 8, 0.5), budget_s / 4)
     if w1:
@@ -150,14 +171,14 @@ def _limits(group: Held, budget_s: float, *, w1: bool) -> _Limits:
     return _Limits(limit_s if len(group) > 1 else max(limit_s, LAST_TRY_S), None)
 
 
-def _groups(held: Held, lease_s: float | None) -> Iterable[tuple[float, Held]]:
+def _groups(held: Held, lease_s: float | None) -> Iterable[Held]:
     """Divide reservations into groups with leases of equal length."""
     by_length: dict[float, list[Reservation[Any]]] = {}
     for each in held:
         by_length.setdefault(each.lease if lease_s is None else lease_s, []).append(each)
-    for length_s, same in by_length.items():
+    for same in by_length.values():
         for start in range(0, len(same), MAX_GROUP):
-            yield length_s, same[start : start + MAX_GROUP]
+            yield same[start : start + MAX_GROUP]
 
 
 def _divided(group: Held, parts: int) -> Iterable[Held]:
@@ -168,8 +189,8 @@ def _divided(group: Held, parts: int) -> Iterable[Held]:
 def _extend_group(group: Held, until: datetime, how: Extension, limits: _Limits) -> Plan[Held]:
     """Extend a group with one command. Return the reservations that are no longer held.
 
-    If the caller asks for cancelled messages, the command does not match them. A second command
-    extends them, so the question costs a command only if there are cancelled messages.
+    If the caller wants to be told of cancelled messages, the command leaves them out, and a second
+    update extends them. Without cancelled messages, no second update is needed.
     """
     match = transitions.holds_filter(group)
     if how.told is not None:
@@ -200,8 +221,8 @@ def _not_extended(
     """Find out which leases a command did not extend, and report cancelled messages.
 
     Returns:
-        The reservations that are no longer held, and the held reservations that the command did
-        not match.
+        The reservations that are no longer held, and the reservations that are still held although
+        the command did not match them.
     """
     live = {"_id": {"$in": [each.id for each in group]}, "processed": {"$exists": False}}
     documents = yield from Find(live, {"token": 1} if told is None else {"token": 1, "cancel": 1})
@@ -220,7 +241,7 @@ def _not_extended(
 
 
 def lost_lease(held: Reservation[Any]) -> LeaseLost:
-    """Return the error for an extension that came after the end of the lease."""
+    """Return the error for an extension of a lease that is no longer held."""
     return LeaseLost(
         f"message {held.id} of queue {held.queue!r} is no longer held: its lease ended, "
         "or it was settled",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from pyqueue import LeaseLost, Reservation, Unavailable
 from pyqueue.backends.extending import renew
+from pyqueue.concurrently import Concurrently
 from pyqueue.requests import Change, Find, ServerTime, Update
 from tests.plans.runner import NOW, Runner, after, reservation, standard
 
@@ -69,6 +71,36 @@ def test_renewal_gives_up_while_the_server_is_silent() -> None:
     assert all(isinstance(error, Unavailable) for error in results)
     assert (server.now - NOW).total_seconds() < 40
     assert len(server.commands) < 20
+
+
+class Busy(Server):
+    """A server so busy that it takes longer for a large group than a renewal may."""
+
+    def _answer(self, request: Any) -> Any:
+        if isinstance(request, Concurrently):
+            assert len(request.plans) <= request.at_once
+            began, ends = self.now, []
+            results = []
+            for plan in request.plans:
+                self.now = began
+                results.append(self.run(plan))
+                ends.append(self.now)
+            self.now = max(ends)
+            return results
+        if isinstance(request, Update):
+            large = len(ids_of(request)) > 50
+            self.locked = set(ids_of(request)) if large else set()
+            if not large:
+                self.now += timedelta(seconds=0.5)
+        return super()._answer(request)
+
+
+def test_renewal_on_a_busy_server_takes_two_time_limits() -> None:
+    """The parts of a group that timed out are renewed at once, so no lease ends meanwhile."""
+    server, held = Busy(), reservations(100, 5.0)
+    assert server.run(renew(held)) == [None] * 100
+    assert (server.now - NOW).total_seconds() < 2
+    assert len(server.commands) == 11
 
 
 def test_renewal_takes_a_command_for_a_hundred_leases() -> None:
