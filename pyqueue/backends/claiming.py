@@ -66,10 +66,10 @@ class Taken(NamedTuple):
         """Return the result of a scan that read a page.
 
         Args:
-            documents: the messages that the scan claimed.
-            page: the messages that the scan read.
-            done: the ids on the page that are no longer ready.
-            size: how many messages the scan asked for.
+            documents: The messages that the scan claimed.
+            page: The messages that the scan read.
+            done: The ids on the page that are no longer ready.
+            size: How many messages the scan asked for.
         """
         left = next((each for each in page if hashable_id(each["_id"]) not in done), None)
         # ``scan_position`` takes the place from ``due``. On a page, ``when`` is the place.
@@ -87,11 +87,11 @@ def claim(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document], bo
     """Claim the first messages of a queue, and update this process's knowledge of it.
 
     Args:
-        scan: which messages to claim, and how.
-        take: how to choose and claim messages, or None to take the first messages.
+        scan: Which messages to claim, and how.
+        take: How to choose and claim messages, or None to take the first messages.
 
     Returns:
-        The claimed documents, and whether the queue had no more.
+        The claimed documents, and whether no more messages were ready.
     """
     terms, state, line, now = scan.terms, scan.state, scan.line, scan.now
     start = state.start(now, line)  # None for a kind that does not scan forward
@@ -121,7 +121,7 @@ def _learn(
 ) -> Plan[None]:
     """Learn from a claim where the next scan begins.
 
-    The scan ran from ``began`` to ``after``. It began at ``start``; None stands for the very start.
+    The scan ran from ``began`` to ``after``. It began at ``start``, or at the very start if None.
     """
     terms, state, line, last = scan.terms, scan.state, scan.line, taken.last
     place = None if last is None else scan_position(last, began)
@@ -140,7 +140,7 @@ def _learn(
 
 
 def _move_sentinels(scan: Scan, now: datetime) -> Plan[None]:
-    """Move the records of the queue, and of its kind, ahead of now, so that scans end there."""
+    """Set the ``when`` of the queue's records ahead of now, so that scans end there."""
     queue, state = scan.terms.queue, scan.state
     state.sentinel.at = now + RECORD_AHEAD
     records: list[object] = [record_id(queue)]
@@ -165,14 +165,14 @@ def _pop_first(scan: Scan) -> Plan[Taken | None]:
         scan.state.transaction_locks.on_time_limit(scan.now)
         raise
     except (InvalidMessage, BSONError) as error:
-        text = f"payload: the popped message cannot be read, and is gone ({error})"
+        text = f"payload: the popped message cannot be decoded, and was deleted ({error})"
         raise InvalidMessage(text) from error
     return _taken(document)
 
 
 @dataclass(slots=True)
 class _Claim:
-    """One claim of a scan."""
+    """One attempt of a scan to claim messages."""
 
     scan: Scan
     update: UpdateFields
@@ -187,7 +187,7 @@ class _Claim:
         return str(self.update["$set"]["token"])
 
     def left_s(self) -> float:
-        """Return the time limit of the next command, which leaves time to find out its outcome."""
+        """Return the next command's limit in seconds, which leaves time to find out the outcome."""
         terms = self.scan.terms
         return terms.left_s(self.scan.now, self.sent, terms.recovery_timeout_s)
 
@@ -341,9 +341,9 @@ def _claim_many(claim: _Claim) -> Plan[Taken]:
 def _taken_of(
     scan: Scan, seen: Sequence[Document], found: list[Document], *, is_certain: bool
 ) -> Taken:
-    """Return the result of a claim of candidates.
+    """Return the result of a scan that claimed candidates.
 
-    After a skip, the skipped messages are unknown. A failed update may have stopped halfway.
+    ``is_certain`` is false after a skip, and after a failed update, which may be half done.
     """
     if not is_certain:
         return Taken(found)
@@ -354,10 +354,10 @@ def _taken_of(
 
 
 def _write_claims(claim: _Claim, ids: Sequence[Any]) -> Plan[tuple[int, Unavailable | None]]:
-    """Claim messages that are still free.
+    """Claim the messages with these ids that are still free.
 
     Returns:
-        How many were claimed, and the error that leaves this number unknown, or None.
+        How many messages were claimed, and the error that makes this number unknown, or None.
     """
     if not ids:
         return 0, None
@@ -396,8 +396,8 @@ def _claim_each(claim: _Claim, wanted: int) -> Plan[list[Document]]:
     """Claim messages one by one after the server refused a claim, or a document was unreadable.
 
     The server cannot increment ``tries`` if it is not a number, and it refuses a document that
-    would become too large. Such documents are buried on the way. If each message needs its own
-    update, this only reads the messages that are already claimed.
+    would become too large. Such documents go to the dead-letter queue. If each message needs its
+    own update, this only reads the messages that are already claimed.
     """
     scan = claim.scan
     terms, (order, index) = scan.terms, scan.ordering

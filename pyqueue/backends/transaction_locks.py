@@ -45,7 +45,7 @@ LONGEST_PAUSE: Final = timedelta(seconds=60)
 #: The time between retries that time out, so that they cost no more than a fifth of a consumer's
 #: time.
 RETRY_INTERVAL: Final = timedelta(seconds=5 * CLAIM_LIMIT_S)
-#: The same for claims that meet locked messages, and then try a page one by one.
+#: The time between claims that meet locked messages and try a page one by one, likewise.
 RELEASE_INTERVAL: Final = 4 * RETRY_INTERVAL
 #: The longer limits for claims on a slow server, in seconds, and how long they apply.
 SLOW_SERVER_LIMITS_S: Final = (4 * CLAIM_LIMIT_S, 16 * CLAIM_LIMIT_S, None)
@@ -94,20 +94,24 @@ class LockedMessages:
             return CLAIM_LIMIT_S
         return SLOW_SERVER_LIMITS_S[self._too_short]
 
+    def try_limit_s(self, now: datetime) -> float:
+        """Return the limit for a claim of one message, which is longer on a slow server, too."""
+        return min(self.limit_s(now) or math.inf, SLOW_SERVER_LIMITS_S[0])
+
     def expected(self, now: datetime) -> bool:
         """Return whether claims are likely to meet locked messages."""
         return bool(self.excluded) or _before(now, self._expected_until)
 
     def on_time_limit(self, now: datetime) -> None:
-        """Learn that a claim timed out."""
+        """Note that a claim timed out."""
         self._expected_until = now + EXPECTED_FOR
 
     def on_blocked_claim(self, began: float, ended: float) -> None:
-        """Learn that a claim with an update for each message was blocked during this time."""
+        """Note that a claim with an update for each message was blocked during this time."""
         self.singly_until = ended + BLOCKED_PAUSE * (ended - began)
 
     def on_slow_server(self, now: datetime) -> None:
-        """Learn that every write timed out."""
+        """Note that every write timed out, so that claims get a longer limit."""
         was_slow = _before(now, self._slow_until)
         longest = len(SLOW_SERVER_LIMITS_S) - 1
         self._too_short = min(self._too_short + 1, longest) if was_slow else 0
@@ -124,7 +128,7 @@ class LockedMessages:
             self._exclude(now, each["_id"], each["when"], None)
 
     def exclude_again(self, now: datetime, exclusion: Exclusion) -> None:
-        """Learn that a retry timed out."""
+        """Note that the retry of an excluded message timed out, and extend its pause."""
         self._exclude(now, exclusion.id, exclusion.when, exclusion.pause)
         self._next_retry = now + RETRY_INTERVAL
 
@@ -165,7 +169,7 @@ class LockedMessages:
 
     @property
     def first_when(self) -> datetime | None:
-        """The place of the first excluded message."""
+        """The ``when`` of the first excluded message, or None if none is excluded."""
         return min((each.when for each in self.excluded.values()), default=None)
 
     def passing_over(self, match: Filter, page: Sequence[Document] = ()) -> Filter:
@@ -175,7 +179,7 @@ class LockedMessages:
 
 
 def _before(now: datetime, until: datetime | None) -> bool:
-    """Return whether an interval is still running. If the clock was set back, it is not."""
+    """Return whether ``until`` is ahead, but not so far ahead that the clock was set back."""
     return until is not None and now < until <= now + LONGEST_PAUSE
 
 
@@ -193,11 +197,11 @@ class OneByOne(NamedTuple):
     #: Buries the malformed message that matches a filter, given the refusal of the server.
     bury: Callable[[Filter, InvalidMessage, datetime], Plan[None]]
 
-    def claim(self, id: Any, limit_s: float | None = CLAIM_LIMIT_S) -> Plan[int]:
+    def claim(self, id: Any, limit_s: float | None) -> Plan[int]:
         """Claim a message that is free. Return 1, or 0 if it could not be claimed or was buried.
 
         Raises:
-            TimeLimitReached: a transaction may hold it, or the server is slow.
+            TimeLimitReached: A transaction may hold the message, or the server is slow.
         """
         one = still_claimable(self.queue, [id], self.now, self.until)
         try:
@@ -215,7 +219,7 @@ def retry_excluded(claims: OneByOne, locked: LockedMessages, wanted: int) -> Pla
     claimed = 0
     while claimed < wanted and (exclusion := locked.to_retry(claims.now)) is not None:
         try:
-            claimed += yield from claims.claim(exclusion.id)
+            claimed += yield from claims.claim(exclusion.id, locked.try_limit_s(claims.now))
         except Unavailable:
             locked.exclude_again(claims.now, exclusion)
         else:
@@ -229,16 +233,16 @@ def claim_unlocked(
     """Claim messages one by one after a claim timed out, and exclude the locked messages.
 
     Args:
-        claims: how to claim one message, with the update that timed out and claimed nothing.
-        ordering: the order and the index of the claim.
-        locked: this process's knowledge of the locked messages of the queue.
-        match: the filter of the claim that timed out.
-        wanted: the maximum number of messages to claim.
+        claims: How to claim one message, with the update that timed out and claimed nothing.
+        ordering: The order and the index of the claim.
+        locked: This process's knowledge of the locked messages of the queue.
+        match: The filter of the claim that timed out.
+        wanted: The maximum number of messages to claim.
 
     Returns:
         False if the server is slow: no write finished within the limit, and nothing was claimed.
     """
-    now = claims.now
+    now, limit_s = claims.now, locked.try_limit_s(claims.now)
     locked.on_time_limit(now)
     size = max(PAGE_SIZE, wanted, 2 * len(locked.excluded))
     page = yield from Find(match, PLACE, sort=ordering.sort, limit=size, hint=ordering.hint)
@@ -249,7 +253,7 @@ def claim_unlocked(
             break
         tried += 1
         try:
-            claimed += yield from claims.claim(each["_id"])
+            claimed += yield from claims.claim(each["_id"], limit_s)
             in_a_row = 0
         except TimeLimitReached:
             timed_out.append(each)
@@ -257,9 +261,8 @@ def claim_unlocked(
     if not timed_out:
         return True
     untried = page[tried:] if in_a_row == MAX_TIMEOUTS_IN_A_ROW else []
-    if not claimed and not (
-        yield from _writes_are_quick(claims, ordering, locked.passing_over(match, page))
-    ):
+    behind = locked.passing_over(match, page)
+    if not claimed and not (yield from _is_quick(claims, ordering, behind, limit_s)):
         locked.on_slow_server(now)
         return False
     log.warning(
@@ -271,16 +274,16 @@ def claim_unlocked(
     return True
 
 
-def _writes_are_quick(claims: OneByOne, ordering: Ordering, behind_page: Filter) -> Plan[bool]:
-    """Return whether a claim behind the locked messages, or a write to the record, is quick.
+def _is_quick(claims: OneByOne, ordering: Ordering, behind: Filter, limit_s: float) -> Plan[bool]:
+    """Return whether a claim behind the locked messages, or a write to the record, is in time.
 
-    The record decides if no other message is free. The caller of ``claim_unlocked`` finds the
-    message that this claims: it reads all messages with the token of ``claims.update``.
+    If no other message is free, the write to the record decides. The caller of ``claim_unlocked``
+    finds a message that this claims: it reads all messages with the token of ``claims.update``.
     """
     sort, index = ordering
     try:
         claimed = yield from FindAndModify(
-            behind_page, claims.update, sort=sort, hint=index, w1=True, server_limit_s=CLAIM_LIMIT_S
+            behind, claims.update, sort=sort, hint=index, w1=True, server_limit_s=limit_s
         )
         if claimed is not None:
             return True
@@ -292,7 +295,7 @@ def _writes_are_quick(claims: OneByOne, ordering: Ordering, behind_page: Filter)
     record = {"_id": record_id(claims.queue)}
     ahead = {"$set": {"when": claims.now + RECORD_AHEAD}}
     try:
-        change = yield from Update(record, ahead, w1=True, server_limit_s=CLAIM_LIMIT_S)
+        change = yield from Update(record, ahead, w1=True, server_limit_s=limit_s)
     except TimeLimitReached:
         return False
     return change.matched > 0  # without a record, nothing was written in time
