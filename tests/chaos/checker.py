@@ -357,6 +357,8 @@ class Ledgers:
         self.settled: list[Settled] = []
         #: The settles that were refused at the first try.
         self.refused: list[Settled] = []
+        #: The messages, (token, id), of settles whose outcome the caller did not learn.
+        self._unsettled: set[tuple[str, str]] = set()
         #: The ids that each claim asked to commit: {token: ids}.
         self.committing: dict[str, set[str]] = defaultdict(set)
         #: The calls to receive that got nothing or took long, by queue.
@@ -491,6 +493,7 @@ class Ledgers:
             for token, ids in call.items.items():
                 self.committing[token].update(ids)
         if call.outcome not in ("ok", "refused"):
+            self._unsettled.update((token, id) for token, ids in call.items.items() for id in ids)
             return
         lost, unknown = call.result if call.outcome == "refused" else ({}, {})
         left = {token: {*lost.get(token, ()), *unknown.get(token, ())} for token in call.items}
@@ -503,7 +506,10 @@ class Ledgers:
         self.figures["refused"] += sum(map(len, left.values()))
         if not again:
             self.refused += [
-                (op, call.queue, id, token) for token, ids in lost.items() for id in ids
+                (op, call.queue, id, token)
+                for token, ids in lost.items()
+                for id in ids
+                if (token, id) not in self._unsettled
             ]
         self.settled += done
         if done and op in ("commit", "move"):

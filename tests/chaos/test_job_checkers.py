@@ -52,6 +52,16 @@ def test_checker_loop_commits_when_it_asks_again(
     expect_only(scenario.check(*([] if done else ["a"])), *wrong)
 
 
+def test_checker_loop_may_commit_again_what_its_body_committed(scenario: Scenario) -> None:
+    """The body did not learn whether its commit was carried out, so the loop commits again."""
+    scenario.stored("a", LOOPS).claimed("a", "1")
+    scenario.called("next", LOOPS, {}, "ok", {"1": {"a": 1}})
+    scenario.called("commit", LOOPS, {"1": ["a"]}, "unknown", "the server did not answer")
+    scenario.deleted("a")
+    scenario.called("next", LOOPS, {"1": ["a"]}, "refused", [{"1": ["a"]}, {}])
+    expect_only(scenario.check())
+
+
 def test_checker_left_loop_must_not_commit(scenario: Scenario) -> None:
     scenario.stored("a", LOOPS).held("a", "1", LOOPS).settled("rollback", "a", "1", LOOPS, None)
     scenario.deleted("a")
