@@ -32,7 +32,7 @@ _PIDFD_OPEN = 434  # the same number on every architecture but Alpha
 
 
 def pidfd(pid: int) -> int:
-    """Return a descriptor that names this process only and becomes readable when it ends.
+    """Return a descriptor that refers only to process ``pid``, and is readable once it has ended.
 
     The system call is made by number: a Python built with kernel headers older than 5.3 has no
     os.pidfd_open.
@@ -93,7 +93,7 @@ def _take(path: str) -> int | None:
 
 
 def die_with_parent(parent: int) -> None:  # not covered: between fork and exec
-    """Have the kernel kill this process when its parent ends. Call it between fork and exec."""
+    """Have the kernel kill this process when its parent ends. Call this between fork and exec."""
     # SIGKILL is safe: acknowledged writes with j:true are in the journal. A milder signal could be
     # ignored, and no process would be left to repeat it.
     if _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) or os.getppid() != parent:

@@ -34,7 +34,7 @@ _MAX_HEADERS_BYTES = 8192
 
 
 def queue_name(value: Any, argument: str = "name") -> str:
-    """Return a valid queue name: 1-110 of A-Z a-z 0-9 _ - . : > (not counting a final ".dead")."""
+    """Check a queue name, and return it. A final ".dead" does not count toward its length."""
     if not isinstance(value, str):
         raise InvalidName(
             f"{argument}: expected the name of a queue as a str, found {type(value).__name__}"
@@ -48,7 +48,7 @@ def queue_name(value: Any, argument: str = "name") -> str:
 
 
 def dead_letter(queue: str, value: Any) -> str:
-    """Return the name of the dead-letter queue of a queue; by default "<queue>.dead"."""
+    """Return the name of a queue's dead-letter queue, by default "<queue>.dead"."""
     if value is None:
         return f"{queue}.dead"
     if value == queue:
@@ -59,7 +59,7 @@ def dead_letter(queue: str, value: Any) -> str:
 
 
 def targets(queue: str, value: Any, *, least: int = 1) -> tuple[str, ...]:
-    """Return the target queues of a stage. Each may be listed only once."""
+    """Check the names of a stage's target queues, and return them. None may be listed twice."""
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise ConfigurationError(f"to: the stage of queue {queue!r} needs a list of queue names")
     names = tuple(map(queue_name, value))
@@ -76,9 +76,9 @@ def targets(queue: str, value: Any, *, least: int = 1) -> tuple[str, ...]:
 
 
 def choices(queue: str, to: Any) -> tuple[bool, tuple[str, ...]]:
-    """Return whether the rows of a Spark stage choose among its targets, and the targets.
+    """Return whether each row of a Spark stage names its target queue, and the possible targets.
 
-    ``to`` is a str for one target, a list if the rows choose, and None for no target.
+    ``to`` is a str for one target, a list if each row names one of them, and None for no target.
     """
     if to is None:
         return False, ()
@@ -88,12 +88,12 @@ def choices(queue: str, to: Any) -> tuple[bool, tuple[str, ...]]:
 
 
 def transaction_body(name: str, function: Any, *, awaited: bool) -> Callable[..., Any]:
-    """Wrap a function so that it raises if its result is of the wrong kind, awaitable or not.
+    """Wrap a function in a check of its result, which must be awaitable only if ``awaited``.
 
     Args:
-        name: The name of the argument.
-        function: The function. If it is obviously of the wrong kind, this raises without calling
-            the function.
+        name: The name of the argument that is the function, for error texts.
+        function: The function to wrap. If it is not callable, or is async but must not be, this
+            raises at once.
         awaited: Whether the caller awaits the result, as an AsyncClient does.
     """
     fitting, reason = (
@@ -118,12 +118,13 @@ def transaction_body(name: str, function: Any, *, awaited: bool) -> Callable[...
 
 
 def takes_second(what: str, function: Callable[..., Any], names: tuple[str, str]) -> bool:
-    """Return whether a function takes both of two arguments, and not only the first.
+    """Return whether a function takes the second of two arguments, and not only the first.
 
     Args:
         what: The beginning of the error text, which names the function.
         function: The function whose parameters are examined.
-        names: The names of the arguments. An optional second parameter counts if it has this name.
+        names: The names of the two arguments. If the second parameter of the function is optional,
+            it counts only if it has the second of these names.
     """
     first, second = names
     try:
@@ -148,7 +149,7 @@ def takes_second(what: str, function: Callable[..., Any], names: tuple[str, str]
 
 
 def group(value: Any, name: str = "group") -> str:
-    """Return a valid name of a claim group or a consumer group. The rules of queue names apply."""
+    """Check the name of a claim or consumer group by the rules for queue names, and return it."""
     if not isinstance(value, str) or not _QUEUE.fullmatch(value):
         raise ConfigurationError(
             f"{name}: invalid name {shown(value)}; use 1-110 of A-Z a-z 0-9 _ - . : >"
@@ -157,7 +158,7 @@ def group(value: Any, name: str = "group") -> str:
 
 
 def namespace_name(value: Any) -> str:
-    """Return a valid name of a namespace, which is also the name of its collection."""
+    """Check the name of a namespace, which is also that of its collection, and return it."""
     if not isinstance(value, str) or not _NAMESPACE.fullmatch(value) or value.startswith("system."):
         raise InvalidName(
             f"namespace: invalid namespace name {shown(value)}; start with a letter or "
@@ -178,7 +179,7 @@ def collection_name(namespace: str, suffix: Any) -> str:
 
 
 def duration(name: str, value: Any, *, positive: bool = False) -> float:
-    """Return a duration in seconds. It is finite, not negative and no longer than 100 years."""
+    """Check that a duration is from 0 seconds to 100 years long, and return it in seconds."""
     if isinstance(value, bool) or not isinstance(value, (int, float, timedelta)):
         raise ConfigurationError(
             f"{name}: expected seconds (int or float) or a timedelta, found {type(value).__name__}"
@@ -201,7 +202,7 @@ def duration(name: str, value: Any, *, positive: bool = False) -> float:
 
 
 def retention(value: Any) -> float:
-    """Return a valid retention of a stream in seconds: at least 10 minutes."""
+    """Check the retention of a stream, at least 10 minutes, and return it in seconds."""
     length = duration("retention", value)
     if length < _LEAST_RETENTION_S:
         raise ConfigurationError(
@@ -212,7 +213,7 @@ def retention(value: Any) -> float:
 
 
 def instant(name: str, value: Any) -> datetime:
-    """Return an aware instant before the year 8000, in UTC and whole milliseconds."""
+    """Check an aware datetime before the year 8000, and return it in UTC and whole milliseconds."""
     if not isinstance(value, datetime):
         raise ConfigurationError(
             f"{name}: expected a timezone-aware datetime, found {type(value).__name__}"
@@ -245,7 +246,7 @@ def starting(now: datetime, delay: Any, at: Any) -> datetime:
 
 
 def is_unicode(text: str) -> bool:
-    """Return whether a str can be stored, that is, encoded as UTF-8. A lone surrogate cannot."""
+    """Return whether a str can be stored, that is, encoded as UTF-8. Lone surrogates cannot be."""
     try:
         return text.isascii() or bool(text.encode())
     except UnicodeEncodeError:
@@ -263,7 +264,7 @@ def payloads(value: Any, single: str) -> list[Any]:
 
 
 def key(value: Any, name: str = "key") -> str:
-    """Return a valid message key: a str of 1-512 characters without NUL."""
+    """Check a message key, a str of 1-512 characters without NUL, and return it."""
     if (
         not isinstance(value, str)
         or not 1 <= len(value) <= 512
@@ -278,7 +279,7 @@ def key(value: Any, name: str = "key") -> str:
 
 
 def identity(value: Any) -> Id:
-    """Return a valid id: an ObjectId, or a str of 1-512 characters not starting with "~"."""
+    """Check and return an id: an ObjectId, or a str of 1-512 characters without a leading "~"."""
     if isinstance(value, ObjectId):
         return value
     if isinstance(value, Message):
@@ -298,7 +299,7 @@ def identity(value: Any) -> Id:
 
 
 def spellings(value: Any) -> list[Id]:
-    """Return the ids that a lookup tries: the id, then the ObjectId that a str may represent."""
+    """Return the ids to look up: the given id and, if it is an ObjectId as text, the ObjectId."""
     id = identity(value)
     if isinstance(id, str) and len(id) == 24 and ObjectId.is_valid(id):
         return [id, ObjectId(id)]
@@ -306,7 +307,7 @@ def spellings(value: Any) -> list[Id]:
 
 
 def headers(value: Any) -> dict[str, str | int | float | bool] | None:
-    """Return valid headers: up to 64 headers, with up to 8 KB of names and values.
+    """Check headers, and return them: at most 64, with at most 8 KB of names and values.
 
     Names are not empty, contain no dot and do not start with "$".
     """
@@ -334,11 +335,11 @@ def headers(value: Any) -> dict[str, str | int | float | bool] | None:
 def each_headers(
     same: Any, labels: Iterable[Any] | None, number: int
 ) -> list[Mapping[str, Any] | None]:
-    """Return the valid headers of each of several messages.
+    """Check the headers of several messages, and return one entry for each message.
 
     Args:
         same: The headers of every message.
-        labels: The headers of each message, in place of ``same``, or None if all have the same.
+        labels: The headers of each message, in place of ``same``; None to use ``same`` for all.
         number: How many messages there are.
     """
     if labels is None:
@@ -402,7 +403,7 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
 
 
 def count(name: str, value: Any, *, least: int = 1) -> int:
-    """Return a whole number from ``least`` to 2**31 - 1."""
+    """Check that a value is a whole number from ``least`` to 2**31 - 1, and return it."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MAX_COUNT:
         raise ConfigurationError(
             f"{name}: {shown(value)} is not allowed; "
@@ -419,12 +420,12 @@ def flag(name: str, value: Any) -> bool:
 
 
 def ordered_group(value: Any) -> str:
-    """Return a valid group of an ordered queue: a str of 1-512 characters without NUL."""
+    """Check a group of an ordered queue, a str of 1-512 characters without NUL, and return it."""
     return key(value, "group")
 
 
 def priority(value: Any) -> int:
-    """Return a valid priority: a whole number from 0 to 9."""
+    """Check that a priority is a whole number from 0 to 9, and return it."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= HIGHEST_PRIORITY:
         raise ConfigurationError(
             f"priority: {shown(value)} is not allowed; use a whole number from 0 to "
@@ -434,7 +435,7 @@ def priority(value: Any) -> int:
 
 
 def pack(value: Any) -> int:
-    """Return a valid maximum size of packs: a whole number from 2 to 1000 messages."""
+    """Check the maximum number of messages in a pack, from 2 to 1000, and return it."""
     if isinstance(value, bool) or not isinstance(value, int) or not 2 <= value <= MAX_PACK:
         raise ConfigurationError(
             f"pack: {shown(value)} is not allowed; use a whole number from 2 to {MAX_PACK}"
@@ -452,7 +453,7 @@ def reservation(value: Any) -> Reservation[Any]:
     elif value is None:
         text += "; reserve() returned None because no message came in time"
     elif isinstance(value, Message):
-        text += "; pop() has removed it already"
+        text += "; pop() has already removed the message"
     elif inspect.isawaitable(value):
         text += "; await reserve() first"
     raise ConfigurationError(text)
@@ -472,7 +473,7 @@ def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
 
 
 def owner(label: Any) -> str | None:
-    """Return a valid label for claims and records, or None for the default label."""
+    """Check and return the label that names a client as a holder. None stands for the default."""
     if label is not None and (
         not isinstance(label, str) or len(label) > 256 or not is_unicode(label)
     ):

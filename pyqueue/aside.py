@@ -1,7 +1,7 @@
 """Commands to the other collections of a namespace, such as ``<namespace>.metrics``.
 
-They go through the database and the driver of the client. A failure of such a command
-says nothing about the queues, so the driver neither counts it nor expects another primary.
+They go through the database and the driver of the client. A failure of such a command says
+nothing about the queues, so the driver does not count it, nor assume that the primary changed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Beside(Command[Answer]):
 
 
 class BesideReads(Beside[Answer]):
-    """A command that returns a cursor."""
+    """A command to another collection of the namespace, if the command returns a cursor."""
 
     __slots__ = ()
     cursor: ClassVar[bool] = True
@@ -50,7 +50,7 @@ def aside(suffix: str, command: Command[Answer]) -> Beside[Answer]:
 
 @dataclass(slots=True)
 class UpsertEach(Command[None]):
-    """Apply pairs of a filter and an update, and insert each document that is missing."""
+    """Update the document that each filter matches. If there is none, insert one."""
 
     pairs: Sequence[tuple[Filter, UpdateDocument]]
 

@@ -1,5 +1,5 @@
 # Generated from client.py by `make faces`. Edit client.py, and run `make faces`.
-"""``AsyncClient``: the public side of one ``AsyncConnection``. It creates queues and pipelines."""
+"""``AsyncClient``: opens queues, streams and pipelines over one ``AsyncConnection``."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class AsyncClient(AsyncScheduling):
         owner: A label that is stored in the messages that this client holds; default "host:pid".
         command_timeout: Seconds that a command may take, retries included, before ``Unavailable``
             is raised.
-        hooks: Objects whose methods are called when messages are pushed, received or settled, for
-            example; see ``Hooks``.
+        hooks: Objects whose methods are called, for example, when messages are pushed, received or
+            settled; see ``Hooks``.
         telemetry: Whether to store rates and latencies of messages; see ``AsyncQueue.stats``.
     """
 
@@ -130,22 +130,23 @@ class AsyncClient(AsyncScheduling):
     ) -> AsyncQueue[Any]:
         """Return a queue of this namespace. This does no I/O.
 
-        All users of a queue must agree on ``strict`` and on the options after it.
+        All users of a queue must agree on ``strict`` and on the options listed after ``strict``.
 
         Args:
-            name: 1-110 of A-Z a-z 0-9 _ - . : > (not counting a final ".dead"), or a QueueSpec.
-            model: A type of payloads that pydantic can validate, or None for any BSON value.
+            name: 1-110 characters of A-Z a-z 0-9 _ - . : > (not counting a final ".dead"), or a
+                QueueSpec.
+            model: The type of the payloads, for pydantic to validate, or None for any BSON value.
             lease: Seconds for which a reserved message is held.
             max_tries: How many times a message is tried before it is buried, or None for no limit.
             dead_letter: The name of the queue for buried messages; default "<name>.dead".
             history: Seconds for which finished messages are kept, or None to delete them at once.
             backoff: How long a message waits after a rollback.
             poll: Seconds after which a waiting consumer checks the queue even without a signal.
-            kind: "standard", "priority", "ordered" or "bucket". None means the existing kind.
+            kind: "standard", "priority", "ordered" or "bucket". None accepts the existing kind.
             strict: For a queue with priorities: whether high priorities may starve low priorities.
             on_failure: For an ordered queue: "block" (a failed message blocks its group) or "skip".
             pack: For a bucket: the maximum number of messages in one document, up to 1000.
-            limit: A cap on reserved messages, or on starts per period, across all processes.
+            limit: A limit on reserved messages, or on starts per period, across all processes.
             auto_delete: Seconds after which the queue is deleted if it is unused and empty.
 
         Returns:
@@ -195,7 +196,7 @@ class AsyncClient(AsyncScheduling):
             model: Anything that pydantic's TypeAdapter accepts, as for ``queue``.
             retention: Seconds, at least 600, for which messages are kept. All users of the stream
                 must give the same value. None means the stored value, or 7 days for a new stream.
-            limit: A Limit with a rate: how many messages each consumer group starts per period.
+            limit: A Limit with a rate: how many messages each consumer group may start per period.
 
         Returns:
             The stream.
@@ -244,7 +245,8 @@ class AsyncClient(AsyncScheduling):
             has the lease of its queue. Settle them with this client, for example by ``commit``.
 
         Raises:
-            ConfigurationError: ``queues`` contains something else, or one queue twice.
+            ConfigurationError: ``queues`` is empty, or contains an object of another kind or of
+                another client, or a queue twice.
         """
         plan = client_receiving.receive(self._connection, queues, limit, timeout)
         return await self._connection.run(plan)
@@ -258,8 +260,8 @@ class AsyncClient(AsyncScheduling):
     ) -> None:
         """Finish messages of any queues and consumer groups, as ``AsyncQueue.commit`` does.
 
-        Like all methods of a client that settle messages, this uses the options of the queue that
-        received each message. A reservation carries these options, even when it is pickled. If an
+        Like all methods of a client that settle messages, this uses the options with which each
+        message was received. A reservation carries these options, even when it is pickled. If an
         argument is not allowed for one of the messages, nothing is settled.
 
         Args:
@@ -283,7 +285,7 @@ class AsyncClient(AsyncScheduling):
         counted: bool = True,
         session: Any = None,
     ) -> None:
-        """Give messages back for another try, as ``AsyncQueue.rollback`` does.
+        """Put messages back in their queues for another try, as ``AsyncQueue.rollback`` does.
 
         Args:
             reservations: As in ``commit``.
@@ -300,7 +302,7 @@ class AsyncClient(AsyncScheduling):
         return await self._connection.run(plan)
 
     async def release(self, *reservations: Reservation[Any]) -> None:
-        """Give messages back unprocessed, as ``AsyncQueue.release`` does. The try is not counted.
+        """Put messages back unprocessed, as ``AsyncQueue.release`` does. The try is not counted.
 
         Args:
             reservations: As in ``commit``.
@@ -358,21 +360,21 @@ class AsyncClient(AsyncScheduling):
         """Move messages of any queues to another queue, as ``AsyncQueue.move`` does.
 
         Args:
-            reservations: As in ``commit``, but none of a stream, because its messages cannot move.
+            reservations: As in ``commit``, except that messages of a stream cannot be moved.
             to: The target queue, or its name, as in ``AsyncQueue.move``.
             payload: The new payload of each message.
-            update: An update of the stored payload, in place of a new payload.
+            update: An update of the stored payload, instead of a new payload.
             headers: Headers to merge into the headers of each message.
-            delay: Seconds until the message can be received in that queue; not with ``at``.
-            at: The instant from which the message can be received in that queue.
-            key: The message key in that queue; only with a single reservation.
-            priority: The priority in that queue; None keeps the message's priority.
-            group: The group in that queue; None keeps the message's group.
+            delay: Seconds until the message can be received in the target; not with ``at``.
+            at: The instant from which the message can be received in the target.
+            key: The message key in the target; only with a single reservation.
+            priority: The priority in the target; None keeps the message's priority.
+            group: The group in the target; None keeps the message's group.
             session: As in ``commit``.
 
         Raises:
             LeaseLost: Some messages were no longer held. The other messages were moved.
-            DuplicateKey: The key is taken in that queue. The reservation is still held.
+            DuplicateKey: The key is taken in the target. The message is still held.
             InvalidMessage: The payload, or the result of the update, cannot be stored.
         """
         edits = MoveOptions(update=update, headers=headers, delay=delay, at=at, key=key)
@@ -386,7 +388,7 @@ class AsyncClient(AsyncScheduling):
         The counts of one queue may be from different instants; ``AsyncQueue.counts`` is exact.
 
         Args:
-            cap: Stop counting a state at this number. A count of ``cap`` means "``cap`` or more".
+            cap: Count up to this number in each state. A count of ``cap`` means "``cap`` or more".
             held: False counts reserved messages as scheduled. This is faster if many messages are
                 reserved or scheduled, because telling them apart requires reading each message.
 
@@ -399,11 +401,11 @@ class AsyncClient(AsyncScheduling):
         """Return a message, wherever it is in the namespace.
 
         This includes dead-letter queues, histories and streams. A message that waits in a
-        dead-letter queue has the state "dead". The payload is the stored one; no model loads it.
+        dead-letter queue has the state "dead". The payload is returned as stored, without a model.
 
         Args:
-            id: The id of the message; you may pass an ObjectId as text. The id of a message in a
-                pack of a bucket is "<pack>:<place>", and the id of a message of a stream is
+            id: The id of the message; an ObjectId may be given as text. A message in a pack of a
+                bucket has the id "<pack>:<place>", and a message of a stream has the id
                 "<stream>~<position>".
 
         Returns:
@@ -413,22 +415,22 @@ class AsyncClient(AsyncScheduling):
         return await self._connection.run(finding.find(id))
 
     async def wait(self, id: Id, timeout: Duration | None = None) -> Finished[Any]:
-        """Wait until a message, pushed with ``result=``, has finished in any queue.
+        """Wait until a message that was pushed with ``result=`` has finished, in any queue.
 
-        If this client pushed the message and has a bus, it learns of the end at once; otherwise
-        within a second.
+        If this client pushed the message and has a bus, the call returns at once when the message
+        has finished; otherwise, within a second.
 
         Args:
-            id: As in ``find``. The end of a message in a stream or a pack is not kept.
+            id: As in ``find``; not for messages in streams or packs, whose results are not kept.
             timeout: Seconds to wait. None waits forever; 0 does not wait.
 
         Returns:
             The finished message, with its ``result``.
 
         Raises:
-            JobFailed: The message was buried, removed or cancelled, it has expired, or it no longer
-                exists and its end was not kept.
-            TimeoutError: The message has not finished within the timeout. It stays in its queue.
+            JobFailed: The message was buried, removed or cancelled, it has expired, or it is gone
+                and its outcome was not kept.
+            TimeoutError: The message did not finish within the timeout. It stays in its queue.
         """
         waiters = self._connection.waiters(self._connection.results)
         return await self._connection.run(awaiting.wait(waiters, id, timeout))
@@ -448,7 +450,7 @@ class AsyncClient(AsyncScheduling):
         Args:
             queue: The queue, or its name.
             payload: As in ``AsyncQueue.push``.
-            timeout: Seconds to wait. After that, the message is cancelled, and no worker begins to
+            timeout: Seconds to wait. After that, the message is cancelled, and no worker starts to
                 work on it; see ``expires`` of ``AsyncQueue.push``.
             headers: As in ``AsyncQueue.push``.
             priority: As in ``AsyncQueue.push``.
@@ -459,7 +461,7 @@ class AsyncClient(AsyncScheduling):
 
         Raises:
             JobFailed: As in ``wait``.
-            TimeoutError: The message has not finished within the timeout.
+            TimeoutError: The message did not finish within the timeout.
         """
         target = self.queue(queue) if isinstance(queue, str) else queue
         own = {"headers": headers, "priority": priority, "group": group}
@@ -468,17 +470,17 @@ class AsyncClient(AsyncScheduling):
     def gather(
         self, then: To[Any], *, dead: WhenDead = "hold"
     ) -> AbstractAsyncContextManager[Gather]:
-        """Push a message once all messages that a block pushes with ``gather=`` have ended.
+        """Push a final message once all messages pushed with ``gather=`` in a block have ended.
 
         A message has ended when it is finished, removed or cancelled, but not when it moves to
-        another queue or is tried again. The final message is pushed once, by any process that finds
-        that all messages have ended, so this process may exit before. If the block raises an
+        another queue or is tried again. The final message is pushed once, by the process that finds
+        that all messages have ended; this process may have exited by then. If the block raises an
         exception, or a push in it fails, the final message is not pushed; the pushed messages stay.
 
         Args:
             then: The final message: its queue, its payload and the other options of a ``To``.
-            dead: The effect of a message in a dead-letter queue: "hold" waits until it is sent back
-                and finished, or is removed; "end" counts it as ended.
+            dead: How to treat a buried message: "hold" waits until the message is sent back and
+                finished, or is removed; "end" counts the message as ended.
 
         Returns:
             An async context manager that yields the gather, to be passed as ``gather=``.
@@ -486,7 +488,7 @@ class AsyncClient(AsyncScheduling):
 
         Raises:
             ConfigurationError: ``then`` has no payload, its queue is a stream, or its queue does
-                not offer an option.
+                not support an option of ``then``.
             Unavailable: A push in the block failed, or the server did not answer.
         """
         return gathered_async(self._connection, then, dead)
@@ -525,7 +527,7 @@ class AsyncClient(AsyncScheduling):
         return await self._connection.run(freeing.force_release(id))
 
     async def delete_queue(self, name: str, force: bool = False) -> int:
-        """Delete a queue with its record and its history. With ``force``, delete all its messages.
+        """Delete a queue and its history. With ``force``, also delete its unfinished messages.
 
         Without ``force``, a message that can still be received is never deleted, even if it is
         pushed at the same time. Processes that still use the queue create it again: a consumer
@@ -533,7 +535,7 @@ class AsyncClient(AsyncScheduling):
 
         Args:
             name: The name of the queue. Its dead-letter queue is a separate queue and stays.
-            force: Also delete live messages. Their holders get ``LeaseLost``.
+            force: Whether to delete live messages, too. Their holders get ``LeaseLost``.
 
         Returns:
             The number of deleted messages, history included.
@@ -565,8 +567,8 @@ class AsyncClient(AsyncScheduling):
             strict: As in ``queue``; None leaves it unchanged.
             on_failure: As in ``queue``; None leaves it unchanged.
             retention: As in ``stream``; None leaves it unchanged.
-            pack: As in ``queue``; None leaves it unchanged. It applies to new messages only.
-            limit: As in ``queue``; None leaves it unchanged, False removes it. If you lower it,
+            pack: As in ``queue``; None leaves it unchanged. A change affects new messages only.
+            limit: As in ``queue``; None leaves it unchanged, False removes it. After a decrease,
                 messages that are already reserved stay reserved.
             auto_delete: As in ``queue``; None leaves it unchanged, False removes it.
 
@@ -602,7 +604,7 @@ class AsyncClient(AsyncScheduling):
         """Await ``fn(session)`` in a transaction, then commit. Repeat if MongoDB asks for a retry.
 
         Args:
-            fn: A function that passes the session on as ``session=``; it may be called more than
+            fn: A function that passes its argument on as ``session=``; it may be called more than
                 once.
 
         Returns:

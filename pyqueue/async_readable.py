@@ -21,7 +21,7 @@ class AsyncReadable(AsyncSelectable[T]):
         """Return a message in any state.
 
         Args:
-            id: The id of the message; the text of an ObjectId is accepted.
+            id: The id of the message; an ObjectId may be given as text.
 
         Returns:
             The message, or None if the id is unknown in this queue. A message that does not fit the
@@ -30,7 +30,7 @@ class AsyncReadable(AsyncSelectable[T]):
         return await self._runner.run(self._backend.get(id))
 
     async def peek(self, limit: int = 10) -> list[Message[T]]:
-        """Return the next messages without taking them. An invalid message has an ``error``.
+        """Return the next messages without receiving them. Invalid messages have an ``error``.
 
         Args:
             limit: The maximum number of messages.
@@ -45,7 +45,7 @@ class AsyncReadable(AsyncSelectable[T]):
         all.
 
         Args:
-            cap: Stop counting a state at this number. A result equal to ``cap`` means "``cap`` or
+            cap: Count up to this number in each state. A count of ``cap`` means "``cap`` or
                 more".
         """
         return await self._runner.run(self._backend.counts(cap))
@@ -56,7 +56,7 @@ class AsyncReadable(AsyncSelectable[T]):
         The last few seconds may be missing.
 
         Args:
-            since: The beginning: how many seconds ago, or an instant. At most 30 days ago.
+            since: The beginning: a number of seconds ago, or an instant. At most 30 days ago.
 
         Returns:
             The stats in whole minutes, or in whole hours if they begin more than a day ago.
@@ -64,7 +64,7 @@ class AsyncReadable(AsyncSelectable[T]):
         return await self._runner.run(stats(self.name, since))
 
     async def next_when(self) -> datetime | None:
-        """Return the instant from which the first message is eligible, or None without a message.
+        """Return when the first message becomes or became eligible, or None if there is none.
 
         A reserved message becomes eligible at the end of its lease.
         """

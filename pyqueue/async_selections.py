@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class AsyncSelection(SelectionBase[AsyncPlanRunner]):
-    """The messages of a queue that match at the time of a call, for async code.
+    """The messages of a queue that match when a method is called, for async code.
 
     Each method works in portions of up to 1000 messages, oldest first. It never changes a message
     that a consumer holds, that changed after it was read, or that came into the queue after the
@@ -25,9 +25,9 @@ class AsyncSelection(SelectionBase[AsyncPlanRunner]):
 
     The methods that change messages take ``limit``, the maximum number of messages to change;
     ``rate``, the maximum number of messages per second; and ``progress``, a function that is called
-    after each portion with the numbers so far. If that function raises an exception, the call ends.
-    They raise ``ConfigurationError`` if the queue does not support the change. If they raise
-    ``Unavailable``, the text says how many messages were changed before.
+    after each portion with the totals so far. If that function raises an exception, the call ends.
+    These methods raise ``ConfigurationError`` if the queue does not support the change. The text of
+    an ``Unavailable`` error says how many messages had been changed by then.
     """
 
     async def count(self, limit: int | None = None) -> int:
@@ -66,7 +66,7 @@ class AsyncSelection(SelectionBase[AsyncPlanRunner]):
         rate: float | None = None,
         progress: OnProgress | None = None,
     ) -> BulkResult:
-        """Move messages to another queue, where they are ready at once. Their tries start again.
+        """Move messages to another queue, where they are ready at once. Their tries are reset.
 
         A message loses its message key. A dead message becomes an ordinary message there.
 
@@ -85,8 +85,8 @@ class AsyncSelection(SelectionBase[AsyncPlanRunner]):
     ) -> BulkResult:
         """Make scheduled and dead messages ready now, or at another time.
 
-        Messages keep their tries. Dead messages go back to the queues that they came from, where
-        their tries start again. Messages that already have this time are not counted.
+        Messages keep their tries, but dead messages go back to the queues that they came from, and
+        their tries are reset. Messages that already have this time are not counted.
 
         Args:
             at: The new time. None or a past time means now. With a future time, ready messages also
@@ -102,7 +102,7 @@ class AsyncSelection(SelectionBase[AsyncPlanRunner]):
         rate: float | None = None,
         progress: OnProgress | None = None,
     ) -> BulkResult:
-        """Change the priority of messages. Messages that already have it are not counted.
+        """Change the priority of messages, except messages that already have this priority.
 
         Args:
             priority: As in ``AsyncQueue.push``.
@@ -120,9 +120,9 @@ class AsyncSelectable(QueueBase[T, AsyncPlanRunner]):
         older: Duration | None = None,
         error: str | type[BaseException] | None = None,
     ) -> AsyncSelection:
-        """Return the unfinished messages that match, to count, remove, redrive, move or requeue.
+        """Select unfinished messages, to count, remove, redrive, move or requeue them.
 
-        This does no I/O. All conditions must hold.
+        This does no I/O. A message is selected if it meets all conditions.
 
         Args:
             where: As in ``browse``: paths, each with a value or a condition.
@@ -131,7 +131,7 @@ class AsyncSelectable(QueueBase[T, AsyncPlanRunner]):
             error: Only messages whose last error has this type: an exception class, or its name.
 
         Raises:
-            ConfigurationError: An argument is not allowed. The methods of the result raise it if
-                the name belongs to a stream.
+            ConfigurationError: An argument is not allowed. If the name belongs to a stream, the
+                methods of the result raise this error.
         """
         return AsyncSelection(self, self._runner, selected(where, state, older, error))

@@ -1,7 +1,7 @@
-"""The plans or options of a queue that its reservations carry, so that a client can settle them.
+"""What a reservation carries so that a client can settle it.
 
-In the process that received it, a reservation carries the plans of its queue or consumer group. The
-plans cannot be pickled, so a pickled reservation carries the options by which it is settled.
+In the process that received it, this is an object that builds the commands for its queue or
+consumer group (the plans). Plans cannot be pickled, so a pickled reservation carries only options.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pyqueue.requests import Plan
 
 
 class CarriedOptions(NamedTuple):
-    """The options of a queue or of a consumer group by which its reservations are settled."""
+    """The options of a queue or a consumer group that are needed to settle its reservations."""
 
     #: The kind of the queue; "stream" for a consumer group.
     kind: str
@@ -25,13 +25,13 @@ class CarriedOptions(NamedTuple):
     #: How long finished messages are kept, in seconds.
     history: float | None
     backoff: Backoff
-    #: The pickled model of the payloads, or None if there is none, or it cannot be pickled.
+    #: The pickled model of the payloads. None if there is no model, or if it cannot be pickled.
     model: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carried:
-    """Either the plans or the options by which a reservation is settled."""
+    """What a client needs to settle a reservation: the plans of its queue, or the options."""
 
     plans: Any = None
     options: CarriedOptions | None = None
@@ -46,7 +46,7 @@ class Carried:
 
 
 def carrying(plans: Any, receiving: Plan[list[Any]]) -> Plan[list[Any]]:
-    """Run a plan that receives, and store the plans of the queue in the reservations."""
+    """Run a plan that receives messages, and store ``plans`` in each reservation."""
     received = yield from receiving
     carried = Carried(plans)
     for each in received:
@@ -67,7 +67,7 @@ def _options_of(plans: Any) -> CarriedOptions:
 
 
 def _pickled(model: object) -> bytes | None:
-    """Return a pickled model, as bytes because another process may lack its module or pydantic."""
+    """Return a model as bytes, so that a process without its module can still load the rest."""
     try:
         return pickle.dumps(model)
     except Exception:  # for example, the class is local to a function

@@ -155,7 +155,7 @@ class ClaimBase(Generic[Runs]):
             yield from self._telling("rollback", self._give_back(error))
 
     def _give_back(self, error: BaseException | str | None) -> Plan[None]:
-        """Roll back. If there are hooks, raise LeaseLost for messages that were not given back."""
+        """Roll back the claim. If there are hooks, raise LeaseLost for messages not given back."""
         given_back = yield from self._claims.rollback(self._token, self._upto, error)
         ids = {each.id for each in given_back}
         if lost := [each for each in self._held if each.id not in ids]:
@@ -163,7 +163,7 @@ class ClaimBase(Generic[Runs]):
 
 
 class Claim(ClaimBase[PlanRunner]):
-    """Many messages that share a lease, which is renewed. They are settled together."""
+    """Many messages that are held under one lease, and settled together. The lease is renewed."""
 
     def dataframe(self, spark: Any) -> Any:
         """Return the messages as a DataFrame.
@@ -200,7 +200,7 @@ class Claim(ClaimBase[PlanRunner]):
         """Give the messages back for another try, as ``Queue.rollback`` does.
 
         Args:
-            error: The reason, kept in ``Message.error``.
+            error: The reason for the rollback, which is kept in ``Message.error``.
 
         Raises:
             Fenced: Another process took over the group. Nothing was changed.

@@ -61,11 +61,12 @@ def make_backend(
     model: object,
     **given: Unpack[QueueOptions],
 ) -> QueuePlans:
-    """Check the options of a queue and return its plans.
+    """Check the options of a queue, and return the object that builds its commands (its plans).
 
     Args:
         connection: The connection of the client that uses the queue.
-        name: The name, or a QueueSpec. With a QueueSpec, all options must have their defaults.
+        name: The name of the queue, or a QueueSpec, which requires that ``model`` and all options
+            have their defaults.
         model: As for ``Client.queue``.
         given: All options of ``Client.queue``.
     """
@@ -113,7 +114,7 @@ def make_stream_backend(
     retention: Duration | None,
     limit: Limit | None,
 ) -> StreamPlans:
-    """Check the options of a stream and return its plans."""
+    """Check the options of a stream, and return the object that builds its commands (its plans)."""
     arguments.queue_name(name)
     if limit is not None:
         check_limit(limit)

@@ -37,25 +37,25 @@ def _checked(runner: RunnerBase, queues: object) -> list[QueueBase[Any, Any]]:
     if isinstance(queues, (str, QueueBase)) or not isinstance(queues, Iterable):
         raise ConfigurationError(
             "queues: expected a list of queues and consumer groups, found "
-            f"{type(queues).__name__}; put it into a list"
+            f"{type(queues).__name__}; pass a list, such as [queue]"
         )
     listed: list[QueueBase[Any, Any]] = []
     for each in queues:
         if not isinstance(each, QueueBase):
             stream = isinstance(each, StreamBase)
-            remedy = "; name a group of it, as in stream.consumer(name)" if stream else ""
+            remedy = "; pass a group of the stream: stream.consumer(name)" if stream else ""
             raise ConfigurationError(
                 f"queues: expected queues and consumer groups, found {type(each).__name__}{remedy}"
             )
         if not runs_on(each, runner):
             raise ConfigurationError(
-                f"queues: {each.name!r} belongs to another client; make it with this client"
+                f"queues: {each.name!r} belongs to another client; create it with this client"
             )
         if each.name in [one.name for one in listed]:
             raise ConfigurationError(f"queues: {each.name!r} is listed twice; list it once")
         listed.append(each)
     if not listed:
-        raise ConfigurationError("queues: the list is empty; give at least one queue")
+        raise ConfigurationError("queues: the list is empty; pass at least one queue")
     return listed
 
 
@@ -92,7 +92,7 @@ def _wake_time(plans: QueuePlans, waiting: Waiters) -> Plan[datetime]:
 
 
 def _give_back(held: Sequence[Reservation[Any]]) -> Plan[None]:
-    """Give messages of a queue back to their places, as if they had never been claimed."""
+    """Return messages of a queue to their places, as if they had never been claimed."""
     plans: QueuePlans = held[0].carried.plans  # in the kind that the queue has
     packed = [each for each in held if isinstance(each, PackedReservation)]
     alone = [

@@ -1,8 +1,8 @@
-"""The verbs by which a client settles reservations of any of its queues and consumer groups.
+"""How a client settles reservations of any of its queues and consumer groups.
 
 A reservation carries the options of its queue; see ``carried``. So each message is settled as the
 ``Queue`` that received it would settle it. Only reservations that an older release pickled carry no
-options; for these, the record of the queue supplies some of the options.
+options. For them, some of the options are read from the stored record of the queue.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Settle = Callable[[QueuePlans, Held], Plan[None]]
 
 
 class Verb(NamedTuple):
-    """How a client settles reservations."""
+    """One way to settle reservations, such as a commit or a move."""
 
     #: The name of the verb for hooks, or None if the messages stay held and hooks are not called.
     name: str | None
@@ -69,7 +69,7 @@ def rollback(connection: BaseConnection[Any], given: Held, how: RollbackOptions)
 
 
 def release(connection: BaseConnection[Any], given: Held) -> Plan[None]:
-    """Give messages back unprocessed."""
+    """Return messages to their queues unprocessed."""
     return _settled(connection, given, Verb("release", lambda plans, held: plans.release(held)))
 
 
@@ -110,10 +110,10 @@ def move(
 
 
 def _settled(connection: BaseConnection[Any], given: Held, verb: Verb) -> Plan[None]:
-    """Settle reservations, queue by queue, after the arguments were checked for all queues.
+    """Check the arguments for all queues, and then settle the reservations, queue by queue.
 
     Raises:
-        LeaseLost: some messages were no longer held; the other messages were settled.
+        LeaseLost: Some messages were no longer held; the other messages were settled.
     """
     arguments.session(verb.session)
     alike: dict[Hashable, list[Reservation[Any]]] = {}
@@ -139,7 +139,7 @@ def _settled(connection: BaseConnection[Any], given: Held, verb: Verb) -> Plan[N
 
 
 def _told(connection: BaseConnection[Any], plans: QueuePlans, held: Held, verb: Verb) -> Plan[None]:
-    """Return the plan that settles reservations of one queue, and reports it to hooks."""
+    """Return the plan that settles reservations of one queue, and tells the hooks about it."""
     plan, session = verb.settle(plans, held), verb.session
     if verb.name is None:
         return plan
@@ -164,7 +164,7 @@ def _group(held: Reservation[Any]) -> str | None:
 
 
 def _plans_of(connection: BaseConnection[Any], held: Reservation[Any]) -> Plan[QueuePlans]:
-    """Return the plans that settle a reservation."""
+    """Return the plans of the queue or the consumer group that a reservation belongs to."""
     carried: Carried | None = held.carried
     if carried is not None and carried.plans is not None:
         plans: QueuePlans = carried.plans
@@ -185,7 +185,7 @@ def _queue_plans(
     options: Options,
     carried: CarriedOptions | None = None,
 ) -> QueuePlans:
-    """Return the plans of a queue. Without ``carried``, the kind of the queue is left open."""
+    """Return the plans of a queue. Without ``carried``, the kind of the queue is not known yet."""
     return plans_of(
         queue,
         options,
@@ -240,7 +240,7 @@ def _checked(queue: str, shown: Mapping[str, Any]) -> Options:
 
 @lru_cache(maxsize=128)
 def _codec(model: bytes | None) -> Codec[Any]:
-    """Return the codec of a pickled model, or a codec without a model if it cannot be loaded."""
+    """Return a codec for a pickled model, or one without a model if the model cannot be loaded."""
     try:
         return Codec(None if model is None else pickle.loads(model))
     except Exception:  # this process lacks the model's module, or pydantic

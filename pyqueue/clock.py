@@ -42,7 +42,8 @@ def seconds(duration: float | timedelta) -> float:
 class Clock:
     """An estimate of the clock of the primary, in UTC and whole milliseconds.
 
-    It stands still rather than step back by less than a second; it follows larger steps.
+    If the primary's clock steps back by less than a second, the estimate stands still. It follows
+    larger steps.
     """
 
     def __init__(self) -> None:
@@ -69,13 +70,13 @@ class Clock:
         return self._instant
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward, in a test. It stays ahead of the primary's clock."""
+        """Move the clock forward, for a test. From then on, it is ahead of the primary's clock."""
         self._offset += seconds
         self.ahead += seconds
         self.changes += 1
 
     def follow(self, other: Clock) -> None:
-        """Show the time of another clock. Both are moved by ``advance`` only, never by samples."""
+        """Show the time of another clock. Use this only for clocks that take no samples."""
         self._offset, self.ahead = other._offset, other.ahead
 
     @property
@@ -86,7 +87,7 @@ class Clock:
 
     @property
     def fresh_s(self) -> float:
-        """How many more seconds the estimate may be used, unless the wall clock is set."""
+        """How many seconds are left until new samples are due, unless the wall clock is set."""
         return max(0.0, self._taken + self._interval - time.monotonic())
 
     def expire(self) -> None:
@@ -106,7 +107,7 @@ class Clock:
         return received - sent < _JUMP_S and sent - _TOLERANCE_S <= ahead <= received + _TOLERANCE_S
 
     def sample(self, samples: list[Sample]) -> None:
-        """Set the estimate by the best of several samples, the one that took the shortest time."""
+        """Set the estimate from the quickest of several samples, which is the most exact one."""
         sent, received, instant = min(samples, key=lambda each: each[1] - each[0])
         offset = instant.timestamp() + self.ahead - (sent + received) / 2
         self.changes += abs(offset - self._offset) > _JUMP_S
@@ -115,12 +116,12 @@ class Clock:
 
     @property
     def skew(self) -> float:
-        """Seconds by which the clock of the primary is ahead of the wall clock of this machine."""
+        """How many seconds the primary's clock is ahead of the wall clock of this machine."""
         return self._offset - self.ahead - (time.time() - time.monotonic())
 
 
 def _from_now() -> Iterator[int]:
-    """Count from the current time, because no process uses 4096 numbers per millisecond."""
+    """Return a counter that begins at the current time, with 4096 numbers per millisecond."""
     return itertools.count(time.time_ns() // 1_000_000 << 12)
 
 
@@ -133,7 +134,7 @@ def next_number() -> int:
 
 
 def _forked() -> None:
-    """Start from the current time again: an earlier child may have used the next numbers."""
+    """Start again from the current time: an earlier child may have used the next numbers."""
     global _numbers
     _numbers = _from_now()
 

@@ -118,11 +118,11 @@ class Many:
         for each in self.outputs:
             if not isinstance(each, To):
                 raise ConfigurationError(
-                    f"outputs: expected a list of To(...), found {type(each).__name__} in it"
+                    f"outputs: expected only To(...) in the list, found {type(each).__name__}"
                 )
         if then is not None and not isinstance(then, To):
             raise ConfigurationError(f"then: expected a To or None, found {type(then).__name__}")
-        #: The message of the gather of the outputs, or None.
+        #: The message to push once all outputs have ended, or None.
         self.then = then
         arguments.one_of("dead", dead, ("hold", "end"))
         self.dead = dead
@@ -133,7 +133,7 @@ class Many:
 
 
 class Reject(Exception):
-    """Raise or return a ``Reject`` to bury the message. Its text is the reason."""
+    """Raise or return this to bury the message. The text of the ``Reject`` is the reason."""
 
 
 class RetryLater(Exception):
@@ -156,7 +156,7 @@ class RetryLater(Exception):
 
 
 class BatchFailed(Exception):
-    """Raise this in a handler of batches if only some messages failed, to settle all other ones.
+    """Raise this in a batch handler if only some messages failed, to settle the remaining ones.
 
     Each exception applies only to its message, as if a handler of that message had raised it.
 

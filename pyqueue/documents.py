@@ -61,7 +61,7 @@ _FIELD_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
 
 
 def invalid_fields(document: Mapping[str, Any]) -> list[str]:
-    """Return the fields of a stored message whose values pyqueue would not write."""
+    """Return the names of the fields of a stored message whose values pyqueue would not write."""
     type_of = _FIELD_TYPES.get
     invalid = [
         name for name, value in document.items() if not isinstance(value, type_of(name, object))
@@ -113,7 +113,7 @@ _VALUE_CHECKS: Final = (
 
 
 def hashable_id(id: object) -> Hashable:
-    """Return an id as the key of a dict. The id of a foreign document may be of any type."""
+    """Return an id in a form that can be a key of a dict: foreign documents may have any id."""
     return id if isinstance(id, (ObjectId, str)) else repr(id)
 
 
@@ -145,7 +145,7 @@ def group_of(document: Mapping[str, Any]) -> str | None:
 
 
 def key_of(document: Mapping[str, Any]) -> str | None:
-    """Return the key of a stored message. A finished or dead message has its last key."""
+    """Return the key of a stored message or, if it is finished or dead, its last key."""
     key: str | None = document.get("key")
     if not key and ("processed" in document or "dead" in document):
         return document.get("last_key")
@@ -164,8 +164,8 @@ def state_of(document: Mapping[str, Any], now: datetime) -> State:
 def deferral_of(document: Mapping[str, Any], now: datetime) -> Deferral | None:
     """Return why a message waits although its time has come, or None if it does not wait.
 
-    A scan that found the message blocked moved its ``when`` into the future, and kept the original
-    instant in ``due``; see ``turns``.
+    A consumer that finds a message blocked moves its ``when`` into the future, and keeps the
+    original instant in ``due``; see ``turns``.
     """
     if "token" in document or "processed" in document:
         return None
@@ -183,7 +183,7 @@ def is_cancelled(document: Mapping[str, Any]) -> bool:
 
 
 def may_end(document: Mapping[str, Any]) -> bool:
-    """Return whether a claim may end a message; see ``ends_at_claim``. This is a quick test."""
+    """Return quickly whether a claim might end a message. ``ends_at_claim`` decides it."""
     return "cancel" in document or "best_before" in document or "dies" in document
 
 
@@ -202,7 +202,7 @@ def ends_at_claim(document: Mapping[str, Any], now: datetime, counted: bool) -> 
     """Return the outcome with which a claim ends a message, or None if it delivers the message.
 
     Args:
-        document: The message after its claim; for a pop that deletes it, before the deletion.
+        document: The stored message after the claim or, if a pop deletes it, before the deletion.
         now: The instant of the claim.
         counted: Whether the claim counted as a try.
     """
@@ -228,8 +228,8 @@ def mark_dead(message: Message[Any]) -> Message[Any]:
 def eligible_since(document: Mapping[str, Any]) -> datetime | None:
     """Return the instant since which a message is eligible, or None if no stored value shows it.
 
-    Another program may have written the message without ``due``. Then ``when`` is used, or for a
-    held message the time of its claim, because its ``when`` is the end of its lease.
+    Another program may have written the message without ``due``. Then ``when`` is used. For a held
+    message, it is the time of the claim, because ``when`` is the end of the lease.
     """
     for name in ("due", "reserved" if "token" in document else "when"):
         value = document.get(name)
@@ -314,7 +314,7 @@ def message_of(
 
 
 def listed_levels(stored: object) -> tuple[int, ...]:
-    """Return the levels that a record lists, highest first. Any program may have written them."""
+    """Return the valid priorities that the record of a queue lists, highest first."""
     values = stored if isinstance(stored, list) else []
     levels = {each for each in values if isinstance(each, int) and not isinstance(each, bool)}
     return tuple(sorted((each for each in levels if 0 <= each <= HIGHEST_PRIORITY), reverse=True))

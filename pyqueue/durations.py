@@ -1,4 +1,4 @@
-"""Parse durations, and show rates, as people write them: "90", "1m", "2h30m"; 4 per minute."""
+"""Parse durations as people write them ("90", "1m", "2h30m"), and show rates in fitting units."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def seconds_of(text: str) -> float:
 
 
 def readable_rate(rate: float, unit: str = "s") -> tuple[float, str]:
-    """Return a rate in the first unit in which it is at least 0.1, and that unit.
+    """Return a rate in the shortest unit in which it is at least 0.1, together with this unit.
 
     Args:
         rate: How often something happens per ``unit``.

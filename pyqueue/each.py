@@ -1,11 +1,11 @@
 """The loops of ``Queue.each``: a message is committed when the loop asks for the next one.
 
 ``each`` returns an ``Each``, and each loop over it has its own iterator. The iterator is asked for
-the next message only if the body ran to its end. If the loop is left in any other way, it drops the
-iterator, which cannot see why, and the message goes back for another try. In a ``with`` block, the
-``Each`` keeps the message until the block ends, and commits it unless the block raises.
+the next message only if the body ran to its end. If the loop is left in any other way, Python drops
+the iterator, which cannot see why, so the message goes back for another try. In a ``with`` block,
+the ``Each`` keeps the message until the block ends, and commits it unless the block raises.
 
-Python drops an iterator only if nothing refers to it. So nothing here does, not even the ``Each``.
+Python drops an iterator only if nothing refers to it, so not even the ``Each`` keeps a reference.
 When PyMongo repeats a command after an error, the error stays in a reference cycle with its
 traceback. That keeps the frames of all callers, and their variables. So the methods of iterators
 delete ``self`` when they end.
@@ -40,7 +40,7 @@ _LEFT = "a loop over each() was left while the message was in its body"
 
 
 class LoopPlans(NamedTuple, Generic[H]):
-    """The plans of the loops over a queue."""
+    """The plans that the loops over a queue run."""
 
     #: The name of the queue.
     queue: str
@@ -78,11 +78,11 @@ class EachBase(Generic[H, Runs]):
         self._runner: Runs = runner
         self._plans = plans
         self._entered = False
-        #: The messages in whose bodies loops of the ``with`` block were left.
+        #: The messages whose loops in the ``with`` block were left before the body had ended.
         self._left: list[H] = []
 
     def _leave(self, held: H) -> None:
-        """Settle the message in whose body a loop was left. The garbage collector may call it."""
+        """Settle a message whose loop was left in the body. The garbage collector may call this."""
         renewer = self._runner.renewer
         if self._entered:
             self._left += renewer.registered([held])  # none if the body settled it
@@ -103,7 +103,7 @@ class EachBase(Generic[H, Runs]):
         return left
 
     def _settle(self, left: Sequence[H], error: BaseException | None) -> Plan[None]:
-        """Settle messages at the end of the ``with`` block, unless their bodies settled them."""
+        """Settle messages at the end of the ``with`` block, unless the loop body settled them."""
         renewer = self._runner.renewer
         states = [renewer.state(each) for each in left]
         pairs = list(zip(left, states, strict=True))
@@ -161,7 +161,7 @@ class LoopBase(Generic[H, Runs]):
         """Begin to ask for the next message. Return the previous message, whose body has ended."""
         if self._asked:
             raise ConfigurationError(
-                "each: two tasks or threads use one iterator; let each of them write its own loop "
+                "each: two tasks or threads use one iterator; give each of them a separate loop "
                 "over each()"
             )
         last, self._held, self._asked = self._held, None, True

@@ -1,7 +1,7 @@
 """A private MongoDB for development, tests and the demo: your program starts and stops one mongod.
 
 It is a replica set of one node, so transactions and retryable writes work. It listens on 127.0.0.1
-without a password: every process of this machine can read and change its data. So it must never
+without a password: every process on this machine can read and change its data. So it must never
 serve production, never listen on another address, and never outlive the process that started it. A
 watchdog process ensures the last rule, even after ``kill -9`` (see ``_watchdog.py``). The data stay
 in their directory.
@@ -65,13 +65,13 @@ _NOT_INITIATED = 94  # server error NotYetInitialized
 
 
 def find_mongod() -> str:
-    """Return the absolute path of a mongod that runs on this machine.
+    """Return the absolute path of a mongod that can run on this machine.
 
-    Look for the file that the environment variable PYQUEUE_MONGOD names, then for ``mongod`` on
-    PATH, then for the package of the extra ``embedded``.
+    The environment variable PYQUEUE_MONGOD names the file. Without the variable, look for
+    ``mongod`` on PATH, and then in the package that the extra ``embedded`` installs.
 
     Raises:
-        ConfigurationError: No mongod was found, or it cannot run. The text names the remedy.
+        ConfigurationError: No mongod was found, or the one that was found cannot run.
     """
     named = os.environ.get("PYQUEUE_MONGOD")
     found = shutil.which(named or "mongod")
@@ -328,12 +328,12 @@ class EmbeddedServer:
         if status == _watchdog.IN_USE:
             port, holders = _watchdog.read_lock(str(self.path))
             holder = (
-                f"process {holders[0]}, its server is on port {port}"
+                f"process {holders[0]}, whose server is on port {port}"
                 if holders
                 else "a server that is stopping"
             )
             return ConfigurationError(
-                f"path: {self.path} is in use by {holder}; close it, or use another directory"
+                f"path: {self.path} is in use by {holder}; close that server, or use another path"
             )
         what = what or f"ended with status {status}"
         return ConfigurationError(

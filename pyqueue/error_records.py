@@ -47,7 +47,7 @@ def error_record(error: BaseException | str, now: datetime) -> dict[str, object]
     """Return the record of an error in a message: its type, its text, its place and the instant.
 
     Raises:
-        ConfigurationError: the error is neither an exception nor a str.
+        ConfigurationError: The error is neither an exception nor a str.
     """
     if not isinstance(error, (BaseException, str)):
         raise ConfigurationError(f"error: pass an exception or a str, not {type(error).__name__}")
@@ -92,7 +92,7 @@ def _in_handler(calls: Sequence[_Call]) -> list[_Call]:
 
 
 def _known_by(handler: Sequence[_Call], calls: Sequence[_Call]) -> str:
-    """Return the innermost place in the handler's package, or else outside installed packages."""
+    """Return the innermost place in the handler's package or, if none, in code not installed."""
     outside = [each for each in calls if not each.installed]
     return (handler or outside or calls)[-1].place
 
@@ -109,11 +109,11 @@ def _fingerprint(*parts: str) -> str:
 
 
 def failed_try(held: Reservation[Any], error: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the record of a try that its holder ends, or None if the holder gave no error.
+    """Return the record of a try that failed, or None if its holder gave no error.
 
     Args:
-        held: the reservation of the try.
-        error: the record of the error, as ``error_record`` returned it.
+        held: The reservation of the try.
+        error: The record of the error, as ``error_record`` returned it.
     """
     if error is None:
         return None

@@ -52,11 +52,11 @@ class QueueError(Exception):
 
 
 class LeaseLost(QueueError):
-    """The reservation is no longer held: its lease ended, or it was settled already.
+    """The reservation is no longer held: its lease ended, or it was already settled.
 
     ``lost`` and ``unknown`` are tuples of reservations. The call did not change the messages in
-    ``lost``. The messages in ``unknown`` are gone or were moved, by this call or by another holder;
-    this can happen if the call had several reservations, or if the connection failed.
+    ``lost``. The messages in ``unknown`` are gone or were moved, by this call or by another holder.
+    This can happen if the call had several reservations, or if the connection failed.
     """
 
     def __init__(
@@ -163,11 +163,11 @@ class NotPermitted(ConfigurationError):
 
 
 class TargetRefused(ConfigurationError):
-    """The target refuses a message or an option of its move. Internal: the message is buried."""
+    """The target queue refuses a message or a move option. Internal: the message is buried."""
 
 
 class OtherKind(ConfigurationError):
-    """A queue has another kind than expected. Internal: a caller that named no kind tries again."""
+    """A queue is not of the expected kind. Internal: a caller that named no kind tries again."""
 
     def __init__(self, message: str, queue: str = "") -> None:
         super().__init__(message)

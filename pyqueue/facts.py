@@ -101,7 +101,7 @@ class Burial(_Stored):
     at: datetime | None
     #: "tries" (no try was left), "buried" (a program asked for it) or "invalid" (unusable payload).
     reason: str
-    #: How many times the message was tried there.
+    #: How many times the message was tried in that queue.
     tries: int
     error: ErrorInfo | None
     #: For a message of a stream: the consumer group that buried it, and its position.
@@ -162,11 +162,11 @@ class Attempt:
 class Keep(NamedTuple):
     """How a message is kept once it has ended."""
 
-    #: How many seconds it is kept for a client that waits for its result, or None if none does.
+    #: How many seconds it is kept for a client that waits for its result. None: no client waits.
     result: float | None
     #: The topic on which that client hears of the end.
     topic: str | None = None
-    #: How many seconds its message key stays taken after the end, or None if it is free at once.
+    #: How many seconds its message key stays taken after the end. None: the key is free at once.
     unique: float | None = None
 
     @classmethod
@@ -181,7 +181,7 @@ class Keep(NamedTuple):
         return None if result is None and unique is None else cls(result, topic, unique)
 
     def stored(self) -> dict[str, Any]:
-        """Return the fields by which a stored message shows this."""
+        """Return these settings as the fields of a stored message."""
         fields: dict[str, Any] = {}
         if self.result is not None:
             fields["keep"] = {"result": self.result, "topic": self.topic}
@@ -212,7 +212,7 @@ class Gather:
     id: ObjectId | str
     #: Whether a dead letter holds the gather open ("hold"), or counts as ended ("end").
     dead: WhenDead
-    #: The namespace and the database of the client that made it; None if a reservation has it.
+    #: The namespace and database of the creating client, or None if it comes from a reservation.
     home: tuple[str, object] | None = field(default=None, repr=False, compare=False)
     #: Whether this object no longer accepts messages, because its block has ended.
     sealed: bool = field(default=False, repr=False, compare=False)
@@ -230,7 +230,7 @@ class Gather:
         return cls(id, dead)
 
     def stored(self) -> dict[str, Any]:
-        """Return the stored form."""
+        """Return the gather as a stored field."""
         return {"id": self.id, "dead": self.dead}
 
     def __reduce__(self) -> tuple[type[Gather], tuple[ObjectId | str, str]]:
@@ -243,7 +243,7 @@ def kept_s(history_s: float | None, keep: Keep | None) -> float | None:
 
     Args:
         history_s: The ``history`` of its queue in seconds, or None.
-        keep: How the producer asked for it to be kept, or None.
+        keep: How the producer asked to keep the message, or None.
     """
     if keep is None or keep.result is None:
         return history_s

@@ -81,20 +81,20 @@ def _begun(then: object, dead: object) -> tuple[Gather, Plan[None]]:
     return gather, gathering.begin(content, Route(then.queue, then.delay, then.at))
 
 
-# ---- the rules of both
+# ---- shared by both
 
 
 def _at_home(gather: Gather, runner: RunnerBase) -> Gather:
-    """Return a gather that takes messages of its client."""
+    """Bind a gather to the namespace and the database of its client, and return it."""
     gather.home = (runner.namespace, runner.store)  # of an embedded server, only known now
     return gather
 
 
 @contextmanager
 def _failed(gather: Gather) -> Iterator[Plan[None]]:
-    """End a gather whose block raised: give the plan that removes its record.
+    """Close a gather whose block raised an exception, and yield the plan that deletes its record.
 
-    If the plan fails, the exception of the block matters more, so this only logs the error.
+    If the plan fails, the error is only logged, because the exception of the block matters more.
     """
     gather.sealed = True
     try:
@@ -105,7 +105,7 @@ def _failed(gather: Gather) -> Iterator[Plan[None]]:
 
 
 def _ended(gather: Gather) -> Plan[None]:
-    """End a gather, and return the plan that seals it.
+    """Close a gather to further messages, and return the plan that seals it in the database.
 
     Raises:
         Unavailable: A push to the gather failed, so some of its messages may be missing.
@@ -117,7 +117,7 @@ def _ended(gather: Gather) -> Plan[None]:
 def _refused(gather: Gather) -> Plan[None]:
     yield from gathering.give_up(gather.id)
     raise Unavailable(
-        f"gather: a push to it failed, so its message {gather.id} is not sent; messages that were "
-        "pushed stay in their queues",
+        f"gather: a push to it failed, so its final message {gather.id} is not sent; the messages "
+        "that were pushed stay in their queues",
         ids=[gather.id],
     )

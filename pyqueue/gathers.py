@@ -20,7 +20,7 @@ LAST_GATHER: Final = {"gather": "last_gather"}
 
 @dataclass(slots=True)
 class Look(Request[None]):
-    """Check soon whether all messages of a gather have ended. The answer does not wait for this."""
+    """Check soon whether all messages of a gather have ended. The caller does not wait for this."""
 
     id: ObjectId | str
     #: The session of the caller's transaction, or None.
@@ -30,7 +30,7 @@ class Look(Request[None]):
 def ending_gather(
     update: dict[str, dict[str, Any]], gather: Gather | None
 ) -> dict[str, dict[str, Any]]:
-    """Return the update of a burial. It takes the message out of a gather with ``dead="end"``."""
+    """Return the update that buries a message. The message leaves a gather with ``dead="end"``."""
     if gather is not None and gather.dead == "end":
         update["$rename"] = {**update.get("$rename", {}), **LAST_GATHER}
     return update
@@ -65,13 +65,13 @@ def _checked(given: object, home: tuple[str, object], session: object) -> Gather
         )
     if given.home is not None and given.home != home:
         raise ConfigurationError(
-            "gather: expected a gather of this database and namespace, found one of another; push "
-            "with the client that made it"
+            "gather: expected a gather of this database and namespace, found a gather of "
+            "another one; push with the client that created the gather"
         )
     if session is not None:
         raise ConfigurationError(
-            "gather: expected a push without a session, found a session; push the messages of a "
-            "gather outside the transaction"
+            "gather: cannot be combined with a session; push the messages of a gather outside the "
+            "transaction"
         )
     return given
 

@@ -20,7 +20,7 @@ from pyqueue.requests import Request
 
 
 class Uncommitted(Exception):
-    """The ``error`` of a call that succeeded in a transaction of the program.
+    """The ``error`` that hooks get for a call that succeeded in a transaction of the program.
 
     The program controls this transaction, so the client does not know whether it will be committed.
     In a transaction of ``Client.transaction`` or ``Client.run_transaction``, hooks are called only
@@ -48,10 +48,10 @@ class Running(Protocol):
 
 
 class Hooks:
-    """The base of the hooks of a client: override any of its methods.
+    """The base class for the hooks of a client: override any of its methods.
 
-    The methods are synchronous, for ``AsyncClient``, too. Each is called once for each call of the
-    program, in the thread or the task of the caller. A call returns only after its hooks, so they
+    The methods are synchronous, also for ``AsyncClient``. Each is called once for each call of the
+    program, in the thread or the task of the caller. A call returns only after its hooks, so hooks
     should return at once. Their exceptions are logged and otherwise ignored. Events that concurrent
     calls share, such as the burial of an invalid message, may be reported in another thread or task
     of the client, and so may the settlements that a loop over ``each`` makes in the background.
@@ -63,7 +63,7 @@ class Hooks:
     def pushing(self, queue: str, items: Sequence[Pushing]) -> None:
         """Run before messages are pushed or appended. This method may change their headers.
 
-        The headers are checked afterwards. The other queues of a push with ``also`` get them, too.
+        The headers are checked afterwards. Other queues of a push with ``also`` get the changes.
 
         Args:
             queue: The queue or the stream.
@@ -73,14 +73,14 @@ class Hooks:
     def pushed(self, queue: str, ids: Sequence[Id | None], error: BaseException | None) -> None:
         """Run after a push or an append.
 
-        This method is also called for the outputs of ``Many``, once they are published, and in the
-        same way for each further queue of a push with ``also``.
+        This method is also called for the outputs of ``Many``, once they are published, and for
+        each further queue of a push with ``also``.
 
         Args:
             queue: The queue or the stream.
             ids: The ids of the messages; None for each message that was not written because its key
                 was taken. A push that was repeated, or that replaced a message, has the id of the
-                stored message. After ``DuplicateKey``, the written ids; after other errors, none.
+                stored message. After ``DuplicateKey``, the written ids; empty after other errors.
             error: The error that the caller gets; None on success; ``Uncommitted`` if this is in a
                 transaction that the program controls.
         """
@@ -172,7 +172,7 @@ class Tell(Request[None]):
 
 
 def tell_burial(queue: str, message: Any, to: str) -> Tell:
-    """Return the event for hooks that a plan buried a message, which no consumer had received."""
+    """Return the event that tells hooks about the burial of a message that was never delivered."""
     return Tell("settled", queue, [message], verb="bury", to=to)
 
 
@@ -213,8 +213,8 @@ class HookCalls:
 
         Args:
             told: The event, and the values to report with it.
-            at_commit: The list of events that wait for the commit of the transaction. This event is
-                added to it. None if there is no transaction, or the program controls it.
+            at_commit: The events to report once the client's transaction is committed; this event
+                is added to them. None without a transaction, or if the program controls it.
         """
         if told.session is not None and at_commit is not None:
             at_commit.append(told)
@@ -253,7 +253,7 @@ class _Around(AbstractContextManager[None]):
     Args:
         calls: The hooks, which return the context managers.
         given: The argument of each hook.
-        failed: Returns the name of a hook that failed, for the log; it takes ``given``.
+        failed: Takes ``given``, and returns the name of the hook that failed, for the log.
     """
 
     def __init__(
@@ -332,6 +332,6 @@ def _methods(hook: object) -> dict[str, Callable[..., Any]]:
         plain = inspect.unwrap(method)
         if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
             raise ConfigurationError(
-                f"hooks: {event} of {name} is async; pass a synchronous one, which may start a task"
+                f"hooks: {event} of {name} is async; make it synchronous: it may start a task"
             )
     return found

@@ -22,7 +22,7 @@ log = logging.getLogger("pyqueue")
 MAX_CONCURRENCY: Final = 10_000
 _MAX_COUNT: Final = (1 << 31) - 1
 _CENTURY_S: Final = 100 * 365 * 86400.0
-#: A consumer asks again after this time at the latest: another may have given permits back.
+#: A consumer asks again after this time at the latest: another one may have returned permits.
 _RETRY: Final = timedelta(seconds=5)
 #: The number of keys for which a consumer remembers when the next message may start.
 _MAX_KEYS: Final = 10_000
@@ -121,7 +121,7 @@ class Limit:
         return f"Limit({given})"
 
     def stored(self) -> dict[str, object]:
-        """Return the form that the record of a queue stores: the given values only."""
+        """Return the values that were given, in the form that the record of a queue stores."""
         found = {name: getattr(self, name) for name in _FIELDS}
         found["period"] = None if self.rate is None else self.period_s
         return {name: value for name, value in found.items() if value is not None}
@@ -137,7 +137,7 @@ class MayStart(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """A lowered limit on concurrency, while messages may still be held under the former limit."""
+    """A former limit on concurrency, kept as long as messages may still be held under it."""
 
     #: The largest limit that applied before.
     concurrency: int
@@ -156,11 +156,11 @@ class Drain(NamedTuple):
 
 
 def drain_of(before: object, drain: Drain | None, after: object, now: datetime) -> Drain | None:
-    """Return the drain of a changed limit, or None if the limit was not lowered.
+    """Return the drain to store with a changed limit, or None if the limit was not lowered.
 
     Args:
         before: The limit as the record stores it.
-        drain: The drain in the record.
+        drain: The drain that the record has so far, or None.
         after: The limit to be stored. A limit without concurrency also counts as lowered, because
             the next change may set a lower concurrency.
         now: The current instant.
@@ -250,7 +250,7 @@ def check_call(queue: str, limit: Limit | None, call: str | None) -> None:
     Args:
         queue: The name of the queue.
         limit: The limit of the queue, or None if it has none.
-        call: "pop" or "claim", which cannot obey every limit, or None for a reserve.
+        call: "pop" or "claim", which cannot obey every limit; None for a call that can.
 
     Raises:
         ConfigurationError: The call cannot obey the limit.
@@ -300,7 +300,7 @@ def limit_or_none(queue: str, shape: object) -> Limit | None:
 
 @dataclass(slots=True, eq=False)
 class FollowedLimit:
-    """The limit of a queue as a consumer last read it, and the facts that its scans have shown."""
+    """The limit of a queue as a consumer last read it, and what the consumer has learned since."""
 
     limit: Limit | None = None
     #: When the next message may start, for each key whose rate lets no message start now.
@@ -321,7 +321,7 @@ class FollowedLimit:
     trip_s: float = 0
     #: Whether the limit was read. Before that, nothing may be claimed.
     known: bool = False
-    #: Whether the warning that requests for permits take long was logged.
+    #: Whether a warning was logged that requests for permits take long.
     noted_slow: bool = False
 
     def follow(self, queue: str, shape: object) -> None:
@@ -329,7 +329,7 @@ class FollowedLimit:
 
         Raises:
             ConfigurationError: The limit cannot be read, and no limit was read before. If one was
-                read before, the error is logged once, and nothing is claimed until it is fixed.
+                read before, the error is logged once, and no claim is made until it is fixed.
         """
         try:
             limit = limit_or_none(queue, shape)
@@ -371,5 +371,5 @@ class FollowedLimit:
         self._starts[key] = min(next_start, now + _RETRY)
 
     def first_start(self, now: datetime) -> datetime | None:
-        """Return when the first message may start, of all keys whose messages have to wait."""
+        """Return the earliest time at which a message of any waiting key may start, or None."""
         return min((each for each in list(self._starts.values()) if each > now), default=None)

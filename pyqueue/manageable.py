@@ -18,7 +18,7 @@ class Manageable(Readable[T]):
     def redrive(self, limit: int | None = None) -> int:
         """Send buried messages back to the queues that they came from.
 
-        Their tries start again, and a message gets its key back if the key is free in that queue.
+        Their tries are reset. A message gets its key back if the key is free in its queue.
 
         Args:
             limit: The maximum number of messages, or None for all.
@@ -35,7 +35,7 @@ class Manageable(Readable[T]):
         """Remove a message from the queue.
 
         Args:
-            id: The id of the message; the text of an ObjectId is accepted.
+            id: The id of the message; an ObjectId may be given as text.
 
         Returns:
             False if the id is unknown, or the message is finished or held under a live lease.
@@ -43,11 +43,11 @@ class Manageable(Readable[T]):
         return self._runner.run(self._backend.remove(id))
 
     def cancel(self, id: Id, force: bool = False) -> Cancelled | None:
-        """Cancel a message. A message that is not held ends, with the outcome "cancelled".
+        """Cancel a message. A message that is not held ends at once, with the outcome "cancelled".
 
         If the message is held, its holder is asked to end it: a worker cancels the handler, or sets
-        ``Delivery.cancelled``. If the holder commits the message, it is committed. If the holder
-        moves it or gives it back, the next claim ends it.
+        ``Delivery.cancelled``. The holder can still commit the message. If the holder moves it or
+        puts it back in the queue, the next claim ends it.
 
         Args:
             id: As in ``remove``.
@@ -72,16 +72,16 @@ class Manageable(Readable[T]):
             id: As in ``remove``.
 
         Returns:
-            False if the id is unknown in this queue, or the message is finished or held. If one
-            message of a pack is held, all of them are.
+            False if the id is unknown in this queue, or the message is finished or held. A message
+            of a pack also counts as held if another message of the pack is held.
 
         Raises:
-            ConfigurationError: A dead message came from a stream; use ``move`` for it.
+            ConfigurationError: The message is dead and came from a stream; use ``move`` instead.
         """
         return self._runner.run(self._requeue(id))
 
     def reprioritize(self, id: Id, priority: int) -> bool:
-        """Change the priority of a message. For a held message, it applies from the next try on.
+        """Change the priority of a message. If the message is held, this affects its next try.
 
         Args:
             id: As in ``remove``.
@@ -112,9 +112,9 @@ class Manageable(Readable[T]):
                 values or to conditions of ``pyqueue.where``.
             after: The ``after`` of the previous page, or None for the first page.
             limit: The maximum number of messages to return.
-            newest: Whether to return the messages in the opposite order, the last one first.
-            budget: The maximum number of messages to examine. If it is reached, a page has fewer
-                than ``limit`` messages although it is not the last page.
+            newest: Whether to return the messages in the opposite order, the last message first.
+            budget: The maximum number of messages to examine. If it is reached, the page may have
+                fewer than ``limit`` messages even if it is not the last page.
 
         Returns:
             The page. A message that does not fit the model has its raw payload and an ``error``.
@@ -139,14 +139,14 @@ class Manageable(Readable[T]):
         return self._runner.run(self._backend.pause(False))
 
     def notify(self) -> None:
-        """Wake waiting consumers. Call it after a transaction that you committed yourself."""
+        """Wake waiting consumers. Call this after a transaction that you committed yourself."""
         return self._runner.run(self._notify())
 
     def purge(self) -> int:
         """Delete all ready and scheduled messages.
 
-        The history and messages under a lease stay. Messages that an open transaction holds are
-        deleted last, when the transaction ends.
+        The history and messages under a lease stay. Messages that an open transaction has locked
+        are deleted last, when the transaction ends.
 
         Returns:
             The number of deleted messages. If the call raises ``Unavailable``, because the server
@@ -157,7 +157,7 @@ class Manageable(Readable[T]):
     def replay(self, *ids: Id) -> int:
         """Make finished messages ready again.
 
-        Their tries start again, and a message gets its key back if the key is free.
+        Their tries are reset. A message gets its key back if the key is free.
 
         Args:
             ids: The ids of messages in the history, as in ``get``.

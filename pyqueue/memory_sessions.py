@@ -1,9 +1,9 @@
-"""Databases of ``memory:`` as programs see them, with sessions and transactions.
+"""The databases of ``memory:`` that programs use directly, with sessions and transactions.
 
-mongomock has no sessions. Here a transaction works on a copy of the database, which its first
-operation makes. The commit writes the changed documents back. If one of them was changed outside
-the transaction since then, nothing is written: the commit fails with the write conflict of a
-server, and retry loops repeat the transaction.
+mongomock has no sessions. Here, the first operation of a transaction copies the database, and the
+transaction works on this copy. The commit writes the changed documents back. If one of them was
+also changed outside the transaction, nothing is written: the commit fails with a write conflict,
+as on a server, and retry loops repeat the transaction.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyqueue.memory import MemoryCollection, checked_session, lock_of, memory_da
 from pyqueue.payloads import OPTIONS
 from pyqueue.targets import is_memory_url
 
-#: How many times ``with_transaction`` runs its function at most. PyMongo repeats for two minutes.
+#: How many times ``with_transaction`` may run its function. PyMongo retries for two minutes.
 _MAX_ATTEMPTS: Final = 100
 #: How documents are stored: as mongomock stores them, with naive instants.
 _STORED: Final[bson.CodecOptions[dict[str, Any]]] = bson.CodecOptions(
@@ -93,10 +93,10 @@ class _Copy:
         return changes
 
     def write(self, changes: list[_Change], undo: ExitStack) -> None:
-        """Write the changed documents back, and add a callback that undoes this to ``undo``.
+        """Write changed documents back, and add to ``undo`` a callback that restores the old state.
 
         Raises:
-            OperationFailure: A unique index refuses a document: another writer took its value.
+            OperationFailure: A unique index refuses a value, which another writer has already used.
         """
         stores = self.live._store
         undo.callback(
@@ -108,7 +108,7 @@ class _Copy:
                 if document is not None:
                     self.live[name]._ensure_uniques(document)
         except DuplicateKeyError as error:
-            raise _conflict("another writer took the value of a unique index") from error
+            raise _conflict("another writer has used a value that must be unique") from error
 
     def _put(self, documents: list[_Change]) -> None:
         for name, id, document in documents:
@@ -145,7 +145,7 @@ class MemorySession:
     """A session with the methods of a pymongo ``ClientSession``."""
 
     def __init__(self) -> None:
-        #: The copies of the open transaction, keyed by the id() of the store; None without one.
+        #: The copies in the open transaction, keyed by the id() of the store, or None outside one.
         self._copies: dict[int, _Copy] | None = None
         self.has_ended = False
 
@@ -170,7 +170,7 @@ class MemorySession:
         return found
 
     def collection_like(self, like: MemoryCollection) -> MemoryCollection:
-        """Return the collection that an operation with this session uses."""
+        """Return the given collection, or its copy in the open transaction."""
         copy = self.copy_of(like.database)
         return like if copy is None else copy.collection(like)
 
@@ -280,7 +280,7 @@ class MemoryClient:
     get_database = __getitem__
 
     def start_session(self, **options: object) -> Any:
-        """Return a session."""
+        """Return a new session."""
         return self._kind.session_type()
 
 
@@ -337,12 +337,12 @@ class MemoryDatabase:
 
 
 def names_memory(target: object) -> bool:
-    """Return whether a target is a database in memory that pyqueue made, or names one."""
+    """Return whether a target is a ``memory:`` URL or a ``MemoryDatabase``."""
     return is_memory_url(target) or isinstance(target, MemoryDatabase)
 
 
 def _used(raw: Any, session: Any) -> Any:
-    """Return the mongomock database that an operation with this session uses."""
+    """Return a mongomock database, or its copy in the open transaction of a session."""
     copy = None if session is None else checked_session(session).copy_of(raw)
     return raw if copy is None else copy.database
 
@@ -357,15 +357,15 @@ def _allowed(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 def _refusal(reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"memory: mongomock cannot do this: run the test on a MongoDB server ({reason})"
+        f"memory: mongomock does not support this ({reason}); run the test on a MongoDB server"
     )
 
 
 def _reading_under(lock: AbstractContextManager[Any], cursor: Any) -> Any:
     """Return a cursor that reads its documents under a lock.
 
-    mongomock reads them when the first is asked for. Another thread may then be in the middle of a
-    write.
+    mongomock reads the documents when the first one is requested. Without the lock, another thread
+    might then be in the middle of a write.
     """
     read = cursor._compute_results
 
@@ -393,7 +393,7 @@ class MemoryTable:
 
     @property
     def find_one_and_update(self) -> Callable[..., Any]:
-        """The method of this name. ``targets.invalid`` recognizes classes of collections by it."""
+        """The method of this name, by which ``targets.invalid`` recognizes a collection class."""
         return self._method("find_one_and_update")
 
     def __getitem__(self, name: str) -> Any:
@@ -404,7 +404,7 @@ class MemoryTable:
             raise AttributeError(name)
         offered = hasattr(type(self.database.raw[self.name]), name)
         if name == "bulk_write" or (not offered and hasattr(Collection, name)):
-            # mongomock's bulk_write does not take the operations of a current pymongo.
+            # mongomock's bulk_write does not accept the operations of a current pymongo.
             raise _refusal(name)
         return self._method(name) if offered else self[name]
 

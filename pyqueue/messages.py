@@ -1,7 +1,7 @@
 """Messages, reservations, finished messages, counts and the options of a queue.
 
-A message is a plain dataclass with slots. Creating a pydantic model costs about a round trip, so
-only payloads are validated. ``documents`` makes messages from stored documents.
+A message is a plain dataclass with slots. Creating a pydantic model takes about as long as a round
+trip, so only payloads are validated. ``documents`` makes messages from stored documents.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
 class Unchanged:
-    """The type of UNCHANGED, which means "keep the payload". None is itself a payload."""
+    """The type of UNCHANGED, which means "keep the payload", because None is a valid payload."""
 
     def __repr__(self) -> str:
         return "UNCHANGED"
@@ -104,7 +104,7 @@ class Message(Generic[T]):
     pushed: datetime
     #: How many times the message was reserved from this queue, this time included.
     tries: int
-    #: Why the most recent failed try failed, or None.
+    #: The error of the most recent failed try, or None.
     error: ErrorInfo | None
     #: The last progress that a holder stored.
     progress: Progress | None
@@ -124,7 +124,7 @@ class Message(Generic[T]):
     #: The group that orders the message, or None. A finished or dead message shows its last group.
     group: str | None = field(default=None, kw_only=True)
     #: How many times consumers of this queue received the message. A release lowers ``tries``, but
-    #: not this. The messages of a pack share one number. In a stream it equals ``tries``.
+    #: not this number. The messages of a pack share one number. In a stream, it equals ``tries``.
     deliveries: int = field(default=0, kw_only=True)
     #: The last 5 tries in which the holder gave an error, oldest first. A burial and a redrive keep
     #: them, and a move drops them. Messages of streams and packs have none.
@@ -157,11 +157,11 @@ class Reservation(Message[T]):
     lease: float
     #: When the message was claimed, by the clock of the primary.
     reserved: datetime = field(kw_only=True)
-    #: The slot that it takes under its queue's limit on concurrency, or None without such a limit.
+    #: Its place under the queue's limit on concurrency, or None if the queue has no such limit.
     slot: str | None = field(default=None, kw_only=True, repr=False)
     #: How the message is kept once it has finished, for ``Client.wait`` or for its key, or None.
     keep: Keep | None = field(default=None, kw_only=True, repr=False)
-    #: The options by which ``Client.commit`` settles it; None if an older release pickled it.
+    #: The options with which ``Client.commit`` settles the message; None from an older release.
     carried: Any = field(default=None, kw_only=True, repr=False)
     #: The gather that the message belongs to, or None; see ``Client.gather``.
     gather: Gather | None = field(default=None, kw_only=True, repr=False)
@@ -304,9 +304,9 @@ class QueueInfo:
     #: How many messages its dead-letter queue has. None if several queues share that queue, or if
     #: this is a dead-letter queue or a stream.
     dead: int | None = None
-    #: The instant since which its oldest waiting message is eligible. Of the messages that wait for
-    #: their group or for a limit, the first of each group or key counts, up to 1000 of each. None
-    #: if no message waits, or if this is a stream.
+    #: The instant since which its oldest waiting message has been eligible. Of messages that wait
+    #: for their group or for a limit, only the first of each group or key counts, up to 1000 of
+    #: each. None if no message waits, or if this is a stream.
     oldest: datetime | None = None
     #: The options of the queue: ``lease``, ``max_tries``, ``dead_letter`` and ``history`` as last
     #: given, and the options that all users share, except the limit. Durations are in seconds.
@@ -328,7 +328,7 @@ class ScheduleInfo:
     #: How many ticks pushed no message, because the previous message was not finished, or because
     #: of an error.
     skipped: int
-    #: The error because of which the last tick pushed no message, or None.
+    #: The error that kept the last tick from pushing a message, or None.
     error: str | None
     #: The other arguments of ``Client.schedule``. Durations are in seconds.
     options: Mapping[str, Any]
@@ -376,11 +376,11 @@ class Push(_Lifetimes, Generic[T]):
         key: A message key; see ``Queue.push``.
         headers: Small labels, as a mapping {str: str | int | float | bool}.
         id: The id of the message; see ``Queue.push``. None means a new id.
-        priority: 0 to 9, or None for 4. Higher ones go first. Only with ``kind="priority"``.
+        priority: 0 (lowest) to 9, or None for 4. Only with ``kind="priority"``.
         group: The name of a group. Only with ``kind="ordered"``.
         result: Seconds for which the finished message is kept with its result; see ``Queue.push``.
-        expires: Seconds after which no consumer begins to work on the message; see ``Queue.push``.
-        unique_for: Seconds for which the key stays taken after the end; see ``Queue.push``.
+        expires: Seconds within which the first try must begin; see ``Queue.push``.
+        unique_for: How long the key stays taken after a commit or a pop; see ``Queue.push``.
         gather: The gather that the message joins; see ``Queue.push``.
     """
 
@@ -399,7 +399,7 @@ class Push(_Lifetimes, Generic[T]):
 class BatchOptions(TypedDict):
     """How a Spark stage makes its batches."""
 
-    #: "move" or "transaction".
+    #: How the results are written: "move" or "transaction".
     output: str
     #: The maximum number of messages in one batch.
     max_messages: int
@@ -437,7 +437,7 @@ class ScheduleOptions(TypedDict, total=False):
     priority: int | None
     group: str | None
     missed: Missed
-    #: Whether a tick pushes a message while the last one is still in a queue.
+    #: Whether a tick pushes a message while the previous message is still in a queue.
     overlap: bool
     #: How late a tick may be before it counts as missed.
     grace: Duration

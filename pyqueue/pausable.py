@@ -23,7 +23,7 @@ class Pausable(Generic[T]):
     def __init__(self, plan: Plan[T], types: tuple[type[Request[Any]], ...]) -> None:
         self._plan = plan
         self._types = types
-        #: The request before which the plan pauses, or None if it has not begun, or has ended.
+        #: The request before which the plan has paused; None before it begins and after it ends.
         self._request: Request[Any] | None = None
         #: The result, or None before the end of the plan.
         self.result: T | None = None
@@ -60,11 +60,11 @@ class Pausable(Generic[T]):
 
 
 def leaving_out(plan: Plan[T], takes: Callable[[Request[Any]], bool]) -> Plan[T]:
-    """Run a plan, but keep certain requests from the driver. Their answer is None.
+    """Run a plan, but answer certain requests with None instead of passing them to the driver.
 
     Args:
         plan: The plan to run.
-        takes: Called with each request. Returns True if the driver must not get the request.
+        takes: A function that returns True for a request that the driver must not get.
     """
     try:
         request = next(plan)

@@ -84,7 +84,7 @@ def encode(document: Mapping[str, Any]) -> RawBSONDocument:
 
 
 def each_of(function: Callable[[T], V], values: Sequence[T]) -> list[V]:
-    """Apply a function of one payload to several payloads, and return the results.
+    """Call a function with each of several payloads, and return the results.
 
     Raises:
         InvalidMessage: The function refused a payload. If there are several payloads, the text
@@ -159,7 +159,7 @@ def _fault(path: list[str], value: Any) -> tuple[list[str], str, str] | None:
         return None
     if _encodes({"": value}):
         return None
-    model = "convert it, or set a model for the queue that converts it"
+    model = "convert the value, or give the queue a model that does so"
     other = "use its str()" if hasattr(value, "__fspath__") else model
     remedy = next((text for kind, text in _INSTEAD.items() if isinstance(value, kind)), other)
     return path, f"type {type(value).__name__}", remedy
@@ -203,13 +203,13 @@ def error_text(error: BaseException) -> str:
 
 
 def _mistakes(error: ValidationError) -> str:
-    """Return the mistakes as text to follow a colon; several mistakes are on separate lines."""
+    """Return the mistakes as text that follows a colon. Several mistakes are on separate lines."""
     text = error_text(error)
     return f"\n{text}" if "\n" in text else f" {text}"
 
 
 def _mistake(mistake: ErrorDetails) -> str:
-    """Return a line with the place of a field and the mistake in it."""
+    """Return a line that names a field and the mistake in its value."""
     place, text = list(mistake["loc"]), mistake["msg"]
     if place[-1:] == ["[key]"]:
         del place[-2:-1]  # the key itself is the invalid value
@@ -253,7 +253,7 @@ def log_failure(failure: BaseException, text: str, *values: object) -> None:
 
 
 def storable(value: Any) -> Any:
-    """Return the output of pydantic's Python mode with values of types that BSON lacks replaced."""
+    """Replace values of types that BSON lacks in a value that pydantic dumped in Python mode."""
     if isinstance(value, dict):
         return {_key(key): storable(item) for key, item in value.items()}
     if isinstance(value, Enum):
@@ -320,7 +320,7 @@ class Codec(Generic[T]):
                 if hasattr(form, "__pydantic_validator__") or hasattr(form, "__dataclass_fields__"):
                     text = f"expected the type {form.__name__}, found an instance of it"
                 else:
-                    text = f"pydantic cannot validate {model!r} ({error}); use a type that it knows"
+                    text = f"pydantic cannot validate {model!r} ({error}); use a supported type"
                 raise ConfigurationError(f"model: {text}") from error
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -328,7 +328,7 @@ class Codec(Generic[T]):
 
     @property
     def name(self) -> str | None:
-        """The name of the model, stored in the field ``type`` of messages; None without a model."""
+        """The name of the model, stored in the ``type`` field of messages, or None without one."""
         return (
             None if self.model is None else getattr(self.model, "__name__", None) or str(self.model)
         )

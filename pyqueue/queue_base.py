@@ -122,8 +122,8 @@ class QueueBase(Generic[T, Runs]):
     def _commits_first(self, held: Any) -> bool:
         """Return whether a claim may find more messages once this message is committed.
 
-        Other messages may wait for this message. Its commit may also end the claim of its pack;
-        until then, no claim finds the rest of the pack.
+        Other messages may be waiting for this message. Its commit may also end the claim on its
+        pack; until then, no claim finds the other messages of that pack.
         """
         return isinstance(held, PackedReservation) or bool(stored_claim(held))
 
@@ -151,7 +151,7 @@ class QueueBase(Generic[T, Runs]):
         return self._pushes(given, how)
 
     def _keeps(self, how: PushOptions, number: int) -> list[Keep | None]:
-        """Remove ``results`` and ``uniques`` from the options of a push, and return their Keeps."""
+        """Move ``results`` and ``uniques`` from the options of a push into one Keep per message."""
         none = [None] * number
         wanted, uniques = how.pop("results", none), how.pop("uniques", none)
         return results.keeps(wanted, uniques, self._runner.results)
@@ -176,7 +176,7 @@ class QueueBase(Generic[T, Runs]):
         target = target_of(to, self._runner)
         pairs = list(given) if isinstance(given, Iterable) else [given]
         if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
-            raise ConfigurationError("pairs: expected pairs; use (reservation, payload) tuples")
+            raise ConfigurationError("pairs: expected pairs; pass (reservation, payload) tuples")
         plan = self._backend.move(pairs, to=target, **edits)
         name = target if isinstance(target, str) else target.queue
         return self._settles("move", [each for each, _ in pairs], edits["session"], plan, name)
@@ -262,10 +262,10 @@ def without_renewal(
 
 
 def target_of(to: object, runner: RunnerBase, argument: str = "to") -> QueuePlans | str:
-    """Return the plans or the name of a queue that an argument names.
+    """Return the target that an argument names: the plans of a ``Queue``, or a queue name.
 
     Raises:
-        ConfigurationError: The target is neither a queue nor a name, or is in another namespace.
+        ConfigurationError: The argument is neither a queue nor a name, or is in another namespace.
     """
     if isinstance(to, QueueBase):
         other = to._runner
@@ -295,7 +295,7 @@ def runs_on(queue: QueueBase[Any, Any], runner: object) -> bool:
 def receiving(
     queue: QueueBase[Any, Any], limit: int, **how: Unpack[ReceiveOptions]
 ) -> Plan[list[Any]]:
-    """Return the plan by which a queue receives, for the other modules of pyqueue."""
+    """Return the plan by which a queue receives messages, for other modules of pyqueue."""
     return queue._receive(limit, **how)
 
 
@@ -305,8 +305,8 @@ def requesting(
     """Return the plan of ``Client.request``, with these options of the push."""
     if not isinstance(queue, QueueBase):
         raise ConfigurationError(
-            f"queue: expected a Queue or the name of one, found {type(queue).__name__}; make one "
-            "by client.queue(...)"
+            f"queue: expected a Queue or the name of a queue, found {type(queue).__name__}; create "
+            "a Queue with client.queue(...)"
         )
     timeout_s = arguments.duration("timeout", timeout)
     runner = queue._runner
@@ -323,7 +323,7 @@ def requesting(
     except JobFailed as failed:
         if failed.reason != "expired":
             raise
-        text = f"message {id} has expired: no worker has begun to work on it in {timeout_s:g} s"
+        text = f"message {id} has expired: no worker has begun to work on it within {timeout_s:g} s"
         raise TimeoutError(text) from failed
     return finished.result
 
@@ -331,5 +331,5 @@ def requesting(
 def settling(
     queue: QueueBase[Any, Any], held: Sequence[Reservation[Any]], plan: Plan[None], verb: str
 ) -> Plan[None]:
-    """Return a plan that settles messages of a queue, for the other modules of pyqueue."""
+    """Return a plan that settles messages of a queue, for other modules of pyqueue."""
     return queue._settles(verb, held, None, plan)

@@ -1,6 +1,6 @@
-"""The ``Queue`` class: each operation is one line that runs the plan of the same name.
+"""The ``Queue`` class: each method runs a plan, which defines the steps of the operation.
 
-The plans in ``backends`` define the operations. The docstrings here describe arguments and results.
+The plans are in ``backends``. The docstrings here describe arguments and results.
 The module is long because users look up all operations of a queue in one class.
 """
 
@@ -39,8 +39,8 @@ class Queue(Manageable[T]):
     """A queue, for blocking code. ``Client.queue`` creates it, without I/O.
 
     Durations are seconds or timedeltas, and instants are aware datetimes. Every operation may raise
-    ``Unavailable`` (the server did not answer in time) and ``QueueClosed``. Invalid arguments raise
-    ``ConfigurationError`` before anything is written.
+    ``Unavailable`` (the server did not answer in time) or ``QueueClosed`` (the client was closed).
+    An invalid argument raises ``ConfigurationError`` before anything is written.
     """
 
     @overload
@@ -73,29 +73,29 @@ class Queue(Manageable[T]):
             delay: Seconds until the message can be received; not with ``at``.
             at: The instant from which the message can be received. A past instant means now.
             key: A message key, 1-512 characters, unique among the live messages of the queue.
-            on_duplicate: The action if the key is taken. "ignore" writes nothing. "replace"
-                overwrites the payload, headers, time and priority of the live message; its tries
-                start again, and its holder loses the lease. "error" raises ``DuplicateKey``.
+            on_duplicate: What happens if the key is taken. "ignore" writes nothing. "replace"
+                overwrites the payload, headers, time and priority of the live message, resets its
+                tries, and ends the lease of its holder. "error" raises ``DuplicateKey``.
             headers: Small labels, as a mapping {str: str | int | float | bool}.
             id: An ObjectId, or a str of 1-512 characters not starting with "~". A second push with
                 the same id does not store a second message.
-            priority: 0 to 9, or None for 4. Higher ones go first. Only with ``kind="priority"``.
-            group: The name of a group, 1-512 characters. Its messages are received in order, one at
-                a time. Without a group there is no order. Only with ``kind="ordered"``.
-            result: Seconds, at most 30 days, for which the finished message is kept with its result
-                for ``Client.wait``. If None, it is kept only if the queue has a history.
-            expires: Seconds after which no consumer begins to work on the message. It then ends
-                with the outcome "expired". If None, or once it was tried, it never expires.
+            priority: 0 (lowest) to 9, or None for 4. Only with ``kind="priority"``.
+            group: The name of a group, 1-512 characters. Messages of a group are received in order,
+                one at a time; messages without a group, in any order. Only with ``kind="ordered"``.
+            result: Seconds, at most 30 days, for which the finished message and its result are kept
+                for ``Client.wait``. If None, they are kept only if the queue has a history.
+            expires: Seconds from the push within which the first try must begin. If it does not,
+                the message ends with the outcome "expired". None means no time limit.
             unique_for: Seconds for which the key stays taken after a commit or a pop; None means 0.
-            gather: The gather to join: the value of ``Client.gather``, or the ``gather``
-                of a held reservation. If nothing is written, nothing joins. Not with ``session``.
-            also: More queues (names, or ``Queue`` objects). All get the message, or none does.
-                There it has a new id, and neither ``result`` nor ``gather``. Not with ``key``.
+            gather: The gather that the message joins: from ``Client.gather``, or from the
+                ``gather`` of a reservation. An unwritten message joins none. Not with ``session``.
+            also: More queues (names or ``Queue`` objects). Either all queues get the message,
+                or none. A copy has a new id, no ``result`` and no ``gather``. Not with ``key``.
             session: The session of a transaction. The push happens when the transaction commits.
 
         Returns:
-            The id of the message. None if the key is taken and ``on_duplicate`` is "ignore", or if
-            it is "replace" and ``unique_for`` of a finished message keeps the key taken.
+            The id of the message. None if the key is taken and ``on_duplicate`` is "ignore". With
+            "replace", None if a finished message keeps the key taken for its ``unique_for``.
 
         Raises:
             InvalidMessage: The payload is not BSON, is too large or does not fit the model.
@@ -125,8 +125,8 @@ class Queue(Manageable[T]):
         """Push many messages at once. If one is invalid, none is written.
 
         Args:
-            payloads: The payloads, or a ``Push`` for each message. A ``Push`` has the options of
-                its message, so only ``on_duplicate`` and ``session`` can then be given here.
+            payloads: The payloads, or a ``Push`` for each message. A ``Push`` holds the options of
+                its message. The only other arguments are then ``on_duplicate`` and ``session``.
             delay: Seconds until the messages can be received; not with ``at``.
             at: The instant from which the messages can be received.
             headers: The headers of every message.
@@ -139,7 +139,7 @@ class Queue(Manageable[T]):
             session: The session of a transaction.
 
         Returns:
-            One id for each payload, or None as in ``push``, whose errors this raises, too.
+            One id for each payload, or None as in ``push``. The errors are the same as in ``push``.
         """
         how = PushOptions(delay=delay, at=at, headers=headers, keys=keys, on_duplicate=on_duplicate)
         how |= PushOptions(ids=ids, priorities=priorities, groups=groups, session=session)
@@ -174,8 +174,8 @@ class Queue(Manageable[T]):
             limit: The maximum number of messages.
             timeout: Seconds to wait for the first message. None waits forever; 0 does not wait.
             max_bytes: The maximum size of all messages together, in bytes as stored. The first
-                message is returned even if it is larger. If messages grow from one call to the
-                next, a call may claim too many; it gives the excess back before it returns.
+                message is returned even if it is larger. A call may claim more messages than fit;
+                it puts the excess back into the queue before it returns.
 
         Returns:
             The messages in order, or an empty list after the timeout.
@@ -218,7 +218,7 @@ class Queue(Manageable[T]):
             limit: The maximum number of messages.
             timeout: As in ``pop_many``.
             lease: The lease in seconds. None uses the queue's lease.
-            max_bytes: As in ``pop_many``. The try of a message that is given back is not counted.
+            max_bytes: As in ``pop_many``. For a message that is put back, the try is not counted.
 
         Returns:
             The reservations in order, or an empty list after the timeout.
@@ -228,7 +228,7 @@ class Queue(Manageable[T]):
         )
 
     def reserve_id(self, id: Id, *, lease: Duration | None = None) -> Reservation[T] | None:
-        """Reserve the message with this id, ready or scheduled, without waiting.
+        """Reserve the ready or scheduled message with this id, without waiting.
 
         Args:
             id: As in ``remove``.
@@ -236,8 +236,10 @@ class Queue(Manageable[T]):
 
         Returns:
             The reservation. None if the id is unknown in this queue, the message is finished or
-            held, the queue is paused, or a limit or an earlier message of the group prevents it.
-            A message in a pack of a bucket raises ConfigurationError.
+            held, the queue is paused, or a limit or an earlier message of its group delays it.
+
+        Raises:
+            ConfigurationError: The message is in a pack, a document with many messages.
         """
         received = self._runner.run(self._reserve_id(id, lease))
         return received[0] if received else None
@@ -259,9 +261,9 @@ class Queue(Manageable[T]):
         Args:
             timeout: Seconds to wait for a message. None waits forever; 0 does not wait.
             lease: The lease in seconds. None uses the queue's lease.
-            on_lost: Called with the reservation as soon as a renewal finds that the lease was lost,
-                or that the client was closed. It is called in a thread of the client's renewer, so
-                it should return at once, for example after setting an event. Its exceptions are
+            on_lost: A function to call with the reservation as soon as a renewal finds that the
+                lease was lost or the client was closed. It runs in a thread of the client's renewer
+                and should return at once, for example after setting an event. Its exceptions are
                 logged and ignored.
 
         Returns:
@@ -269,7 +271,7 @@ class Queue(Manageable[T]):
 
         Raises:
             LeaseLost: The lease was lost before the block ended, so nothing was committed. If the
-                block raises an exception, that exception propagates instead.
+                block itself raises an exception, that exception propagates instead.
         """
         check_on_lost(on_lost)
         reservation = self.reserve(timeout, lease=lease)
@@ -300,14 +302,14 @@ class Queue(Manageable[T]):
     ) -> Each[Reservation[T]]:
         """Return an object to loop over the messages of this queue.
 
-        The loop yields one reservation after the other, and renews its lease. At the end of the
-        body, the message is committed while the next message is claimed. If an exception, ``break``
-        or ``return`` leaves the body, the message is rolled back. But in a ``with`` block on
-        this object, ``break`` and ``return`` commit the message at the end of the block. A message
-        that the body settles itself is left alone. Any number of loops may use the object at once.
+        The loop yields one reservation at a time, and renews its lease. When the body ends, the
+        message is committed while the next message is claimed. If an exception, ``break`` or
+        ``return`` leaves the body, the message is rolled back. But in a ``with`` block on
+        this object, ``break`` and ``return`` commit the message, at the end of the block. A message
+        that the body settles itself is left alone. Any number of loops may share the object.
 
         Args:
-            timeout: Seconds to wait for the next message before the loop ends; as in ``reserve``.
+            timeout: Seconds to wait for the next message before the loop ends; see ``reserve``.
             lease: The lease in seconds. None uses the queue's lease.
 
         Raises:
@@ -323,14 +325,14 @@ class Queue(Manageable[T]):
         result: Any = UNCHANGED,
         session: Any = None,
     ) -> None:
-        """Finish messages. They move to the history if the queue has one; else they are deleted.
+        """Finish messages: move them to the history if the queue has one, or delete them.
 
         Args:
             reservations: Reservations of this queue.
             payload: The payload that the history keeps, instead of the payload of the message.
-                It is refused for the packed messages of a bucket, which have no history.
-            result: The result of the work, a BSON value of at most 256 KB. It is kept with the
-                finished message, or dropped if no history and no ``result=`` of the push keeps it.
+                Not for messages in packs of a bucket, because these messages have no history.
+            result: The result of the work, a BSON value of at most 256 KB. It is kept if a history,
+                or ``result=`` of the push, keeps the finished message; otherwise it is dropped.
             session: The session of a transaction.
 
         Raises:
@@ -357,7 +359,7 @@ class Queue(Manageable[T]):
         counted: bool = True,
         session: Any = None,
     ) -> None:
-        """Give messages back for another try. A message without tries left is buried.
+        """Put messages back in the queue for another try. A message without tries left is buried.
 
         Args:
             reservations: Reservations of this queue.
@@ -386,7 +388,7 @@ class Queue(Manageable[T]):
         return self._runner.run(self._backend.extend(reservations, lease=lease))
 
     def release(self, *reservations: Reservation[T]) -> None:
-        """Give messages back unprocessed, to their old places. The try is not counted.
+        """Put messages back in their places, unprocessed. The try is not counted.
 
         Args:
             reservations: Reservations of this queue.
@@ -416,22 +418,22 @@ class Queue(Manageable[T]):
 
         Args:
             reservations: Reservations of this queue.
-            to: The target: the name of a queue, or the ``Queue``, of the same namespace.
-            payload: The new payload of each message, a value of the model of the target.
-            update: In place of a new payload, an update of the stored payload. It uses MongoDB's
+            to: The target, a queue of the same namespace: a ``Queue``, or the name of a queue.
+            payload: The new payload of each message, which must fit the model of the target.
+            update: Instead of a new payload, an update of the stored payload with MongoDB's
                 $set, $unset, $inc, $mul, $min, $max, $rename, $push, $pull and $addToSet.
             headers: Headers to merge into the headers of each message.
-            delay: Seconds until the message can be received in that queue; not with ``at``.
-            at: The instant from which the message can be received in that queue.
-            key: The message key in that queue; only with a single reservation.
-            priority: The priority in that queue, if it has priorities; None keeps the message's
+            delay: Seconds until the message can be received in the target; not with ``at``.
+            at: The instant from which the message can be received in the target.
+            key: The message key in the target; only with a single reservation.
+            priority: The priority in the target, if that has priorities; None keeps the message's
                 priority.
-            group: The group in that queue, if it is ordered; None keeps the message's group.
+            group: The group in the target, if that is ordered; None keeps the message's group.
             session: The session of a transaction.
 
         Raises:
             LeaseLost: Some messages were no longer held. The other messages were moved.
-            DuplicateKey: The key is taken in that queue. The reservation is still held.
+            DuplicateKey: The key is taken in the target. The message is still held.
             InvalidMessage: The payload, or the result of the update, cannot be stored.
         """
         pairs = [(each, payload) for each in reservations]
@@ -493,11 +495,11 @@ class Queue(Manageable[T]):
     def progress(
         self, reservation: Reservation[T], fraction: float, note: str | None = None
     ) -> None:
-        """Store how far the work has come. Any process can read it in ``Message.progress``.
+        """Store the progress of the work. Any process can read it in ``Message.progress``.
 
         Args:
             reservation: A reservation of this queue.
-            fraction: From 0 to 1.
+            fraction: How much of the work is done, from 0 to 1.
             note: A short text for people, or None.
 
         Raises:
@@ -535,15 +537,15 @@ class Queue(Manageable[T]):
         Args:
             group: The durable name of this consumer: 1-110 characters of A-Z a-z 0-9 _ - . : >.
                 Only one process at a time may use it.
-            limit: The maximum number of messages, up to 100 000. In a bucket, a claim may exceed it
-                by part of a pack, because packs (documents with many messages) are claimed whole.
+            limit: The maximum number of messages, up to 100 000. A bucket stores messages in packs
+                (documents with many messages) and claims whole packs, so it may exceed the limit.
             lease: Seconds for which the messages stay held if this process dies. None uses the
                 queue's lease.
             max_bytes: The maximum size of all messages together, in bytes as stored. At least one
                 message is claimed, whatever its size.
 
         Returns:
-            A context manager that yields the ``Claim``, empty if no message is ready.
+            A context manager that yields the ``Claim``; empty if no message is ready.
 
         Raises:
             Fenced: Another process claimed for the group before this claim was settled.

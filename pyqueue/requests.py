@@ -81,8 +81,8 @@ class Command(Request[Answer]):
         max_time_s: The time limit in seconds, if it is less than the client's time limit.
         half_time: Whether the command may take only half of the client's time limit, which leaves
             time for another try.
-        server_limit_s: How many seconds the server may work on it, if that is less. The driver does
-            not repeat such a command. Only for updates with ``w1`` and without a session.
+        server_limit_s: A shorter time limit, in seconds, for the server alone. The driver does not
+            repeat such a command. Only for updates with ``w1`` and without a session.
     """
 
     session: Any = None
@@ -112,7 +112,7 @@ class RefusedWrite(Exception):
 
 
 class _TimeLimited(OrderedDict[str, Any]):
-    """A command whose ``maxTimeMS`` can only be lowered, although ``pymongo.timeout`` sets it.
+    """A command whose ``maxTimeMS`` can only be lowered, even if ``pymongo.timeout`` raises it.
 
     The server must stop before the client stops waiting, to leave time for the network.
     """
@@ -256,9 +256,9 @@ class Update(Command[Change]):
 
 @dataclass(slots=True)
 class UpdateEach(Command[tuple[int, list[WriteFailure]]]):
-    """Apply pairs of a filter and an update. The answer is the number of matches, and failures."""
+    """Apply pairs of a filter and an update. Answer with the number of matches, and failures."""
 
-    pairs: Sequence[tuple[Filter, UpdateDocument]]  # an empty update deletes its first match
+    pairs: Sequence[tuple[Filter, UpdateDocument]]  # an empty update deletes the first match
     many: bool = False  # each update changes all of its matches
 
     def send(self, collection: Any) -> Any:
@@ -341,14 +341,14 @@ class Distinct(Command[list[object]]):
 
 @dataclass(slots=True)
 class CreateIndex(Command[str]):
-    """Create an index, unless it exists. The database user needs the permission."""
+    """Create an index, unless it exists. The database user needs permission to do so."""
 
     name: str
     keys: Sort
     options: Mapping[str, Any]
 
     def send(self, collection: Any) -> Any:
-        """Send the creation of the index."""
+        """Send a createIndexes."""
         return collection.create_index(self.keys, name=self.name, **self.options)
 
 
@@ -380,7 +380,7 @@ class ServerTime(Request[datetime]):
 
 @dataclass(slots=True)
 class MonotonicTime(Request[float]):
-    """Seconds on this machine's monotonic clock. Timeouts use it, because it is never set."""
+    """Seconds on this machine's monotonic clock, which timeouts use because it never jumps."""
 
 
 @dataclass(slots=True)
@@ -388,12 +388,12 @@ class EnsureQueue(Request[str]):
     """Create the record of a queue if it is missing. The answer is the kind of the queue."""
 
     queue: str
-    kind: str | None  # None: any kind. Then no record is created; the answer is "" if none exists.
-    #: Returns the options that the record shows to people, or None to leave them unchanged.
+    kind: str | None  # None: any kind; no record is created. The answer is "" if there is none.
+    #: Returns the options that the record shows to people. None leaves these options unchanged.
     options: Callable[[], Mapping[str, Any]] | None = None
-    #: The shared options that the caller gave. If the record has another value, the request fails.
+    #: The shared options that the caller gave. If the record has other values, the request fails.
     shape: Mapping[str, object] = field(default_factory=dict)
-    #: The levels of priority that the caller uses, which the record then lists.
+    #: The priorities that the caller uses. The record then lists them.
     levels: Sequence[int] = ()
     #: Whether the kind is a guess, and the caller accepts any kind. See ``naming_kind``.
     guessed: bool = False
@@ -401,7 +401,7 @@ class EnsureQueue(Request[str]):
 
 @dataclass(slots=True)
 class ForgetQueue(Request[None]):
-    """Forget the record of a queue that was deleted."""
+    """Remove the record of a deleted queue from the driver's memory."""
 
     queue: str
 
@@ -415,11 +415,12 @@ class Listen(Request[bool]):
 
 @dataclass(slots=True)
 class Wait(Request[bool]):
-    """Wait among the consumers of a queue for an event or for an instant.
+    """Wait for an event or an instant, as one of the waiting consumers of a queue.
 
-    One of them is the leader. Only the leader waits for ``until``, and keeps the estimate of the
-    primary's clock fresh. All wait at most until ``deadline`` on the monotonic clock (None: no
-    limit). The answer is whether to scan: False if every event was about a later instant.
+    One of these consumers is the leader. Only the leader waits for ``until``, and keeps the
+    estimate of the primary's clock fresh. All consumers wait at most until ``deadline`` on the
+    monotonic clock (None: no limit). The answer is whether to scan for messages: False if every
+    event was about a later instant.
     """
 
     waiters: Any
@@ -438,19 +439,19 @@ class Coalesce(Request[Result], Generic[Item, Result]):
     item: Item
     #: Returns the plan for a list of items. Its result has one entry for each item, in this order.
     batch: Callable[[list[Item]], Plan[Sequence[Result]]]
-    #: Returns the plan that gives back a result whose caller was cancelled.
+    #: Returns the plan that undoes a result whose caller was cancelled.
     undo: Callable[[Result], Plan[None]] | None = None
     #: The size of the item in bytes. The total size of a batch is limited.
     size: int = 0
     #: How many batches with this key may run at once.
     max_in_flight: int = 2
-    alone: bool = False  # each item makes a batch alone
-    threads: bool = False  # threads share batches, too
+    alone: bool = False  # each item gets a separate batch
+    threads: bool = False  # callers in different threads share batches
 
 
 @dataclass(slots=True)
 class Latecomers(Request[None]):
-    """Append the items of later calls to the item list of a running batch of ``Coalesce``."""
+    """Let later calls join a running batch of ``Coalesce``: append their items to ``items``."""
 
     items: list[Any]
 
@@ -486,7 +487,7 @@ class Aside(Request[None]):
 
 @dataclass(slots=True)
 class Signal(Request[None]):
-    """Publish that a queue has a message from ``when`` on, or if None, that its record changed."""
+    """Publish that a queue has a message due at ``when``; with None, that its record changed."""
 
     queue: str
     when: datetime | None

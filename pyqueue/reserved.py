@@ -29,7 +29,7 @@ H = TypeVar("H", bound=Reservation[Any])
 L = TypeVar("L", bound=Reservation[Any], contravariant=True)
 #: Called with a reservation whose lease was lost.
 OnLost = Callable[[Reservation[T]], object] | None
-#: A reservation, and how many seconds its lease has run.
+#: A reservation, and the age of its lease in seconds.
 Aged = tuple[Reservation[Any], float]
 
 log = logging.getLogger("pyqueue")
@@ -44,7 +44,7 @@ class Settles(Protocol[L]):
         """Finish messages."""
 
     def rollback(self, *reservations: L, error: BaseException) -> None:
-        """Give messages back for another try."""
+        """Put messages back for another try."""
 
 
 class SettlesAsync(Protocol[L]):
@@ -56,7 +56,7 @@ class SettlesAsync(Protocol[L]):
         """Finish messages."""
 
     def rollback(self, *reservations: L, error: BaseException) -> Awaitable[None]:
-        """Give messages back for another try."""
+        """Put messages back for another try."""
 
 
 def check_on_lost(on_lost: object) -> None:
@@ -69,7 +69,7 @@ def check_on_lost(on_lost: object) -> None:
         raise ConfigurationError(
             "on_lost: expected a synchronous function that takes the reservation, found "
             f"{'a coroutine function' if callable(on_lost) else type(on_lost).__name__}; "
-            "it may set an event or cancel a task"
+            "pass a function that sets an event or cancels a task, for example"
         )
 
 
@@ -78,8 +78,8 @@ def renewal(
 ) -> Callable[[Sequence[Reservation[Any]]], Any]:
     """Return the function by which the renewer of a client extends leases.
 
-    ``told`` is called for each reservation whose message was cancelled. None looks for no such
-    messages.
+    ``told`` is called for each reservation whose message was cancelled. If it is None, renewals do
+    not check for cancelled messages.
     """
     return lambda reservations: runner.run(_renew(reservations, told))
 
@@ -191,7 +191,7 @@ def _to_renew(
     given: Sequence[object],
     on_lost: object,
 ) -> Plan[list[Aged]]:
-    """Check the arguments of ``Queue.renew``. Return the reservations with their ages."""
+    """Check the arguments of ``Queue.renew``. Return the reservations with the lease ages."""
     check_on_lost(on_lost)
     held: Sequence[Reservation[Any]]
     if isinstance(plans, GroupPlans):
@@ -200,8 +200,8 @@ def _to_renew(
         held = arguments.reservations(plans.queue, tuple(given))
     if renewed := renewer.registered(held):
         raise ConfigurationError(
-            f"reservations: message {renewed[0].id} is renewed already, by another block or by its "
-            "worker; leave it out"
+            f"reservations: message {renewed[0].id} is already being renewed, by another block or "
+            "by its worker; leave out this reservation"
         )
     found: list[Aged] = []
     for each in held:
@@ -214,7 +214,7 @@ def _to_renew(
 def _renewed(
     runner: PlanRunner | AsyncPlanRunner, queue: str, held: Sequence[Aged], on_lost: OnLost[Any]
 ) -> Iterator[None]:
-    """Renew leases until the block ends, or settles the reservations."""
+    """Renew leases until the block ends, or until it settles the reservations."""
     renewer, extend = runner.renewer, renewal(runner)
     try:
         for each, age_s in held:
@@ -230,7 +230,7 @@ def _callback(on_lost: OnLost[T], reservation: Reservation[T]) -> Callable[[], o
 
 
 def lost_in_body(*lost: Reservation[Any]) -> LeaseLost:
-    """Return the error for reservations whose leases were lost while their block ran."""
+    """Return the error for reservations whose leases were lost while a block ran."""
     return LeaseLost(
         f"message {lost[0].id} of queue {lost[0].queue!r} is no longer held: its lease was "
         "lost while the block ran, so nothing was committed",

@@ -1,4 +1,4 @@
-"""``Scheduling``: the methods of a client that change schedules."""
+"""``Scheduling``: the methods of a client that manage schedules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyqueue.runtime.connecting import Connected, Connection
 
 
 class Scheduling(Connected[Connection]):
-    """The methods of a client that change schedules, for blocking code."""
+    """The methods of a client that manage schedules, for blocking code."""
 
     def schedule(
         self,
@@ -23,29 +23,29 @@ class Scheduling(Connected[Connection]):
     ) -> bool:
         """Push a message to a queue at certain times, from any running worker or pipeline.
 
-        Each tick pushes one message, however many workers run. The schedule is stored, so it
-        outlives this program. Another call with the same name changes the schedule.
+        Each of these times, a tick, pushes one message, however many workers run. The schedule is
+        stored, so it outlives this program. Another call with the same name changes the schedule.
 
         Args:
-            name: 1-110 of A-Z a-z 0-9 _ - . : >.
+            name: 1-110 characters of A-Z a-z 0-9 _ - . : >.
             queue: The name of the queue.
             cron: Five fields, such as "0 3 * * *": minute, hour, day of the month, month, weekday.
             options: ``every``: instead of ``cron``, the seconds between two ticks, at least 1.
                 ``timezone``: the time zone of ``cron``; default "UTC". ``payload`` (default {}),
-                ``headers``, ``key``, ``priority`` and ``group``: of the messages, as for a push. If
-                another message has the key, the new message gets no key. ``missed``: after ticks at
-                which no worker ran, push one message for all of them ("once", the default), none
+                ``headers``, ``key``, ``priority`` and ``group``: as for a push, for each message.
+                If another message has the key, the new message gets no key. ``missed``: after ticks
+                at which no worker ran, push one message for all of them ("once", the default), none
                 ("skip"), or one for each of the last 100 ("all", which needs ``overlap=True``).
-                ``overlap``: whether a tick pushes a message while the last one is still in a queue
-                other than a dead-letter queue; by default, the tick is skipped. ``grace``: how many
-                seconds late a tick may be before it counts as missed; default 60, at least 1.
+                ``overlap``: whether to push a message while the previous message is still in a
+                queue (not a dead-letter queue); by default, the tick is skipped. ``grace``: how
+                many seconds late a tick may be before it counts as missed; default 60, at least 1.
 
         Returns:
             Whether the schedule is new or has changed.
 
         Raises:
-            ConfigurationError: An argument is not allowed, or the queue is a stream or does not
-                offer an option. Nothing is stored.
+            ConfigurationError: An argument is not allowed, the queue is a stream, or the queue
+                does not support an option. Nothing is stored.
             InvalidMessage: The payload cannot be stored.
         """
         given = definition(name, queue, cron, options)
@@ -56,7 +56,7 @@ class Scheduling(Connected[Connection]):
         return self._connection.run(schedules.schedules())
 
     def unschedule(self, name: str) -> bool:
-        """Delete a schedule. Messages that it has pushed stay.
+        """Delete a schedule. Messages that were already pushed stay in their queue.
 
         Args:
             name: The name of the schedule.
@@ -67,7 +67,7 @@ class Scheduling(Connected[Connection]):
         return self._connection.run(schedules.unschedule(name))
 
     def pause_schedule(self, name: str) -> bool:
-        """Stop the ticks of a schedule in all processes. It stays paused even if it is changed.
+        """Pause a schedule in all processes. A later change of the schedule does not resume it.
 
         Args:
             name: The name of the schedule.
@@ -78,7 +78,7 @@ class Scheduling(Connected[Connection]):
         return self._connection.run(schedules.pause(name, True))
 
     def resume_schedule(self, name: str) -> bool:
-        """Let a paused schedule continue at its next tick. Ticks during the pause are not missed.
+        """Resume a schedule at its next tick. Ticks during the pause do not count as missed.
 
         Args:
             name: The name of the schedule.
@@ -89,7 +89,7 @@ class Scheduling(Connected[Connection]):
         return self._connection.run(schedules.pause(name, False))
 
     def run_schedule(self, name: str) -> Id | None:
-        """Push the message of a schedule now, even if it is paused. Its next tick does not change.
+        """Push a message of a schedule now, even if it is paused. The next tick does not change.
 
         Args:
             name: The name of the schedule.

@@ -1,4 +1,4 @@
-"""The shared part of ``Selection`` and ``AsyncSelection``: which plan a method runs."""
+"""The base of ``Selection`` and ``AsyncSelection``: it chooses the plan of each method."""
 
 from __future__ import annotations
 

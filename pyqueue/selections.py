@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Selection(SelectionBase[PlanRunner]):
-    """The messages of a queue that match at the time of a call, for blocking code.
+    """The messages of a queue that match when a method is called, for blocking code.
 
     Each method works in portions of up to 1000 messages, oldest first. It never changes a message
     that a consumer holds, that changed after it was read, or that came into the queue after the
@@ -24,9 +24,9 @@ class Selection(SelectionBase[PlanRunner]):
 
     The methods that change messages take ``limit``, the maximum number of messages to change;
     ``rate``, the maximum number of messages per second; and ``progress``, a function that is called
-    after each portion with the numbers so far. If that function raises an exception, the call ends.
-    They raise ``ConfigurationError`` if the queue does not support the change. If they raise
-    ``Unavailable``, the text says how many messages were changed before.
+    after each portion with the totals so far. If that function raises an exception, the call ends.
+    These methods raise ``ConfigurationError`` if the queue does not support the change. The text of
+    an ``Unavailable`` error says how many messages had been changed by then.
     """
 
     def count(self, limit: int | None = None) -> int:
@@ -65,7 +65,7 @@ class Selection(SelectionBase[PlanRunner]):
         rate: float | None = None,
         progress: OnProgress | None = None,
     ) -> BulkResult:
-        """Move messages to another queue, where they are ready at once. Their tries start again.
+        """Move messages to another queue, where they are ready at once. Their tries are reset.
 
         A message loses its message key. A dead message becomes an ordinary message there.
 
@@ -84,8 +84,8 @@ class Selection(SelectionBase[PlanRunner]):
     ) -> BulkResult:
         """Make scheduled and dead messages ready now, or at another time.
 
-        Messages keep their tries. Dead messages go back to the queues that they came from, where
-        their tries start again. Messages that already have this time are not counted.
+        Messages keep their tries, but dead messages go back to the queues that they came from, and
+        their tries are reset. Messages that already have this time are not counted.
 
         Args:
             at: The new time. None or a past time means now. With a future time, ready messages also
@@ -101,7 +101,7 @@ class Selection(SelectionBase[PlanRunner]):
         rate: float | None = None,
         progress: OnProgress | None = None,
     ) -> BulkResult:
-        """Change the priority of messages. Messages that already have it are not counted.
+        """Change the priority of messages, except messages that already have this priority.
 
         Args:
             priority: As in ``Queue.push``.
@@ -119,9 +119,9 @@ class Selectable(QueueBase[T, PlanRunner]):
         older: Duration | None = None,
         error: str | type[BaseException] | None = None,
     ) -> Selection:
-        """Return the unfinished messages that match, to count, remove, redrive, move or requeue.
+        """Select unfinished messages, to count, remove, redrive, move or requeue them.
 
-        This does no I/O. All conditions must hold.
+        This does no I/O. A message is selected if it meets all conditions.
 
         Args:
             where: As in ``browse``: paths, each with a value or a condition.
@@ -130,7 +130,7 @@ class Selectable(QueueBase[T, PlanRunner]):
             error: Only messages whose last error has this type: an exception class, or its name.
 
         Raises:
-            ConfigurationError: An argument is not allowed. The methods of the result raise it if
-                the name belongs to a stream.
+            ConfigurationError: An argument is not allowed. If the name belongs to a stream, the
+                methods of the result raise this error.
         """
         return Selection(self, self._runner, selected(where, state, older, error))

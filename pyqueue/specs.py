@@ -31,8 +31,8 @@ DEFAULTS: Final[QueueOptions] = {
 class QueueSpec(Generic[T]):
     """The description of a queue that the parts of a program share. It belongs to no client.
 
-    ``Client.queue``, ``Worker.on`` and the stages of a pipeline take it in place of a name, and a
-    stage takes it as a target.
+    ``Client.queue``, ``Worker.on`` and the stages of a pipeline accept it in place of a name. A
+    stage also accepts it as a target.
 
     Args:
         name: The name of the queue.
@@ -75,5 +75,6 @@ class QueueSpec(Generic[T]):
         defaults: Mapping[str, object] = {"model": None, **DEFAULTS}
         if more := [each for each, value in given.items() if value != defaults.get(each)]:
             raise ConfigurationError(
-                f"{more[0]}: queue {self.name!r} is given as a QueueSpec; put the option there"
+                f"{more[0]}: queue {self.name!r} is given as a QueueSpec; set the option in that "
+                "QueueSpec"
             )

@@ -53,7 +53,7 @@ class StreamBase(Generic[T, Runs]):
         backoff: Backoff,
         poll: Duration,
     ) -> GroupPlans:
-        """Check the options of a consumer group and return its plans."""
+        """Check the options of a consumer group, and return the plans of its operations."""
         arguments.group(name, "name")
         arguments.backoff(backoff)
         check_start(start)
@@ -62,7 +62,7 @@ class StreamBase(Generic[T, Runs]):
         except InvalidName as error:
             if dead_letter is not None:
                 raise
-            text = "the default, <stream>.<group>.dead, is too long; use a shorter name"
+            text = "the default name, <stream>.<group>.dead, is too long; give a shorter name"
             raise ConfigurationError(f"dead_letter: {text}") from error
         options = Options(
             lease=arguments.duration("lease", lease, positive=True),

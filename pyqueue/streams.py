@@ -35,7 +35,7 @@ class Stream(StreamBase[T, PlanRunner]):
     """A stream, for blocking code. ``Client.stream`` creates it, without I/O.
 
     Each message has a position: 0, 1, 2, ... without gaps. Once a reader has seen a position, no
-    message can appear below it. Every operation may raise ``Unavailable`` and ``QueueClosed``.
+    message can appear at a lower position. A call may raise ``Unavailable`` or ``QueueClosed``.
     """
 
     def append(self, payload: T, *, headers: Headers | None = None) -> int:
@@ -43,14 +43,14 @@ class Stream(StreamBase[T, PlanRunner]):
 
         Args:
             payload: A BSON value, or a value of the model of the stream.
-            headers: Small labels, {str: str | int | float | bool}.
+            headers: Small labels, as a mapping {str: str | int | float | bool}.
 
         Returns:
             The position of the message.
 
         Raises:
             InvalidMessage: The payload is not BSON, is too large or does not fit the model.
-            Unavailable: Whether the message is stored is unknown. A repeated append may store it
+            Unavailable: The message may or may not be stored. A repeated append may store it
                 twice.
         """
         positions = self._runner.run(self._append([payload], headers))
@@ -76,7 +76,7 @@ class Stream(StreamBase[T, PlanRunner]):
         return self._runner.run(self._append(payloads, headers))
 
     def read(self, *, after: int | None = None, limit: int = 1000) -> list[StreamMessage[T]]:
-        """Return messages in order of position. This needs no consumer group and changes nothing.
+        """Return messages in order of position. This needs no consumer group, and changes nothing.
 
         Args:
             after: Return the messages after this position. None begins with the first message.
@@ -117,8 +117,8 @@ class Stream(StreamBase[T, PlanRunner]):
     ) -> Consumer[T]:
         """Return a consumer group of this stream. This does no I/O.
 
-        The first call that receives creates the group, and it exists until ``delete_consumer``. Any
-        number of processes may receive for it; together they get every message.
+        The first call that receives creates the group, which exists until ``delete_consumer``. Any
+        number of processes may receive for the group; together they get every message.
 
         Args:
             name: The durable name of the group: 1-110 characters of A-Z a-z 0-9 _ - . : >
@@ -170,8 +170,8 @@ class Stream(StreamBase[T, PlanRunner]):
 class Consumer(ConsumerBase[T, PlanRunner]):
     """A consumer group of a stream, for blocking code. ``Stream.consumer`` makes it, without I/O.
 
-    Its ``name`` is the name of the stream, "~" and the name of the group. Messages that one call
-    reserves share leases, one lease for each range of up to 1000 messages.
+    Its ``name`` is "<stream>~<group>". Messages that one call reserves share leases: each range of
+    up to 1000 messages has one lease.
     """
 
     def reserve(
@@ -297,7 +297,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         error: BaseException | str | None = None,
         counted: bool = True,
     ) -> None:
-        """Give messages back for another try. A message without tries left is buried.
+        """Put messages back for another try. A message without tries left is buried.
 
         Args:
             reservations: Reservations of this group.
@@ -315,8 +315,8 @@ class Consumer(ConsumerBase[T, PlanRunner]):
     def extend(self, *reservations: StreamReservation[T], lease: Duration | None = None) -> None:
         """Renew the leases of messages, starting now. This updates ``Reservation.until``.
 
-        Messages that were reserved together share a lease; the longest lease applies to all of
-        them.
+        Messages that were reserved together share a lease. If the leases differ, the longest lease
+        applies to all of them.
 
         Args:
             reservations: Reservations of this group.
@@ -328,7 +328,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         return self._runner.run(self._plans.extend(reservations, lease=lease))
 
     def release(self, *reservations: StreamReservation[T]) -> None:
-        """Give messages back unprocessed. The try is not counted.
+        """Put messages back unprocessed. The try is not counted.
 
         Args:
             reservations: Reservations of this group.
@@ -388,7 +388,7 @@ class Consumer(ConsumerBase[T, PlanRunner]):
         """Make the group continue at another position. This ends every lease of the group.
 
         Args:
-            position: "first", "last", an instant, or the position of the next message.
+            position: "first", "last", an instant, or the position of the next message to receive.
 
         Returns:
             The position at which the group continues.

@@ -8,8 +8,8 @@ from urllib.parse import unquote_plus
 
 from pyqueue.errors import ConfigurationError
 
-# MongoDB allows none of these in the name of a database, on any system. A dot would begin the name
-# of a collection.
+# MongoDB allows none of these characters in a database name, on any system. A dot would begin the
+# name of a collection.
 _NOT_IN_A_DATABASE = ' "$/\\\0'
 
 #: The URL of a database in memory, without its name.
@@ -26,8 +26,8 @@ def check_url(url: str) -> None:
     """Refuse a URL that no client can use, without I/O.
 
     Raises:
-        ConfigurationError: The URL has no known form, its password is not quoted, or its database
-            name is not allowed.
+        ConfigurationError: The form of the URL is unknown, its password is not quoted, or its
+            database name is not allowed.
     """
     if is_memory_url(url):
         _check_memory_name(url.removeprefix(MEMORY))
@@ -73,14 +73,14 @@ def invalid(value: object) -> ConfigurationError:
     elif hasattr(form, "get_collection"):
         remedy = "use AsyncClient for an async object, and Client for a blocking object"
     elif hasattr(form, "get_database"):
-        remedy = 'pass a database of it, such as mongo["shop"]'
+        remedy = 'pass one of its databases, such as mongo["shop"]'
     elif hasattr(form, "find_one_and_update"):
         remedy = "pass its database, and the name of the collection as namespace="
     return ConfigurationError(f"target: {shown} is not allowed; {remedy}")
 
 
 def redacted(url: str) -> str:
-    """Return a URL without secrets: without its options and the text before its last "@"."""
+    """Return a URL without secrets: without its options and the credentials before the last "@"."""
     before, at, rest = url.rpartition("@")
     scheme = before.partition("://")[0]
     shown = scheme if scheme.replace("+", "").isalnum() else "***"
@@ -88,5 +88,5 @@ def redacted(url: str) -> str:
 
 
 def shown(target: object) -> str:
-    """Return the text by which errors and logs name a target, without secrets."""
+    """Return the name of a target for errors and logs, without secrets."""
     return redacted(target) if isinstance(target, str) else type(target).__name__

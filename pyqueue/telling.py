@@ -1,8 +1,8 @@
 """Report the calls of a program to the hooks of its client.
 
-Each function here wraps the plan of one call. The wrapper runs as part of the call, outside of the
-batches that calls share, so hooks are called in the thread or the task of the caller. Plans report
-the events that they discover themselves, such as the burial of an invalid message, with ``Tell``.
+Each function here wraps the plan of one call. The wrapper runs as part of the call, not in a batch
+that calls share, so hooks are called in the caller's thread or task. Plans report the events that
+they discover themselves, such as the burial of an invalid message, with ``Tell``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ POSTPONE: Final = "postpone"
 
 
 def receiving(queue: str, plan: Plan[list[M]]) -> Plan[list[M]]:
-    """Run a plan that receives, and report the messages that it returns."""
+    """Run a plan that receives messages, and report these messages."""
     began = yield from MonotonicTime()
     messages = yield from plan
     if messages:
@@ -81,7 +81,7 @@ def append(
 def _labels(
     hooks: HookCalls, queue: str, payloads: Sequence[Any], headers: Sequence[Any]
 ) -> list[Mapping[str, Any]] | None:
-    """Let hooks change ``headers``, which contains the headers of each message.
+    """Let hooks change the headers of each message.
 
     Returns:
         The headers of each message, or None if no hook can change them.
@@ -97,7 +97,7 @@ def _labels(
 
 
 def _failed(queue: str, error: BaseException, session: Any = None) -> Tell:
-    """Return the event of a push that failed."""
+    """Return the event that reports a failed push."""
     written = error.written if isinstance(error, DuplicateKey) else []
     return Tell("pushed", queue, written, error=error, session=session)
 
@@ -106,14 +106,15 @@ def _failed(queue: str, error: BaseException, session: Any = None) -> Tell:
 
 
 def settling(plan: Plan[None], tells: Sequence[Tell], *, repeated: bool = False) -> Plan[None]:
-    """Run a plan that settles, and then report the settlement, with the error if there is one.
+    """Run a plan that settles messages, and report the settlement, with its error if it failed.
 
     A call that refuses its arguments has changed nothing, and is not reported.
 
     Args:
-        plan: The plan that settles.
+        plan: The plan that settles messages.
         tells: The events to report.
-        repeated: Whether a cancelled caller runs the plan again. Then only that run is reported.
+        repeated: Whether a cancelled caller runs the plan again. If so, only the repetition is
+            reported.
     """
     try:
         yield from plan
@@ -141,10 +142,10 @@ def tells_of(
 
     Args:
         plans: The plans of the queue or of the consumer group.
-        verb: The verb by which the reservations are settled.
+        verb: The verb of the settlement, such as "commit" or "rollback".
         given: The reservations, as the caller gave them.
         session: The session of the caller's transaction, or None.
-        to: The target of a move.
+        to: The name of the target of a move, or None.
     """
     held = {
         (hashable_id(each.id), each.token): each for each in given if isinstance(each, Reservation)
@@ -168,6 +169,6 @@ def tells_of(
 
 
 def tell_lost(hooks: HookCalls | None, queue: str, held: Sequence[Reservation[Any]]) -> None:
-    """Report reservations that are not settled, because a renewal found their leases lost."""
+    """Report reservations that cannot be settled, because a renewal found their leases lost."""
     if hooks is not None and held:
         hooks.tell(Tell("settled", queue, held, verb="lost"))

@@ -1,4 +1,4 @@
-"""Transactions: a session for the operations of a caller, and signals after the commit."""
+"""Transactions: a session for the caller's operations, and signals after the commit."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def check_usable(driver: BaseDriver[Any]) -> None:
     """
     if not driver.replicated and not driver.memory:
         raise ConfigurationError(
-            "transaction: needs a MongoDB replica set; a set of one server is enough"
+            "transaction: needs a MongoDB replica set; a set with one member is enough"
         )
 
 
 @contextmanager
 def _repeatable() -> Iterator[None]:
-    """Turn the error of a connection without sessions into an error that retry loops retry.
+    """Turn the error of a connection without sessions into an error after which loops retry.
 
-    The user's own command, or the commit, may also get such a connection. Such a command was not
+    The user's own command, or the commit, may also get such a connection. The command was then not
     sent, so it can be repeated.
     """
     try:
@@ -118,7 +118,7 @@ async def run_async_transaction(
 
 
 async def maybe_awaited(value: Any) -> Any:
-    """Return a value, and await it first if it is awaitable: PyMongo and motor differ in this."""
+    """Return a value, awaited first if it is awaitable. PyMongo and motor differ in this."""
     if hasattr(value, "__await__"):
         return await value
     return value

@@ -10,11 +10,11 @@ from pyqueue.requests import Request, Wait
 
 @dataclass(slots=True)
 class WaitForAny(Request[bool]):
-    """Wait among the consumers of each of several queues, until one of these waits ends.
+    """Wait for several queues at once, as one of the consumers of each, until one wait ends.
 
     The answer is whether to scan for messages: False if every event was about a later instant. By
-    then, the consumer no longer waits in any queue. In each queue, it may have received a wake-up
-    that was meant for one consumer. So it must scan that queue, or wake the next consumer.
+    then, the consumer no longer waits for any of the queues. In each queue, it may have received a
+    wake-up that only one consumer gets. So it must scan that queue, or wake the next consumer.
     """
 
     waits: Sequence[Wait]

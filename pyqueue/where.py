@@ -1,12 +1,12 @@
-"""Conditions on the fields of messages, for ``where=`` of ``Queue.browse``.
+"""Conditions on the fields of messages, for ``where=`` of ``Queue.browse`` and ``Queue.select``.
 
 ``where`` maps paths to values or to conditions of this module. A message must meet all of them::
 
     queue.browse(where={"payload.amount": gt(100), "headers.tenant": "a", "error": exists()})
 
 Values are compared as they are stored. Numbers are compared by value, whatever their type; other
-values are equal only to values of the same type. A dict is a value, too: MongoDB operators in it
-have no effect.
+values are equal only to values of the same type. A dict is compared as a value: MongoDB operators
+in it have no effect.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def le(value: object) -> Condition:
 
 
 def one_of(*values: object) -> Condition:
-    """Match values that are equal to one of these.
+    """Match values that are equal to one of the given values.
 
     Args:
         values: The values. A single list, tuple or set stands for its items.
@@ -59,7 +59,7 @@ def one_of(*values: object) -> Condition:
 
 
 def exists(value: bool = True) -> Condition:
-    """Match messages that have the field, even if it is null; with False, messages without it."""
+    """Match messages that have the field, even if it is null; with False, messages that lack it."""
     return Condition("exists", value)
 
 

@@ -62,14 +62,14 @@ class Worker(Runner[R_co]):
 
     Args:
         client: A Client or an AsyncClient. With either, handlers may be ``def`` or ``async def``.
-            If None, each run creates a client from the environment variables PYQUEUE_URL,
-            PYQUEUE_NAMESPACE and PYQUEUE_SIGNALS, and closes it, unless ``bind`` was called.
+            If None, and ``bind`` is not called, each run creates a client from the environment
+            variables PYQUEUE_URL, PYQUEUE_NAMESPACE and PYQUEUE_SIGNALS, and closes it at the end.
         concurrency: The maximum number of handlers that run at once, for all queues together.
         name: A label for reports.
-        lifespan: A context manager, or a function without arguments that makes one; a generator
-            function with one ``yield`` will do. It may be async. A run enters it before the first
-            message is received, and leaves it after the last message. Handlers find its value in
-            ``delivery.state``.
+        lifespan: A context manager, a function without arguments that returns a context manager,
+            or a generator function with one ``yield``. It may be async. A run enters it before the
+            first message is received, and leaves it after the last message. Handlers find its value
+            in ``delivery.state``.
 
     Raises:
         ConfigurationError: An argument is not allowed.
@@ -138,7 +138,8 @@ class Worker(Runner[R_co]):
         """
         if self._placeholder is None:
             raise ConfigurationError(
-                f"client: {self.name!r} has had a client from the beginning; create it without one"
+                f"client: {self.name!r} was created with a client; to bind another client, create "
+                "the worker without one"
             )
         if self._run is not None:
             raise ConfigurationError(f"client: {self.name!r} is running; stop it first")
@@ -165,8 +166,8 @@ class Worker(Runner[R_co]):
         url = os.environ.get("PYQUEUE_URL")
         if not url:
             raise ConfigurationError(
-                f"PYQUEUE_URL: expected the URL of a server, because {self.name!r} was created "
-                "without a client, found nothing; set it, or call bind(client)"
+                f"PYQUEUE_URL: expected the URL of a server, found nothing, and {self.name!r} was "
+                "created without a client; set PYQUEUE_URL, or call bind(client)"
             )
         namespace = os.environ.get("PYQUEUE_NAMESPACE") or "pyqueue"
         signals = os.environ.get("PYQUEUE_SIGNALS") or None
@@ -253,11 +254,11 @@ class Worker(Runner[R_co]):
         """Have a function consume a queue. Without a handler this is a decorator.
 
         Args:
-            queue: The name of a queue, or a QueueSpec; or a queue of this client or a consumer
-                group of a stream, which already have their model and options.
+            queue: The name of a queue, or a QueueSpec; or a Queue or a Consumer of this client,
+                which already have their model and options.
             handler: A function that takes (payload) or (payload, delivery); with ``batch``, a list
                 of payloads, or this list and a list of deliveries.
-            to: The names or QueueSpecs of the queues to which it may send messages by To or Many.
+            to: The names or QueueSpecs of the queues to which the handler may send messages.
             options: Model, concurrency (for this queue), time_limit (for the handler, in seconds),
                 batch (the maximum number of messages that the handler takes at once), window (how
                 many seconds a batch waits for more messages), retry_on (exceptions after which the
@@ -268,8 +269,8 @@ class Worker(Runner[R_co]):
         """
         if isinstance(queue, QueueBase) and self._placeholder is not None:
             raise ConfigurationError(
-                f"queue: {queue.name!r} belongs to a client, and {self.name!r} was created without "
-                "one; give its name or a QueueSpec"
+                f"queue: {queue.name!r} belongs to a client, but {self.name!r} was created without "
+                "a client; give the name of the queue, or a QueueSpec"
             )
         return self._add("sink", queue, handler, to, **options)
 
@@ -281,15 +282,15 @@ class Worker(Runner[R_co]):
         queue: str | None = None,
         **options: Unpack[CronOptions],
     ) -> Callable[[H], H]:
-        """Have a function run at certain times, in one running worker. This is a decorator.
+        """Run a function at certain times, in one of the running workers. This is a decorator.
 
-        A run stores the schedule, which pushes a message at each tick, and consumes its queue with
-        the function. A run with ``until_empty`` only consumes.
+        A run of the worker stores a schedule, which pushes a message at each tick, and calls the
+        function for each message. A run with ``until_empty`` does not store the schedule.
 
         Args:
             cron: Five fields, such as "0 3 * * *", as for ``Client.schedule``.
             name: The name of the schedule; by default "module:function".
-            queue: The queue for its messages; by default the name of the schedule.
+            queue: The name of the queue for its messages; by default the name of the schedule.
             options: The options of ``Client.schedule`` and of ``on``. The function takes no
                 argument, or the same arguments as in ``on``.
 
@@ -298,8 +299,8 @@ class Worker(Runner[R_co]):
         """
         if callable(cron):
             raise ConfigurationError(
-                "cron: expected five fields as a str, found a function; a decorator names the "
-                'times, as in @worker.cron("0 3 * * *")'
+                "cron: expected five fields as a str, found a function; give the times in "
+                'parentheses, as in @worker.cron("0 3 * * *")'
             )
         known = ScheduleOptions.__annotations__
         of_schedule = {each: value for each, value in options.items() if each in known}

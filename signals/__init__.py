@@ -10,7 +10,7 @@
     bus.close()
 
 A signal tells a consumer to check its queue; it carries no message. If a signal is lost, a consumer
-is only late, because it also polls. So a bus never blocks, slows down or fails the code that emits.
+is only late, because it also polls. So a bus never makes the code that emits signals wait or fail.
 This package imports nothing from pyqueue.
 """
 

@@ -25,7 +25,10 @@ class Listener(Protocol):
 
     @property
     def when(self) -> datetime | None:
-        """The earliest ``when`` heard by the last successful ``wait``. If None, read the record."""
+        """The earliest ``when`` that the last successful ``wait`` heard.
+
+        None means that the record of the queue may have changed: read the record again.
+        """
 
     @property
     def closed(self) -> bool:
@@ -56,7 +59,10 @@ class AsyncListener(Protocol):
 
     @property
     def when(self) -> datetime | None:
-        """The earliest ``when`` heard by the last successful ``wait``. If None, read the record."""
+        """The earliest ``when`` that the last successful ``wait`` heard.
+
+        None means that the record of the queue may have changed: read the record again.
+        """
 
     @property
     def closed(self) -> bool:
@@ -90,9 +96,10 @@ class Bus(Protocol):
     """
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Announce a message that is ready from ``when`` on, or if None, a change of the record.
+        """Announce a message, or, if ``when`` is None, a change of the queue's record.
 
-        This returns at once, and does not raise an error if the server is down.
+        The message is ready from ``when`` on. This returns at once, and does not raise an error if
+        the server is down.
         """
 
     def listen(self, topic: str) -> Listener:
@@ -106,9 +113,10 @@ class AsyncBus(Protocol):
     """``Bus`` for asyncio: ``emit`` is synchronous, and ``close`` is awaited."""
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Announce a message that is ready from ``when`` on, or if None, a change of the record.
+        """Announce a message, or, if ``when`` is None, a change of the queue's record.
 
-        This returns at once, and does not raise an error if the server is down.
+        The message is ready from ``when`` on. This returns at once, and does not raise an error if
+        the server is down.
         """
 
     def listen(self, topic: str) -> AsyncListener:

@@ -3,7 +3,7 @@
 Every event is a document. The collection is a ring: a new document overwrites the oldest. A bus
 that listens inserts a marker, reads from there on, and hears all topics of the collection.
 
-- The position of the marker in the ring says where to begin. The order of ``_id`` would depend on
+- Reading begins at the position of the marker in the ring, because the order of ``_id`` depends on
   the clocks of processes. The server writes its own time into ``at``.
 - A tailable cursor dies without an exception if the ring overtakes it or the collection is
   dropped, so every read checks that the cursor is alive.
@@ -180,7 +180,8 @@ class CappedTransport:
         except (StopIteration, StopAsyncIteration):
             if not cursor.alive:
                 raise ConnectionError(
-                    "the cursor died: the ring overtook it or the collection was dropped"
+                    "the cursor died: newer events overwrote its position, or the collection was "
+                    "dropped"
                 ) from None
             return None
 

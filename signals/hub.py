@@ -23,13 +23,13 @@ UNSUBSCRIBE_DELAY_S = 5.0
 """How long a topic without listeners stays subscribed, because a consumer often returns soon."""
 
 LONGEST_WAIT_S = 3600.0
-"""The longest single wait, because platforms have a limit. A longer wait is made of several."""
+"""The longest single wait, because platforms limit waits. A longer wait consists of several."""
 
 
 def check_event(topic: str, when: datetime | None) -> None:
     """Raise BusError for a topic or an instant that no bus can carry.
 
-    A runner would try to send such an event forever, and delay all later events.
+    Without this check, a runner would try to send such an event forever, and delay later events.
     """
     if not isinstance(topic, str) or not topic:
         given = "an empty one" if topic == "" else type(topic).__name__
@@ -65,9 +65,12 @@ class Subscription:
         self._next: datetime | None = None
 
     def open(self, make_flag: Callable[[], Flag]) -> None:
-        """Create the flags. This happens on entering, because asyncio flags need a running loop."""
+        """Create the flags, when the listener is entered: asyncio flags need a running loop."""
         if self._flag is not None or self.closed:
-            raise BusError("a listener can be entered only once; get another from an open bus")
+            raise BusError(
+                "a listener can be entered only once, and not after it was closed; get another "
+                "listener from an open bus"
+            )
         self._flag, self.ready = make_flag(), make_flag()
 
     def deliver(self, when: datetime | None) -> None:
@@ -94,7 +97,7 @@ class Subscription:
             self.ready.set()
 
     def take(self) -> bool:
-        """Return whether an event was heard, and clear the flag. ``when`` is then its instant."""
+        """Return whether an event was heard, and clear the flag. If one was heard, set ``when``."""
         with self._lock:
             if self.closed:
                 return False
@@ -282,7 +285,7 @@ class Hub:
         """Return the changes to request from the server, and count them as done.
 
         Returns:
-            Whether to listen at all, the topics to subscribe to, and the topics to unsubscribe.
+            Whether to listen at all, the topics to subscribe to, and those to unsubscribe from.
         """
         with self._lock:
             drop = []
@@ -302,10 +305,10 @@ class Hub:
 class Place:
     """Connects the buses of this process that reach the same listeners.
 
-    A bus delivers its events directly to every hub of its place. The server sends them back to this
-    process, too. Every event carries the ``origin`` of its place, so that an event of the place's
-    own origin is not delivered twice. Two buses of one server may have different places, for
-    example if its address is written differently; then they hear each other through the server.
+    A bus delivers its events directly to every hub of its place. The server also sends these events
+    back to this process. Every event carries the ``origin`` of its place, so that no event is
+    delivered twice. Two buses of one server may have different places, for example if the address
+    is written differently; then they hear each other through the server.
     """
 
     def __init__(self) -> None:

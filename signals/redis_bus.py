@@ -1,8 +1,8 @@
 """The buses on Redis: publish and subscribe, with one connection for listening per bus.
 
 Nothing is stored in Redis, and events are read only by subscriptions. Channels are exact names,
-never patterns. A payload that this module did not write is skipped. No password may appear in any
-text. The redis package is optional, so it is imported when a bus is created.
+never patterns. A payload that this module did not write is skipped. No password may appear in a log
+or an error. The redis package is optional, so it is imported when a bus is created.
 """
 
 import uuid
@@ -34,7 +34,7 @@ def encode(when: datetime | None, origin: str) -> str:
 
 
 def decode(data: object) -> tuple[datetime | None, str]:
-    """Return the instant and the origin that ``encode`` wrote. Without an origin, it is "".
+    """Return the instant and the origin that ``encode`` wrote. A missing origin becomes "".
 
     Raises:
         ValueError: ``encode`` did not write the data.
@@ -48,7 +48,7 @@ class RedisTransport:
     """Talks to Redis; see ``signals.transport.Transport``.
 
     Args:
-        target: A URL, or a client, which is never closed here.
+        target: A URL, or a client, which this class never closes.
         prefix: The prefix of every topic.
         asynchronous: Whether to use the asyncio client of the redis package.
     """
@@ -69,7 +69,7 @@ class RedisTransport:
             from redis.backoff import NoBackoff
         except ImportError:
             raise BusError(
-                'this bus needs the redis package; pip install "pyqueue-mongo[redis]"'
+                'the redis package is not installed; pip install "pyqueue-mongo[redis]"'
             ) from None
         module: Any = redis.asyncio if self._asynchronous else redis
         if isinstance(self._target, module.Redis):
@@ -126,7 +126,7 @@ class RedisTransport:
         return False
 
     def subscribe(self, add: list[str], drop: list[str]) -> Procedure[None]:
-        """Subscribe and unsubscribe."""
+        """Subscribe to the topics in ``add``, and unsubscribe from the topics in ``drop``."""
         if add:
             yield self._pubsub.subscribe(*map(self._channel, add))
         if drop:
@@ -166,7 +166,7 @@ class RedisTransport:
             yield pubsub.aclose() if self._asynchronous else pubsub.close()
 
     def check(self) -> Procedure[None]:
-        """Publish one event on a channel of this bus alone, and receive it."""
+        """Publish one event on a channel that only this bus uses, and receive the event."""
         pubsub = self._client.pubsub()
         try:
             yield pubsub.subscribe(self._own)

@@ -48,7 +48,7 @@ class RetryDelays:
         self._next = 0.1
 
     def next(self) -> float:
-        """Return the next delay in seconds. It is random, so that clients do not return at once."""
+        """Return the next delay in seconds. It is random, so that clients return one by one."""
         delay, self._next = self._next, min(self._next * 2, 5.0)
         return delay * _dice.uniform(0.5, 1.0)
 
@@ -247,7 +247,7 @@ class Runner(LocalRunner):
             yield from self._transport.close()
 
     def _start(self, which: str) -> bool:
-        """Start a procedure unless it runs. Return False if it cannot start, as at process exit."""
+        """Start a procedure unless it is running. Return False if it cannot start, as at exit."""
         if which in self._started:
             return True
         try:
@@ -360,7 +360,7 @@ class Runner(LocalRunner):
         """Log the first failure, and no more failures until every procedure works again."""
         with self._lock:
             if not self._broken:
-                text = "%s: signals are down, consumers poll until they work again: %s"
+                text = "%s: signals are down, so consumers poll until signals work again: %s"
                 logger.warning(text, self.name, self._transport.explain(error))
             self._broken.add(which)
 
@@ -373,7 +373,7 @@ class Runner(LocalRunner):
 
 
 class Facade:
-    """The shared part of the two facades of a bus. The rules are in the runner."""
+    """The methods that blocking and asyncio buses share. The runner does the work."""
 
     def __init__(self, runner: LocalRunner) -> None:
         self._runner = runner
@@ -382,7 +382,7 @@ class Facade:
         return self._runner.name
 
     def __reduce__(self) -> NoReturn:
-        raise BusError(f"cannot pickle {self._runner.name}; open another bus where it is needed")
+        raise BusError(f"cannot pickle {self._runner.name}; open another bus in each process")
 
     @property
     def stats(self) -> Stats:
@@ -390,13 +390,13 @@ class Facade:
         return MappingProxyType(self._runner.stats)
 
     def emit(self, topic: str, when: datetime | None) -> None:
-        """Announce a message that is ready from ``when`` on, or if None, a change of the record.
+        """Announce a message, or, if ``when`` is None, a change of the queue's record.
 
         This returns at once, even if the server is down.
 
         Args:
             topic: The name that listeners listen to.
-            when: A timezone-aware instant, or None.
+            when: A timezone-aware instant, from which on the message is ready, or None.
 
         Raises:
             BusError: An argument is invalid.
@@ -412,7 +412,7 @@ class BlockingFacade(Facade):
         return ThreadListener(topic, self._runner.enter, self._runner.leave)
 
     def check(self) -> None:
-        """Check the server.
+        """Check that the bus can publish and listen.
 
         Raises:
             BusError: The server is unreachable, refuses the password, or denies a permission.
@@ -441,7 +441,7 @@ class AsyncFacade(Facade):
         return TaskListener(topic, self._runner.enter, self._runner.leave)
 
     async def check(self) -> None:
-        """Check the server.
+        """Check that the bus can publish and listen.
 
         Raises:
             BusError: The server is unreachable, refuses the password, or denies a permission.

@@ -69,7 +69,7 @@ class Transport(Protocol):
 
     @property
     def place(self) -> Hashable:
-        """A value that two transports of a process have in common only if they hear each other."""
+        """A value that is equal for two transports of a process only if they hear each other."""
 
     def publish(self, events: dict[str, datetime | None], origin: str) -> Procedure[None]:
         """Send events, each with ``origin``, which ``read`` passes on in every process."""
@@ -97,7 +97,7 @@ class Transport(Protocol):
 
 
 class LoopFlag:
-    """An ``asyncio.Event`` that any thread may set. Once its loop is closed, this has no effect."""
+    """An ``asyncio.Event`` that any thread may set. Once its loop is closed, ``set`` is ignored."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -129,7 +129,7 @@ class Runtime(Protocol):
     """Runs procedures, in threads or in the tasks of one event loop."""
 
     def bind(self, *, here: bool) -> bool:
-        """Return whether procedures can run. With ``here``, refuse any other event loop."""
+        """Return whether procedures can run. With ``here``, refuse callers in other event loops."""
 
     def flag(self) -> Flag:
         """Return a new flag."""
@@ -225,7 +225,7 @@ class TaskRuntime:
                 await flag.wait()
 
     async def join(self) -> None:
-        """Wait for all tasks, then cancel the tasks that still run."""
+        """Wait for all tasks, then cancel the tasks that are still running."""
         try:
             if self._tasks:
                 await asyncio.wait(self._tasks, timeout=JOIN_TIMEOUT_S)

@@ -6,8 +6,8 @@ A flood of pushes must not become a flood of wake-ups, and merging must not lose
 - A few more events may follow at once in that window. They are the topic's burst.
 - Events beyond the burst are merged until the window closes.
 - Then the merged event is sent (the trailing edge) and opens the next window, without a burst.
-- The burst is available again after a whole window in which nothing was merged. If it were refilled
-  steadily, many times the number of events would be sent in a flood.
+- The burst is available again after a whole window in which nothing was merged. If the burst were
+  refilled steadily, a flood would send many times as many events.
 
 An event is never dropped, even if it equals an earlier one: the consumer that the earlier event
 woke may have checked its queue before the second message was stored.
@@ -20,7 +20,7 @@ from datetime import datetime
 
 
 def earliest(one: datetime | None, other: datetime | None) -> datetime | None:
-    """Merge the instants of two events: None ("read the record") wins, else the earlier instant."""
+    """Return the earlier instant of two events, or None ("read the record") if either is None."""
     return None if one is None or other is None else min(one, other)
 
 
@@ -78,7 +78,7 @@ class Window:
         return max(0.0, self._trailing[0][0] - now) if self._trailing else None
 
     def flush(self) -> list[tuple[str, datetime | None]]:
-        """Return every event that is held back, without waiting for its window. Use it to close."""
+        """Return every event that is held back, without waiting for its window, to close a bus."""
         events = list(self._held.items())
         self._held.clear()
         self._trailing.clear()

@@ -1,4 +1,4 @@
-"""All queues of a namespace: list them, count their messages, delete one."""
+"""The queues of a namespace: list them, count their messages, and delete a queue."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def names() -> Plan[list[str]]:
 def queues(cap: int | None, held: bool, only: Sequence[str] | None = None) -> Plan[list[QueueInfo]]:
     """Return the queues with their message counts: up to ``cap`` per state, or all if it is None.
 
-    If ``held`` is true, reserved messages are counted apart from scheduled messages, for which the
-    server must read all of them. ``only`` names the queues to return, or is None for all queues.
+    If ``held`` is true, reserved and scheduled messages are counted separately, and the server must
+    read all of these messages. ``only`` names the queues to return, or is None for all queues.
     """
     if cap is not None:
         arguments.count("cap", cap)
@@ -96,7 +96,7 @@ def queues(cap: int | None, held: bool, only: Sequence[str] | None = None) -> Pl
 def _dead_letters(
     listed: Sequence[Listed], tallied: Sequence[Tally], cap: int | None
 ) -> dict[str, int | None]:
-    """Return how many messages the dead-letter queue of each queue has, keyed by queue name.
+    """Return the number of messages in each queue's dead-letter queue, keyed by queue name.
 
     The number is at most ``cap``. It is None for streams, for dead-letter queues, and for queues
     that share their dead-letter queue.
@@ -117,7 +117,7 @@ def groups_of(streams: Sequence[str], most: int) -> Plan[dict[str, list[Consumer
 
     Args:
         streams: The names of the streams.
-        most: The maximum number of groups that are read.
+        most: The maximum number of groups to read, over all streams.
     """
     every = {"_id": {"$gte": "~group:", "$lt": "~group;"}}
     found = (yield from Find(every, sort=(("_id", 1),), limit=most)) if streams else []
@@ -132,7 +132,7 @@ def groups_of(streams: Sequence[str], most: int) -> Plan[dict[str, list[Consumer
 
 
 def _bounds_of(streams: Sequence[str]) -> Plan[dict[str, tuple[int, int]]]:
-    """Return the bounds of many logs, as ``log.bounds`` does for one."""
+    """Return the first position and the tail of each stream, by stream; see ``log.bounds``."""
     if not streams:
         return {}
     last: list[Document] = []
@@ -157,13 +157,13 @@ def _last_pack(stream: str) -> Pipeline:
 def delete_queue(queue: str, force: bool, decision: Plan[bool] | None = None) -> Plan[int]:
     """Delete a queue. Return how many messages were deleted, including the history.
 
-    The record is deleted first, so that a process that still uses the queue creates it again.
+    The queue's record is deleted first. A process that still uses the queue recreates that record.
     Without ``force``, no live message is ever deleted, even if it arrives during the deletion.
     ``decision`` runs right before the record is deleted. If it returns False, nothing is deleted.
 
     Raises:
-        ConfigurationError: the queue has live messages, and ``force`` is False.
-        Unavailable: the server did not answer. The error text has the number of deleted messages.
+        ConfigurationError: The queue has live messages, and ``force`` is False.
+        Unavailable: The server did not answer. The error text says how many messages were deleted.
     """
     arguments.queue_name(queue)
     kind = yield from namespace.kind_of(queue)
@@ -216,7 +216,7 @@ def delete_queue(queue: str, force: bool, decision: Plan[bool] | None = None) ->
 def _delete_page(
     queue: str, start: ScanStart | None, force: bool, packs: bool
 ) -> Plan[tuple[int, int, ScanStart | None]]:
-    """Delete one page of a queue, after publishing the copies that its messages handed over.
+    """Delete one page of messages, after publishing the documents that they have handed over.
 
     Returns:
         How many messages were deleted, how many documents were skipped, and where the next page
@@ -251,7 +251,7 @@ def bury_record(queue: str) -> Plan[None]:
 
 
 def _delete_stream(stream: str, force: bool) -> Plan[int]:
-    """Delete a stream. If a program uses it while its record remains, its positions continue."""
+    """Delete a stream. If it is used again within an hour, its positions are not reused."""
     first = yield from log.first_position(stream)
     _, end = yield from log.bounds(stream)
     if end > first and not force:

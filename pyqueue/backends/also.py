@@ -1,11 +1,12 @@
 """Push a message into several queues at once: all of them get it, or none does.
 
-The message and its copies in the other queues are the copies of a handover, whose source is new;
-see ``handover.enter_together``. In the caller's transaction they are plain inserts.
+Outside a transaction, the message and its copies are inserted hidden, and one update then decides
+that they are published; see ``handover.enter_together``. In the caller's transaction, they are
+plain inserts.
 
-A push that is repeated with its id finds one of three things. If a former call has decided, it
-publishes the messages of that call. If a former call has only inserted them, it deletes their
-source, so that call can decide nothing any more. Otherwise the id is free, or names a message.
+A push that is repeated with the same id finds one of three states. If an earlier call was decided,
+the push publishes its messages. If an earlier call has only inserted hidden messages, the push
+makes sure that they are never published. Otherwise the id is free, or belongs to a message.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _TRIES: Final = 20
 
 
 class AlsoPlans(NamedTuple):
-    """The plans of one queue, for a push that other queues get, too."""
+    """The plans of one queue, for pushes into this queue and into other queues at once."""
 
     plans: QueuePlans
     #: The other queues.
@@ -52,7 +53,7 @@ class AlsoPlans(NamedTuple):
         return self.plans.queue
 
     def push(self, payloads: Sequence[Any], **how: Unpack[PushOptions]) -> Plan[list[Id | None]]:
-        """Push a message into all queues, or into none. Return its id in the queue itself."""
+        """Push a message into all queues, or into none. Return the id that it gets in ``queue``."""
         names = list(map(_name, self.targets))
 
         def push(found: QueuePlans) -> Plan[list[Id | None]]:
@@ -62,16 +63,16 @@ class AlsoPlans(NamedTuple):
 
 
 def refuse_key(how: PushOptions) -> None:
-    """Refuse a key: a copy gets its key only after the decision, and then it may be taken.
+    """Refuse a key, because another message may take the key before this message is published.
 
     Raises:
-        ConfigurationError: the push has a key, or a time for which a key stays taken.
+        ConfigurationError: The push has a key or ``unique_for``.
     """
     for argument, given in (("key", how.get("keys")), ("unique_for", how.get("uniques"))):
         for value in given or ():
             raise ConfigurationError(
-                f"{argument}: expected None beside also, found {shown(value)}; pass id= to make a "
-                "repeated push harmless, or push to each queue by itself"
+                f"{argument}: expected None with also=, found {shown(value)}; pass id= to make a "
+                "repeated push harmless, or push to each queue separately"
             )
 
 
@@ -81,13 +82,13 @@ def targets(
     """Return the other queues that get a message.
 
     Args:
-        queue: the queue of the push.
-        given: the argument of the caller.
-        target_of: returns the plans or the name of one of them.
+        queue: The queue that is pushed to, which must not be among the other queues.
+        given: The value that the caller passed as ``also``.
+        target_of: Checks one element of ``given``, and returns the plans or the name of its queue.
 
     Raises:
-        ConfigurationError: the argument is not a list of different queues.
-        InvalidName: one of the names is not allowed.
+        ConfigurationError: The value is not a list of different other queues.
+        InvalidName: One of the names is not allowed.
     """
     if isinstance(given, (str, bytes, Mapping)) or not isinstance(given, Iterable):
         raise ConfigurationError(
@@ -98,12 +99,12 @@ def targets(
     names = list(map(_name, found))
     if not names:
         raise ConfigurationError(
-            "also: expected at least one queue, found none; name a queue, or leave also out"
+            "also: expected at least one queue, found none; name a queue, or leave out also="
         )
     if queue in names:
         raise ConfigurationError(
             f"also: expected other queues, found {queue!r}, which gets the message anyway; remove "
-            "it"
+            "this name"
         )
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
         raise ConfigurationError(
@@ -123,7 +124,7 @@ def _push(
     payloads: Sequence[Any],
     how: PushOptions,
 ) -> Plan[list[Id | None]]:
-    """Push a message into a queue and into other queues. Return its id in the queue itself."""
+    """Push a message into a queue and the other queues. Return the id in the first, as a list."""
     own = checked(plans.queue, plans.kind, plans.codec, payloads, how)
     entering = [(plans.target, own)]
     for each in others:
@@ -141,14 +142,14 @@ def _push(
 
 
 def _target(given: QueuePlans | str, codec: Codec[Any]) -> Plan[Target]:
-    """Return another queue that gets a message. This creates no record.
+    """Return the target for another queue that gets a message. This creates no record.
 
     Args:
-        given: the plans or the name of the queue.
-        codec: how the payload is stored if only the name is given.
+        given: The plans or the name of the queue.
+        codec: The codec that stores the payload if ``given`` is only a name.
 
     Raises:
-        ConfigurationError: the queue is a stream, or of a kind that this release does not know.
+        ConfigurationError: The queue is a stream, or of a kind that this release does not know.
     """
     queue = _name(given)
     stored = yield from asking_for_kind(queue)
@@ -159,9 +160,9 @@ def _target(given: QueuePlans | str, codec: Codec[Any]) -> Plan[Target]:
 
 
 def _copy(own: Checked, target: Target, payloads: Sequence[Any]) -> Checked:
-    """Return the message as another queue gets it.
+    """Return the content of a message as another queue gets it.
 
-    It has a new id. A client waits for the end of one message, and a gather for one, too.
+    The copy gets a new id, and neither a kept result nor a gather: these follow one message only.
     """
     values, none = each_of(target.codec.dump, payloads), [None] * len(payloads)
     rest: dict[str, Any] = {"ids": none, "keeps": none, "gathers": none}
@@ -169,7 +170,7 @@ def _copy(own: Checked, target: Target, payloads: Sequence[Any]) -> Checked:
 
 
 def _entries(entering: Sequence[tuple[Target, Checked]], session: object) -> Plan[list[Entries]]:
-    """Return the documents of each queue, with the ids that the caller chose."""
+    """Return the documents to insert into each queue, with the ids that the caller chose."""
     now = yield from ServerTime()
     entries: list[Entries] = []
     for target, given in entering:
@@ -181,10 +182,10 @@ def _entries(entering: Sequence[tuple[Target, Checked]], session: object) -> Pla
 
 
 def _ensure(target: Target, given: Checked) -> Plan[None]:
-    """Make sure of the record of a queue, and of what its messages need there.
+    """Make sure that a queue has a record, and that the record has what the messages need.
 
     Raises:
-        ConfigurationError: the queue is of another kind by now.
+        ConfigurationError: The queue now has another kind.
     """
     options = yield from given.noted(target.queue, target.kind, target.options or Options())
     request = namespace.ensuring(target.queue, target.kind, target.options, given.priorities)
@@ -192,14 +193,14 @@ def _ensure(target: Target, given: Checked) -> Plan[None]:
 
 
 def _write(kind: Kind, entries: Sequence[Entries]) -> Plan[None]:
-    """Write the message of each queue, or nothing if the message of the first is known.
+    """Write the message into each queue, or into none if the first queue already knows its id.
 
     Args:
-        kind: the kind of the first queue.
-        entries: the queues, each with one document.
+        kind: The kind of the first queue.
+        entries: The queues, each with one document.
 
     Raises:
-        DuplicateKey: the chosen id belongs to a message that was never in the first queue.
+        DuplicateKey: The chosen id belongs to a message that was never in the first queue.
     """
     own = entries[0]
     if own.session is not None:
@@ -219,10 +220,10 @@ def _write(kind: Kind, entries: Sequence[Entries]) -> Plan[None]:
 
 
 def _is_known(kind: Kind, own: Entries) -> Plan[bool]:
-    """Return whether the queue has or had the chosen id of a message.
+    """Return whether a message with the chosen id is or was in the queue.
 
     Raises:
-        DuplicateKey: the id belongs to a message that was never in the queue.
+        DuplicateKey: The id belongs to a message that was never in the queue.
     """
     queue, session = own.queue, own.session
     for id in own.given:
@@ -243,7 +244,7 @@ def _is_known(kind: Kind, own: Entries) -> Plan[bool]:
 
 
 def _publish_decided(id: Id) -> Plan[None]:
-    """Publish the hidden message with this id, and its copies, if they are decided."""
+    """Publish the hidden message with this id, and its copies, if their push decided to do so."""
     match, fields = {"_id": id, MARK: {"$exists": True}}, {MARK: 1, "q": 1, "when": 1}
     for copy in (yield from Find(match, fields, limit=1)):
         if is_copy(copy):

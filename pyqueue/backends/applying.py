@@ -78,7 +78,7 @@ class _Part(NamedTuple):
     #: The positions of the settlements in ``updates`` and ``results``, which cover the whole call.
     places: Sequence[int]
     updates: Sequence[SettlementUpdate]
-    #: Each result is "done" at first. A failure replaces it.
+    #: Each result is initially "done". A failure replaces it.
     results: list[SettlementResult]
     #: Whether there are two tries, each with half of the client's time limit.
     two_tries: bool = False
@@ -93,7 +93,7 @@ class _Part(NamedTuple):
 
 
 class _Interrupted(NamedTuple):
-    """An update that may be applied: its shared command timed out or lost its connection."""
+    """A possibly applied update: its shared command timed out or lost its connection."""
 
     update: SettlementUpdate
 
@@ -102,7 +102,7 @@ def settle(queue: str, settlements: Sequence[Settlement], session: object = None
     """Apply each settlement to its message, if the reservation still holds it.
 
     Raises:
-        LeaseLost: some messages were no longer held; the other messages are settled.
+        LeaseLost: Some messages were no longer held; the other messages are settled.
     """
     results: Sequence[SettlementResult]
     if session is None and len(settlements) == 1:
@@ -138,7 +138,7 @@ def raise_lost(
     lost: Sequence[Reservation[Any]],
     unknown: Sequence[Reservation[Any]] = (),
 ) -> None:
-    """Raise LeaseLost if any of ``number`` reservations are lost or unknown."""
+    """Raise LeaseLost if at least one of ``number`` reservations is lost or unknown."""
     if gone := [held.id for held in (*lost, *unknown)]:
         raise LeaseLost(
             f"{len(gone)} of {number} reservations of queue {queue!r} are no longer held: "
@@ -215,7 +215,7 @@ def apply(
 def _apply(
     queue: str, settlements: Sequence[Settlement], session: object, *, two_tries: bool = False
 ) -> Plan[_Part]:
-    """Apply settlements. Return all of them as one part, with their updates and results."""
+    """Apply settlements. Return a part that covers all of them, with their updates and results."""
     now = yield from ServerTime()
     if session is not None:
         for settlement in settlements:
@@ -253,7 +253,7 @@ def _release_waiting(
 
 
 def stored_claim(held: Reservation[Any]) -> Document:
-    """Return the stored lock and slot of a claim, which show what messages wait for its end."""
+    """Return a claim's lock and slot as stored. They show which messages wait for its end."""
     stored: Document = {}
     if held.group is not None:
         stored["lock"] = stored_group(held.group)
@@ -265,7 +265,7 @@ def stored_claim(held: Reservation[Any]) -> Document:
 def _divide(
     settlements: Sequence[Settlement], now: datetime
 ) -> tuple[list[SettlementUpdate], list[list[int]]]:
-    """Return the update of each settlement, and for each command the positions that it settles."""
+    """Return the update of each settlement, and the positions of each command's settlements."""
     if len(settlements) == 1:
         return [settlements[0].build(now)], [[0]]
     ids = [hashable_id(each.held.id) for each in settlements]
@@ -337,7 +337,7 @@ def _apply_part(part: _Part) -> Plan[None]:
 
 
 def _signal(part: _Part) -> Plan[None]:
-    """Signal the messages that a command made ready."""
+    """Signal the queues into which a command has put messages."""
     signals = set()
     for place in part.places:
         settled = part.updates[place] or {}
@@ -393,8 +393,8 @@ def _was_applied(
 ) -> bool | None:
     """Return whether this update was applied, as far as the stored document shows.
 
-    The result is None if the document cannot show it, because the message is gone, or because a
-    later settlement has overwritten the mark of this update.
+    Return None if the document cannot show this, because the message is gone, or because a later
+    settlement has overwritten the value that identifies this update.
     """
     if update is None:
         return None if document is None else False
@@ -411,7 +411,7 @@ def _was_applied(
 def _has_left(
     document: Mapping[str, object] | None, held: Reservation[Any], left: object
 ) -> bool | None:
-    """Return whether the update that sets ``left`` was applied; None as in ``_was_applied``."""
+    """Return whether the update that wrote ``left`` was applied, or None if this is unknown."""
     if document is None:
         return None
     if document.get("left") == left:
@@ -439,7 +439,7 @@ def update_with_key(
     *,
     majority: bool = False,
 ) -> Plan[bool]:
-    """Update one message and restore its key, if the key is free. Return whether it matched."""
+    """Update one message, and set its key if the key is free. Return whether a message matched."""
     if key is not None:
         keyed = {operator: dict(fields) for operator, fields in update.items()}
         keyed["$set"]["key"] = key

@@ -44,9 +44,9 @@ def wait(waiting: Waiting, id: Id, timeout: Duration | None) -> Plan[Finished[An
     """Wait until a message has finished, and return it; see ``Client.wait``.
 
     Args:
-        waiting: the calls of this client that wait for messages to finish.
-        id: the id of the message.
-        timeout: how long to wait, or None for no limit.
+        waiting: The calls of this client that wait for messages to finish.
+        id: The id of the message.
+        timeout: How long to wait, or None for no limit.
     """
     spellings = arguments.spellings(id)
     timeout_s = math.inf if timeout is None else arguments.duration("timeout", timeout)
@@ -75,7 +75,7 @@ def wait(waiting: Waiting, id: Id, timeout: Duration | None) -> Plan[Finished[An
 
 
 def _read(spellings: Sequence[Id]) -> Plan[Message[Any] | None]:
-    """Return a message. A fail-over cannot undo its end, or that it is missing."""
+    """Return a message, or None if it is missing. A fail-over cannot undo its end or absence."""
     found = yield from Coalesce(("ends",), spellings, _read_each, threads=True)
     if found is not None and not (found.dead is not None or isinstance(found, Finished)):
         return found
@@ -83,14 +83,14 @@ def _read(spellings: Sequence[Id]) -> Plan[Message[Any] | None]:
 
 
 def _reread(wanted: Sequence[Sequence[Id]]) -> Plan[list[Message[Any] | None]]:
-    """Return the messages as a majority of the members has them."""
+    """Return the messages as a majority of the replica set has stored them."""
     return (yield from _read_each(wanted, majority=True))
 
 
 def _read_each(
     wanted: Sequence[Sequence[Id]], majority: bool = False
 ) -> Plan[list[Message[Any] | None]]:
-    """Return the message that each caller waits for, given spellings of its id; None if missing."""
+    """Return each caller's message, given the spellings of its id, or None if it is missing."""
     every = list(dict.fromkeys(id for spellings in wanted for id in spellings))
     now, found = yield from finding.documents(every, finding.IN_QUEUES, majority=majority)
     documents: list[Document | None] = [finding.first_of(each, found) for each in wanted]
@@ -101,7 +101,7 @@ def _end_of(found: Message[Any] | None) -> Finished[Any] | None:
     """Return a message if it has finished, or None if it is missing or has not finished.
 
     Raises:
-        JobFailed: the message was buried, or has finished without success.
+        JobFailed: The message was buried, or has finished without success.
     """
     if found is None:
         return None
@@ -123,7 +123,7 @@ def _end_of(found: Message[Any] | None) -> Finished[Any] | None:
 
 def _gone(id: Id) -> JobFailed:
     return JobFailed(
-        f"message {id} is in no queue, and its result was not kept; push it with result=, and wait "
-        "for it within that time",
+        f"message {id} is in no queue, and its result was not kept; push such messages with "
+        "result=, and call wait() while the result is kept",
         reason="gone",
     )

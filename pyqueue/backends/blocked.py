@@ -29,8 +29,8 @@ class Blocked(NamedTuple):
 def blocked(queues: Sequence[str], cap: int) -> Plan[dict[str, Blocked]]:
     """Return the groups that block ordered queues, keyed by queue, in two commands.
 
-    They read one index entry and one document of up to 1000 groups of each queue. The messages of
-    one group are counted in the index, up to ``cap``.
+    For each queue, they read one index entry and one document per group, for up to 1000 groups. The
+    messages of the blocking group are counted in the index, up to ``cap``.
     """
     if not queues:
         return {}
@@ -59,7 +59,7 @@ def blocked(queues: Sequence[str], cap: int) -> Plan[dict[str, Blocked]]:
 
 
 def _longest(queue: str, now: datetime) -> Pipeline:
-    """Return the pipeline for the first message of the group that has waited longest.
+    """Return the pipeline that finds the first message of the group that has waited longest.
 
     The other messages of a group also wait if its first message waits for another try.
     """

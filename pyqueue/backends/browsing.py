@@ -102,7 +102,7 @@ class Wanted(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A message that a walk has found."""
+    """A message that a ``Walk`` has found."""
 
     message: Message[Any]
     #: The stored document, and the message as a document. They are the same, unless messages share
@@ -117,7 +117,7 @@ def checked(**options: Unpack[BrowseOptions]) -> Wanted:
     """Check the arguments of ``Queue.browse``.
 
     Raises:
-        ConfigurationError: an argument is not allowed.
+        ConfigurationError: An argument is not allowed.
     """
     state, newest = options["state"], arguments.flag("newest", options["newest"])
     if state is not None:
@@ -133,7 +133,7 @@ def checked(**options: Unpack[BrowseOptions]) -> Wanted:
 
 
 def all_live(state: State | None, where: Where) -> Wanted:
-    """Return the arguments of a walk over the unfinished messages that match, oldest first."""
+    """Return arguments that select the matching unfinished messages, oldest first."""
     limit, budget = _MAX_ROUND, 5 * _MAX_ROUND
     return Wanted(state or "live", where, None, limit, _OLDEST_FIRST, budget=budget)
 
@@ -142,7 +142,7 @@ def browse(terms: QueueTerms, wanted: Wanted) -> Plan[Page[Any]]:
     """Return the next page of the messages of a queue.
 
     Raises:
-        ConfigurationError: the name belongs to a stream, or this release does not know the kind.
+        ConfigurationError: The name belongs to a stream, or this release does not know the kind.
     """
     queue = terms.queue
     remedy = f"use client.stream({queue!r}).read(), or `pyqueue stream read`"
@@ -159,7 +159,7 @@ def kind_of_queue(queue: str, argument: str, remedy: str) -> Plan[str | None]:
     """Return the kind of a queue, or None if it has no record.
 
     Raises:
-        ConfigurationError: the name belongs to a stream, or this release does not know the kind.
+        ConfigurationError: The name belongs to a stream, or this release does not know the kind.
     """
     stored = yield from namespace.kind_of(queue)
     if stored == namespace.STREAM:
@@ -168,13 +168,13 @@ def kind_of_queue(queue: str, argument: str, remedy: str) -> Plan[str | None]:
 
 
 def shown(codec: Codec[Any], document: Document, now: datetime) -> Message[Any]:
-    """Return the message of a document. A message in a dead-letter queue has the state "dead"."""
+    """Return the message in a document. An unclaimed dead letter has the state "dead"."""
     return mark_dead(decode(codec, document, now))
 
 
 @dataclass(slots=True)
 class Walk:
-    """How far a call has come in a queue, and the messages that it has found."""
+    """The progress of a call through a queue, and the messages that it has found."""
 
     queue: str
     contents: Contents
@@ -191,15 +191,15 @@ class Walk:
     looked: int = 0
 
     def is_full(self) -> bool:
-        """Whether the walk has found or examined the maximum number of messages."""
+        """Return whether the walk has found or examined the maximum number of messages."""
         return len(self.found) >= self.wanted.limit or self.looked >= self.wanted.budget
 
     def examine(self, place: Document, stored: Document | None) -> bool:
         """Examine the messages of a document. Return whether all of them were examined.
 
         Args:
-            place: the place of the document.
-            stored: the document, or None if the server found that it does not match.
+            place: The place of the document.
+            stored: The document, or None if the server found that it does not match.
         """
         if self.is_full():
             return False
@@ -228,7 +228,7 @@ class Walk:
     def _rest(
         self, id: Id, parts: Sequence[tuple[int, Document]]
     ) -> Sequence[tuple[int, Document]]:
-        """Return the messages of a document that were not examined yet, in order."""
+        """Return the messages of a document that have not been examined yet, in order."""
         way = self.wanted.way
         ordered = parts if way.direction > 0 else parts[::-1]
         if self.place is None or self.place.id != id or (done := self.place.part) is None:
@@ -245,7 +245,7 @@ def _came(document: Document) -> datetime | None:
 
 
 def walk_on(walk: Walk) -> Plan[bool]:
-    """Find more messages. Return whether the walk came to the end of the queue."""
+    """Find more messages. Return whether the walk has reached the end of the queue."""
     # A shared document may have a thousand messages, so the first rounds are small.
     shared = walk.contents.shared
     size, most = (1, _MAX_SHARED_ROUND) if shared else (walk.wanted.limit, _MAX_ROUND)
@@ -267,8 +267,8 @@ def walk_on(walk: Walk) -> Plan[bool]:
 def _next_places(walk: Walk, size: int) -> Plan[tuple[list[Document], bool]]:
     """Read the places of the next documents.
 
-    Documents whose place cannot be in a cursor are left out: another program wrote them. If all
-    documents are left out, the result has one place at most, which is an instant without an id.
+    Documents of other programs are left out if a cursor cannot express their places. If no document
+    remains although more follow, the result has at most one place: an instant without an id.
 
     Returns:
         Up to ``size`` places, and whether they are the last places.
@@ -306,7 +306,7 @@ def _instants(documents: Sequence[Document]) -> list[datetime]:
 
 
 def _filters(wanted: Wanted) -> list[Filter]:
-    """Return filters that match all wanted messages, and perhaps more."""
+    """Return filters that match all wanted messages, and perhaps other messages."""
     telling = _TELLING.get(wanted.state)
     return [*([] if telling is None else [telling]), *wanted.where.filter()]
 
@@ -323,7 +323,7 @@ def _range(state: State | Literal["live"] | None, now: datetime) -> dict[str, da
 
 
 def _ahead(walk: Walk) -> Filter:
-    """Return the filter that matches the documents that are not completely examined yet."""
+    """Return the filter that matches the documents with messages that are still to be examined."""
     queue, way, start = walk.queue, walk.wanted.way, walk.place
     span = _range(walk.wanted.state, walk.now)
     begin = span.get(way.after) or span.get(way.since)
@@ -339,7 +339,7 @@ def _ahead(walk: Walk) -> Filter:
 
 
 def _ids_ahead(start: Position, way: _Way) -> list[Filter]:
-    """Return conditions for the ids of the documents that are ahead, but have the same ``when``."""
+    """Return conditions on the ids of documents with the same ``when`` that are still ahead."""
     if start.id is None:
         return [{"$type": "string"}, {"$type": "objectId"}]
     bound = way.after if start.part is None else way.since
@@ -366,7 +366,7 @@ def _position(cursor: object) -> Position:
     """Return the place that a cursor stands for.
 
     Raises:
-        ConfigurationError: the value is not the cursor of a page.
+        ConfigurationError: The value is not the cursor of a page.
     """
     found: dict[str, Any] = {}
     if isinstance(cursor, str):

@@ -11,8 +11,8 @@ the limit:
   missing messages that fit.
 - If less than one such batch fits within the limit, the claim encodes the messages to measure them.
 
-Messages that do not fit are given back. A named claim may have thousands of messages; it reads its
-candidates with their sizes, in growing steps.
+Messages that do not fit go back to the queue. A named claim may have thousands of messages, so it
+reads its candidates with their sizes in growing steps.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Limits(NamedTuple):
 
 
 class ByteLimit:
-    """How many more bytes a receive may take.
+    """The number of bytes that a receive may still take.
 
     Args:
-        scan: this process's knowledge of the queue, which includes the largest size seen recently.
-        callers: the limits of concurrent calls. Each call may take one message of any size.
+        scan: This process's knowledge of the queue, which includes the largest size seen recently.
+        callers: The limits of the calls that share the receive. Each may begin with any message.
     """
 
     def __init__(self, scan: ScanState, callers: list[Limits]) -> None:
@@ -86,7 +86,7 @@ class ByteLimit:
         self.excess: list[Document] = []
 
     def latecomers(self) -> Plan[int]:
-        """Include the calls that have arrived since. Return how many messages they want."""
+        """Include calls that arrived during the receive. Return how many messages they want."""
         if self.closed:
             return 0
         before = len(self._callers)
@@ -120,11 +120,11 @@ class ByteLimit:
         return self._exempt > 0 or self.left >= BATCH_BYTES
 
     def few(self, wanted: int) -> int:
-        """Return how many of ``wanted`` messages surely fit, but at least 1."""
+        """Return how many of ``wanted`` messages are certain to fit, but at least 1."""
         return max(1, min(wanted, self.left // BATCH_BYTES))
 
     def begin(self) -> None:
-        """Begin a claim."""
+        """Begin a claim: forget the sizes of the previous claim."""
         self.full, self._claim_bytes = False, None
 
     def fitting(self, sizes: Sequence[int]) -> int:
@@ -157,7 +157,7 @@ class ByteLimit:
         return excess
 
     def add(self, documents: Sequence[Document]) -> None:
-        """Count the messages of a claim that the receive keeps."""
+        """Count claimed messages that the receive keeps."""
         if not documents:
             return
         self._exempt -= len(documents)
@@ -174,14 +174,14 @@ def read_claimed(
     expected: int,
     max_time_s: float | None,
 ) -> Plan[list[Document]]:
-    """Read the messages of a claim, from the first on, as far as they fit.
+    """Read the messages of a claim in order, and return those that fit within the byte limit.
 
     Args:
-        limit: the limit. Its ``excess`` gets the messages that do not fit.
-        mine: matches the messages that the claim holds.
-        ids: the ids of the candidates of the claim, in order.
-        expected: an upper bound on how many candidates the claim holds.
-        max_time_s: seconds that a command may take, or None for the client's time limit.
+        limit: The byte limit. Its ``excess`` gets the messages that do not fit.
+        mine: Matches the messages that the claim holds.
+        ids: The ids of the candidates of the claim, in order.
+        expected: An upper bound on how many candidates the claim holds.
+        max_time_s: Seconds that a command may take, or None for the client's time limit.
     """
     place: dict[Hashable, int] = {hashable_id(id): index for index, id in enumerate(ids)}
 
@@ -209,17 +209,17 @@ def read_claimed(
 def find_fitting(
     find: Find, max_bytes: int, number_of: Callable[[Document], int] = lambda document: 1
 ) -> Plan[list[Document]]:
-    """Return the first documents that fit together, but at least one.
+    """Return the first documents whose total size is at most ``max_bytes``, but at least one.
 
     The server must read a document to measure it. So this measures a few documents first, and then
-    as many as would fit if all documents had the average size of these.
+    as many as would fit if all documents had the same average size.
 
     Args:
-        find: finds the documents in order. Its limit is a number of messages; the last document
-            may exceed it.
-        max_bytes: the maximum size of all documents, in bytes.
-        number_of: returns how many messages a document has, at least 1. The projection has the
-            fields for it.
+        find: Finds the documents in order. Its limit counts messages; the last document may bring
+            the number above the limit.
+        max_bytes: The maximum total size of the documents.
+        number_of: Returns how many messages a document has, at least 1. The projection of ``find``
+            must include the fields that this function reads.
 
     Returns:
         The documents with the fields of the projection, and their sizes as ``bytes``.

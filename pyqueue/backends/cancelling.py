@@ -1,4 +1,4 @@
-"""Cancel a message by its id, in one queue or in any. ``ending`` then ends the message."""
+"""Cancel a message by its id, in one queue or in any queue. ``ending`` then ends the message."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def cancel(id: Id, force: bool, terms: QueueTerms | None = None) -> Plan[Cancell
     """Cancel a message.
 
     Args:
-        id: the id of the message.
-        force: whether a held message ends at once, too. Its holder then gets LeaseLost.
-        terms: the queue to search, or None for any queue.
+        id: The id of the message.
+        force: Whether a held message ends at once, too. Its holder then gets LeaseLost.
+        terms: The queue to search, or None for any queue.
 
     Returns:
         "cancelled" if the message has ended; "requested" if a consumer holds it, so that it ends
         unless that consumer commits it; None if no queue has it, or if it had finished before.
 
     Raises:
-        ConfigurationError: the message is held and shares a document with other messages, or it is
+        ConfigurationError: The message is held and shares a document with other messages, or it is
             in a stream.
-        Unavailable: other processes keep changing the message.
+        Unavailable: Other processes keep changing the message.
     """
     arguments.flag("force", force)
     scope: Filter = finding.IN_QUEUES
@@ -111,16 +111,16 @@ def _request(document: Document, now: datetime) -> Plan[bool]:
 def _cancel_shared(
     id: Id, scope: Filter, terms: QueueTerms | None
 ) -> Plan[Literal["cancelled"] | None]:
-    """Cancel a message of a pack that is not held.
+    """Cancel a message that shares a document (a pack) with other messages, unless it is held.
 
     Raises:
-        ConfigurationError: the pack is held, or the message is in a stream.
+        ConfigurationError: The pack is held, or the message is in a stream.
     """
     if (place := packs.place_of(id)) is None:
         if terms is None and (yield from finding.in_stream(id)) is not None:
             raise ConfigurationError(
                 f"cancel: {id} is a message of a stream, which each consumer group receives; "
-                "delete messages with trim() of the stream, or skip them with seek() of a consumer"
+                "delete messages with the stream's trim(), or skip them with a consumer's seek()"
             )
         return None
     for tried in range(_TRIES):
@@ -131,8 +131,8 @@ def _cancel_shared(
         if tried and transitions.is_held(found[0], (yield from ServerTime())):
             raise ConfigurationError(
                 f"cancel: message {id} shares a document with other messages, which its holder "
-                "also holds; wait for the end of the lease, and push messages that may be "
-                "cancelled with an id"
+                "also holds; wait until the lease ends, and pass id= when you push messages that "
+                "you may want to cancel"
             )
         kind, _ = yield from _how(found[0]["q"], terms)
         if (yield from remove_packed(found[0]["q"], kind, id)):

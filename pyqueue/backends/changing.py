@@ -1,4 +1,4 @@
-"""The changes that a selection makes to its messages, except those that a consumer holds.
+"""The changes that a call can make to selected messages that no consumer holds.
 
 Each message is changed by one update, which matches the message as it was read; see
 ``managing.as_read``. Only a holder can change a message that shares a document with other messages,
@@ -78,7 +78,7 @@ class Change(Protocol):
         """Refuse a queue that does not support the change.
 
         Raises:
-            ConfigurationError: the queue, or the target, does not support the change.
+            ConfigurationError: The queue, or the target, does not support the change.
         """
 
     def concerns(self, document: Document, now: datetime) -> bool:
@@ -88,15 +88,15 @@ class Change(Protocol):
         """Change messages that have their own documents, and were not held when they were read."""
 
     def settle(self, step: Step, held: Sequence[Reservation[Any]]) -> Plan[None]:
-        """Change messages of one shared document, as their holder.
+        """Change messages that share one document, while this call holds them.
 
         Raises:
-            LeaseLost: some messages were no longer held; the other messages are changed.
+            LeaseLost: Some messages were no longer held; the other messages are changed.
         """
 
 
 class Remove:
-    """The change that removes messages; a queue with a history keeps them there."""
+    """The change that removes messages. If the queue has a history, the messages move there."""
 
     name = "remove"
 
@@ -150,7 +150,7 @@ class MoveTo:
     """The change that moves messages to another queue.
 
     Args:
-        to: the plans of the other queue, or its name.
+        to: The plans of the other queue, or its name.
     """
 
     name = "move"
@@ -159,7 +159,7 @@ class MoveTo:
         self._to = to
 
     def check(self, terms: QueueTerms) -> Plan[None]:
-        """Refuse a target that is the same queue, a stream, or of another kind than given."""
+        """Refuse a target that is the same queue, is a stream, or is not of the given kind."""
         require(terms.kind, terms.queue, "move")
         to = self._to
         name = to if isinstance(to, str) else to.queue
@@ -208,7 +208,7 @@ class Requeue:
     """The change that makes messages ready now or later. Dead messages go back to their queues.
 
     Args:
-        at: when the messages become ready, or None for now.
+        at: When the messages become ready, or None for now.
     """
 
     name = "requeue"
@@ -221,7 +221,7 @@ class Requeue:
         yield from ()
 
     def concerns(self, document: Document, now: datetime) -> bool:
-        """Return whether the message is dead, or is due at another time, deferrals aside."""
+        """Return whether the message is dead, or requeueing it would change when it is due."""
         since = eligible_since(document)
         if "dead" in document or since is None:
             return True
@@ -248,7 +248,7 @@ class Reprioritize:
     """The change that gives messages another priority.
 
     Args:
-        priority: the new priority.
+        priority: The new priority.
     """
 
     name = "reprioritize"
@@ -292,7 +292,7 @@ def _reschedule(step: Step, documents: Sequence[Document], at: datetime | None) 
 def _at(step: Step, document: Document, at: datetime | None) -> UpdateFields:
     """Return the update that makes a message ready at ``at``, or now if it is None.
 
-    With an instant, the update also ends a lapsed claim, and gives a grouped message a new place.
+    With ``at``, the update also ends a lapsed claim, and gives a grouped message a new place.
     """
     if at is None:
         return brought_forward(document, step.now)
@@ -304,15 +304,15 @@ def _at(step: Step, document: Document, at: datetime | None) -> UpdateFields:
 
 
 def _send_home(step: Step, documents: Sequence[Document], at: datetime | None) -> Plan[None]:
-    """Send dead messages back. Messages that do not say where they came from stay.
+    """Send dead messages back to their queues. Messages without a valid origin stay.
 
     Args:
-        step: the step of the call that sends them back.
-        documents: the dead messages.
-        at: when they become ready in their queues, or None for now.
+        step: The step of the call that sends them back.
+        documents: The dead messages.
+        at: When they become ready in their queues, or None for now.
 
     Raises:
-        ConfigurationError: a message came from a stream. None of these messages was sent back.
+        ConfigurationError: A message came from a stream. None of these messages was sent back.
     """
     ways = yield from _ways_home(step, documents, at)
     yield from step.write([(document, way.update) for document, way in ways if way.key is None])
@@ -328,7 +328,7 @@ def _send_home(step: Step, documents: Sequence[Document], at: datetime | None) -
 def _ways_home(
     step: Step, documents: Sequence[Document], at: datetime | None
 ) -> Plan[list[tuple[Document, WayHome]]]:
-    """Return how dead messages go back, without messages that stay; see ``_send_home``."""
+    """Return the dead messages that can go back, and how each goes back; see ``_send_home``."""
     queue, kind = step.terms.queue, step.terms.kind
     ways: list[tuple[Document, WayHome]] = []
     for document in documents:
@@ -343,11 +343,11 @@ def _ways_home(
 
 
 def _refusal(document: Document, done: int) -> str:
-    """Return the error text for a dead message of a stream. ``done``: how many went back before."""
+    """Return the error text for a stream's dead message. ``done``: how many messages went back."""
     stream = document["dead"]["from"]
     before = f" ({done} messages were sent back before)" if done else ""
     return (
         f"redrive: message {document['_id']} came from the stream {stream!r}, and messages cannot "
-        f"go back to a stream; move() such messages to a queue, or select the rest by "
+        f"go back to a stream; move() such messages to a queue, or select other messages by "
         f"dead.from{before}"
     )

@@ -1,7 +1,7 @@
 """Reserve a chosen message: a person or a program picks it, not the order of the queue.
 
 The message is claimed by the kind of its queue, with a scan that finds this message only. So it
-takes a slot, a permit and the lock of its group like any other. Scheduled messages can be chosen.
+takes a slot, a permit and its group's lock, like any other message. The message may be scheduled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BY_ID: Final = "_id_"
 
 
 class _OneMessage:
-    """A ``scan.Line`` of one message, which need not be ready."""
+    """A ``scan.Line`` that contains only one message, which need not be ready."""
 
     in_ranges: ClassVar[bool] = False
     fields: ClassVar[Mapping[str, int]] = MappingProxyType({})
@@ -41,11 +41,11 @@ class _OneMessage:
         self._id = id
 
     def ordering(self, kind: Kind) -> Ordering:
-        """Return the order, which does not matter, and the index of the ids."""
+        """Return the index on ``_id``, and an order, which does not matter for one message."""
         return Ordering(kind.order, _BY_ID)
 
     def start(self) -> ScanStart | None:
-        """Return None: there is nothing before the message."""
+        """Return None, because a scan for one message needs no starting position."""
         return None
 
     def claimable(self, kind: Kind, queue: str, now: datetime, start: ScanStart | None) -> Filter:
@@ -62,10 +62,10 @@ class _OneMessage:
 
 @dataclass(slots=True)
 class _ChosenScan(Scan):
-    """A scan that also claims messages that are scheduled."""
+    """A scan that also claims scheduled messages."""
 
     def free(self, ids: Sequence[Any]) -> Filter:
-        """Return the filter that matches these messages while no consumer holds them."""
+        """Return the filter that matches messages with these ids while no consumer holds them."""
         free = transitions.not_held_filter(self.terms.queue, self.now)
         return {**free, "_id": {"$in": list(ids)}, **transitions.in_time(self.until)}
 
@@ -76,16 +76,16 @@ def reserve_id(
     """Reserve a chosen message.
 
     Args:
-        terms: the queue, with its options and its codec.
-        waiting: the consumers of the queue in this client.
-        id: the id of the message.
-        lease: the length of the lease, in seconds, or None for the lease of the queue.
+        terms: The queue, with its options and its codec.
+        waiting: The consumers of the queue in this client.
+        id: The id of the message.
+        lease: The length of the lease, in seconds, or None for the lease of the queue.
 
     Returns:
-        A list with the reservation, or an empty list if the message is gone, or may not start now.
+        A list with the reservation, or an empty list if the message is gone or cannot start now.
 
     Raises:
-        ConfigurationError: the message shares a document with other messages.
+        ConfigurationError: The message shares a document with other messages.
     """
     queue, kind, options = terms.queue, terms.kind, terms.options
     spellings = arguments.spellings(id)
@@ -129,7 +129,7 @@ def _find(queue: str, spellings: Sequence[Id]) -> Plan[Id | None]:
         if place is not None and (yield from find_packed({"q": queue}, place)):
             raise ConfigurationError(
                 f"reserve_id: message {each} shares a document with other messages, which would be "
-                "held with it; push messages that are to be chosen with an id"
+                "held with it; pass id= when you push messages that you want to reserve by id"
             )
     return None
 

@@ -1,4 +1,4 @@
-"""The terms of a claim, and one scan for the messages that it takes."""
+"""How a process claims messages of a queue, and one scan for messages to claim."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ class ClaimingKind(Kind, Protocol):
     def follow(
         self, terms: ClaimTerms, state: ScanState, record: Mapping[str, Any], now: datetime
     ) -> Plan[None]:
-        """Apply the claim settings in the record of the queue.
+        """Apply the settings for claims that the queue's record stores.
 
         Args:
-            terms: how this process claims.
-            state: this process's knowledge of the queue.
-            record: the record, or {} if there is none.
-            now: the current instant.
+            terms: How this process claims.
+            state: This process's knowledge of the queue.
+            record: The record, or {} if there is none.
+            now: The current instant.
 
         Raises:
-            ConfigurationError: this release cannot apply the settings in the record.
+            ConfigurationError: This release cannot apply the settings in the record.
         """
 
     def claim(self, scan: Scan) -> Plan[tuple[list[Document], bool]]:
-        """Claim the next messages; see ``claiming.claim``. It may take several scans.
+        """Claim the next messages, perhaps with several scans; see ``claiming.claim``.
 
-        Claimed messages that are not delivered end here; see ``ending.end_at_claim``.
+        Cancelled and expired messages are ended, not returned; see ``ending.end_at_claim``.
 
         Returns:
-            The claimed documents, and whether the queue had no more.
+            The claimed documents, and whether no more messages were ready.
         """
 
 
 class ClaimTerms(NamedTuple):
-    """The queue that claims take messages from, and how they claim them."""
+    """The queue from which a process claims messages, and how it claims them."""
 
     queue: str
     kind: ClaimingKind
@@ -64,7 +64,7 @@ class ClaimTerms(NamedTuple):
 
     @classmethod
     def of(cls, terms: QueueTerms, lease_s: float, *, counts_try: bool = True) -> ClaimTerms:
-        """Return the terms of the claims of a Queue object."""
+        """Return the terms on which a Queue object claims messages."""
         return cls(
             queue=terms.queue,
             kind=cast(ClaimingKind, terms.kind),
@@ -139,7 +139,7 @@ class Scan:
 
     @property
     def one_update(self) -> bool:
-        """Whether the same update can claim any of the messages."""
+        """Whether one update can claim every message of the scan."""
         return self.choice is None or self.choice.claim_each is None
 
     @property
@@ -149,7 +149,7 @@ class Scan:
         return ordering if self.choice is None else Ordering(ordering.sort, "_id_")
 
     def choose(self, choice: Choice) -> Scan:
-        """Return a scan that claims these messages."""
+        """Return a scan that claims the chosen messages."""
         free = self.free([each["_id"] for each in choice.documents])
         return replace(self, match=free, choice=choice, wanted=len(choice.documents))
 
@@ -163,11 +163,11 @@ class Scan:
         return terms.kind.claiming(update)
 
     def free(self, ids: Sequence[Any]) -> Filter:
-        """Return the filter that matches these messages while they are free and may start."""
+        """Return the filter that matches the messages with these ids while they can be claimed."""
         return transitions.still_claimable(self.terms.queue, ids, self.now, self.until)
 
     def one_by_one(self, update: UpdateDocument) -> OneByOne:
-        """Return how to claim messages one by one."""
+        """Return the object that claims messages one by one with this update."""
         terms = self.terms
         bury = partial(invalid.bury_refused, terms.graveyard)
         return OneByOne(terms.queue, update, self.now, self.until, bury)

@@ -1,8 +1,8 @@
 """Contents: the messages in stored documents, for plans that work on many documents at once.
 
-Named claims, and the reads and writes of Spark, handle documents. In most kinds, each document is a
-message, and ``Contents`` describes these kinds. A kind whose messages share documents registers a
-subclass.
+Named claims, and reads and writes by Spark, work on whole documents. In most kinds, each document
+is one message, and ``Contents`` describes these kinds. A kind whose messages share documents
+registers a subclass.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SharedRows(NamedTuple):
 
 
 class Contents:
-    """The messages in the documents of a queue. Here each document is a message."""
+    """Describes the messages in stored documents. In this class, each document is one message."""
 
     #: Whether messages may share documents.
     shared: bool = False
@@ -93,7 +93,7 @@ class Contents:
         return [(0, document)]
 
     def encoded(self, found: Sequence[bytes]) -> Sequence[bytes]:
-        """Return each message of these BSON documents as a BSON document."""
+        """Return the messages in these BSON documents, each as a BSON document."""
         return found
 
     def reservations(
@@ -102,9 +102,9 @@ class Contents:
         """Return the messages in a document as reservations without payloads.
 
         Args:
-            document: a claimed document.
-            now: the current instant.
-            noted: whether to include messages that are noted as bad.
+            document: A claimed document.
+            now: The current instant.
+            noted: Whether to include messages that a reader could not convert; see ``NOTE``.
         """
         if not noted and "bad" in document.get("claim", ()):
             return []
@@ -115,33 +115,33 @@ class Contents:
     # ---- claims
 
     def first(self, find: Find, max_bytes: int | None) -> Plan[list[Document]]:
-        """Return the first documents that fit, but at least one.
+        """Return the first documents whose total size is at most ``max_bytes``, but at least one.
 
         Args:
-            find: finds the documents in order. Its limit is a number of messages; the last document
-                may exceed it.
-            max_bytes: the maximum size of all documents, in bytes, or None for no limit.
+            find: Finds the documents in order. Its limit counts messages; the last document may
+                bring the number above the limit.
+            max_bytes: The maximum total size, or None for no limit.
         """
         return (yield from (find if max_bytes is None else find_fitting(find, max_bytes)))
 
     def admit(self, how: Reception, claimed: Filter) -> Plan[None]:
-        """Prepare shared documents that were just claimed. Bury invalid documents."""
+        """Prepare shared documents that were just claimed. Bury the invalid ones."""
         yield from ()
 
     def find_shared(self, claimed: Filter, ids: Sequence[Id]) -> Plan[Mapping[Id, Spot]]:
-        """Find which of the messages share claimed documents. Return their places, keyed by id."""
+        """Find the messages that share claimed documents. Return their places, keyed by id."""
         yield from ()
         return {}
 
     def bury_noted(
         self, terms: QueueTerms, claimed: Filter, error_of: Callable[[str], dict[str, Any]]
     ) -> Plan[list[tuple[Id, str]]]:
-        """Bury the messages of shared documents that are noted as bad.
+        """Bury messages that a reader could not convert, in shared documents; see ``NOTE``.
 
         Args:
-            terms: the queue and its options.
-            claimed: matches the claimed documents.
-            error_of: returns the error that a message stores, from the reason in its note.
+            terms: The queue and its options.
+            claimed: Matches the claimed documents.
+            error_of: Returns the error to store in a message, given the reason in its note.
 
         Returns:
             The ids of the buried messages, each with the reason.
@@ -150,7 +150,7 @@ class Contents:
         return []
 
     def finish(self, claimed: Filter) -> Plan[int]:
-        """Finish the messages of shared documents. Return how many."""
+        """Finish the messages in shared documents. Return how many messages were finished."""
         yield from ()
         return 0
 
@@ -161,7 +161,7 @@ class Contents:
         return True
 
     def end_rests(self, terms: QueueTerms) -> Plan[None]:
-        """Give back shared documents that processes keep without holding any of their messages."""
+        """Release shared documents that processes keep although they hold no message in them."""
         yield from ()
 
     def hold(
@@ -170,9 +170,9 @@ class Contents:
         """Hold messages of a shared document for a moment, as a consumer does.
 
         Args:
-            terms: the queue and its options.
-            document: the document, as it was read.
-            numbers: the numbers of the messages in it.
+            terms: The queue and its options.
+            document: The document, as it was read.
+            numbers: Which messages to hold, by their numbers; see ``numbered``.
 
         Returns:
             The reservations, without payloads, of the messages that are still in the document. The
@@ -188,7 +188,7 @@ class Contents:
         """Make messages of one shared document ready at ``at``, or now if it is None.
 
         Raises:
-            LeaseLost: some messages were no longer held; the other messages are requeued.
+            LeaseLost: Some messages were no longer held; the other messages are requeued.
         """
         yield from ()
 
@@ -204,22 +204,22 @@ class Contents:
         """Return documents that hold several rows each. ``more``: further fields of each document.
 
         Raises:
-            InvalidMessage, ConfigurationError: a row cannot be stored.
+            InvalidMessage, ConfigurationError: A row cannot be stored.
         """
         yield from ()
         return SharedRows((), 0, rows)
 
     def without_derived_ids(self, rows: Sequence[NewMessage]) -> Sequence[NewMessage]:
-        """Return the rows. If rows can share documents, remove the ids derived from the source."""
+        """Return the rows. If rows can share documents, drop ids that the writer derived."""
         return rows
 
     def surplus(self, match: Filter, cap: int | None = None, hint: str | None = None) -> Plan[int]:
-        """Count by how much the messages in the matching documents outnumber the documents.
+        """Return the number of messages in the matching documents, minus the number of documents.
 
         Args:
-            match: matches the documents.
-            cap: the maximum number of shared documents to count, or None for no limit.
-            hint: the index, or None for the index that counts the messages of a queue.
+            match: Matches the documents.
+            cap: The maximum number of shared documents to count, or None for no limit.
+            hint: The index to use, or None for the index that counts the messages of a queue.
         """
         yield from ()
         return 0
@@ -245,7 +245,7 @@ def register(kind: str, contents: Contents) -> None:
 
 
 def contents_of(kind: Kind) -> Contents:
-    """Return the contents of the documents of a kind."""
+    """Return the object that describes the messages in the documents of a kind."""
     return _contents.get(kind.name, _SEPARATE)
 
 
@@ -285,7 +285,7 @@ def count_of_any_kind(match: Filter, hint: str, cap: int | None = None) -> Plan[
 
 
 def backlog(queue: str, kind: Kind, cap: int) -> Plan[tuple[int, float | None]]:
-    """Return how many messages are ready, up to ``cap``, and the age of the oldest in seconds."""
+    """Return how many messages are ready, up to ``cap``, and the first one's wait in seconds."""
     now = yield from ServerTime()
     ready = kind.claimable(queue, now, None)
     fields = {"when": 1, "due": 1}

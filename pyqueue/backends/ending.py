@@ -57,7 +57,7 @@ def recorded(queue: str, outcome: str) -> Plan[tuple[Kind, Ending]]:
 def end_free(
     queue: str, kind: Kind, document: Document, ending: Ending, now: datetime
 ) -> Plan[bool]:
-    """End a message that is not held. Return False if it was claimed, or has left the queue.
+    """End a message that is not held. Return False if it is now held, or has left the queue.
 
     ``document``: the message as it was read, with or without its payload.
     """
@@ -117,7 +117,7 @@ def _end(
 
 
 def claim_and_end(scan: Scan) -> Plan[tuple[list[Document], bool]]:
-    """Claim the first messages, and end those that are not delivered; see ``claiming.claim``."""
+    """Claim the first messages, but end cancelled and expired ones; see ``claiming.claim``."""
     documents, ended = yield from claim(scan)
     if any(map(may_end, documents)):
         _, documents = yield from end_at_claim(scan, documents)
@@ -127,7 +127,7 @@ def claim_and_end(scan: Scan) -> Plan[tuple[list[Document], bool]]:
 def end_at_claim(
     scan: Scan, documents: Sequence[Document]
 ) -> Plan[tuple[list[Document], list[Document]]]:
-    """End the claimed messages that are not delivered, since they were cancelled or have expired.
+    """End the claimed messages that were cancelled or have expired, instead of delivering them.
 
     Returns:
         The messages that ended, and the messages to deliver.

@@ -5,8 +5,8 @@ A push with ``expires`` stores the instant in ``dies``. A claim renames this fie
 renames the field back. So ``dies`` shows that work on a message has not begun.
 
 Messages that no consumer claims end in a pass over ``dies``. Each client that receives, and each
-worker that ticks schedules, makes such a pass about once a minute, and so does ``pyqueue doctor``;
-see ``recovering``. If no process makes a pass, the server deletes them a day later.
+worker that ticks schedules, makes such a pass about once a minute. ``pyqueue doctor`` makes one,
+too; see ``recovering``. If no process makes a pass, the server deletes the messages a day later.
 
 The record of a queue shows that some of its messages expire, so that its users create the index. A
 separate document shows the same for the namespace; without this document, no pass is made.
@@ -61,12 +61,12 @@ def instant(now: datetime, when: datetime, expires_s: float) -> datetime:
     """Return the instant at which a message expires.
 
     Args:
-        now: the instant of the push.
-        when: the instant from which the message can be received.
-        expires_s: after how many seconds it expires.
+        now: The instant of the push.
+        when: The instant from which the message can be received.
+        expires_s: The number of seconds after the push at which the message expires.
 
     Raises:
-        ConfigurationError: the message would expire before it can be received.
+        ConfigurationError: The message would expire before it can be received.
     """
     dies = now + timedelta(milliseconds=math.ceil(expires_s * 1000))
     if dies <= when:
@@ -84,7 +84,7 @@ def noted(queue: str, kind: Kind, options: Options) -> Plan[Options]:
         The options to pass when the record of the queue is created or checked.
 
     Raises:
-        ConfigurationError: the queue is of another kind.
+        ConfigurationError: The queue is of another kind.
     """
     if not (yield from QueueShape(queue)).get(EXPIRES):
         yield from namespace.check_kind(queue, kind)
@@ -94,7 +94,7 @@ def noted(queue: str, kind: Kind, options: Options) -> Plan[Options]:
 
 
 def end_expired() -> Plan[int]:
-    """End the expired messages of all queues that no consumer has claimed, as a claim would.
+    """End expired messages that no consumer has claimed, in all queues, as a claim would.
 
     Returns:
         How many messages ended.
@@ -124,7 +124,7 @@ def _end(
 ) -> Plan[bool]:
     """End an expired message. Return False if the message is left alone.
 
-    ``endings`` maps queues that were read to how their messages end, or None if they cannot.
+    ``endings`` caches how the messages of each queue end, or None if this release cannot end them.
     """
     queue = document.get("q")
     if not isinstance(queue, str) or queue.startswith("~"):  # another program wrote it

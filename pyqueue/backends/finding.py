@@ -35,7 +35,7 @@ def find(id: Id) -> Plan[Message[Any] | None]:
 
 
 def first_of(ids: Sequence[Id], found: Sequence[Document]) -> Document | None:
-    """Return the document with the first of these ids that was found. Packs do not count."""
+    """Return the found document whose id comes first in ``ids``. Packs do not count."""
     for id in ids:
         for document in found:
             if document["_id"] == id and not packs.is_pack(document):
@@ -49,10 +49,10 @@ def documents(
     """Return the current instant, and the messages with these ids as documents.
 
     Args:
-        ids: the ids. A message of a pack is returned as a document, too.
-        match: a further filter for the stored documents, or None.
-        majority: whether a document is read as a majority of the members has it. A message of a
-            pack is not.
+        ids: The ids. A message in a pack (a shared document) is returned as its own document.
+        match: A further filter for the stored documents, or None.
+        majority: Whether to read documents as a majority of the replica set has stored them. This
+            does not apply to messages in packs.
     """
     now = yield from ServerTime()
     more = match or {}

@@ -1,8 +1,8 @@
 """The forms of reservations, and how a call with several forms is carried out.
 
-A message is a document, and its reservation settles that document. A kind may store messages in
-another way, and give them reservations of another class. A *form* says how the reservations of
-one class are settled. An operation takes any mixture of reservations.
+By default, a message is one document, and its reservation settles that document. A kind may store
+messages in another way, and give them reservations of another class. A *form* says how the
+reservations of one class are settled. One call may settle reservations of several classes.
 """
 
 from __future__ import annotations
@@ -100,10 +100,10 @@ class Form(Protocol[R]):
         """Finish messages. If they are kept, ``put`` has their new payload or their result."""
 
     def roll_back(self, terms: QueueTerms, held: Sequence[R], failure: Failure) -> Plan[None]:
-        """Give messages back for another try, and bury messages that have no try left."""
+        """Make messages wait for another try, and bury messages that have no try left."""
 
     def release(self, terms: QueueTerms, held: Sequence[R], *, seen: bool) -> Plan[None]:
-        """Give messages back unprocessed. ``seen``: whether a caller has received them."""
+        """Put messages back unprocessed. ``seen``: whether a caller has received them."""
 
     def bury(self, terms: QueueTerms, held: Sequence[R], failure: Failure) -> Plan[None]:
         """Send messages to the dead-letter queue."""
@@ -125,7 +125,7 @@ class Form(Protocol[R]):
     def hand_over(
         self, terms: QueueTerms, held: R, copies: Sequence[Document]
     ) -> Plan[tuple[Handover, Result]]:
-        """Finish a message and publish documents instead. Return the handover and its result."""
+        """Finish a message, and publish new ones instead. Return the handover and its result."""
 
     def extend(self, held: Sequence[R], how: Extension) -> Plan[Failures]:
         """Extend leases. Return the failures."""
@@ -144,14 +144,14 @@ def register(reservation: type[R], form: Form[R]) -> None:
 
 
 def form_of(held: Reservation[Any]) -> Form[Any]:
-    """Return the form of a reservation."""
+    """Return the form that settles a reservation."""
     return _forms.get(type(held)) or next(
         _forms[each] for each in type(held).__mro__ if each in _forms
     )
 
 
 def by_form(held: Held) -> Collection[tuple[Form[Any], Held]]:
-    """Divide reservations by their forms. Ordinary documents come last."""
+    """Divide reservations by their forms. Reservations of ordinary documents come last."""
     if len(held) == 1:
         return [(form_of(held[0]), held)]
     found: dict[int, list[Reservation[Any]]] = {id(form): [] for form in _forms.values()}
@@ -164,12 +164,12 @@ def settle(held: Held, plan_for: Callable[[Form[Any], Held], Plan[None]]) -> Pla
     """Settle reservations with one plan per form; see ``each_part``.
 
     Args:
-        held: the reservations to settle.
-        plan_for: returns the plan that settles the given reservations of one form.
+        held: The reservations to settle.
+        plan_for: Returns the plan that settles the given reservations of one form.
 
     Raises:
-        LeaseLost: some messages were no longer held; the other messages are settled.
-        Unavailable: the outcome is unknown for the messages in the exception's ``ids``; each other
+        LeaseLost: Some messages were no longer held; the other messages are settled.
+        Unavailable: The outcome is unknown for the messages in the exception's ``ids``; each other
             message was settled or was no longer held.
     """
     parts = [(plan_for(form, some), some) for form, some in by_form(held)]
@@ -177,13 +177,13 @@ def settle(held: Held, plan_for: Callable[[Form[Any], Held], Plan[None]]) -> Pla
 
 
 def each_part(*parts: tuple[Plan[None], Held]) -> Plan[None]:
-    """Run plans that each settle a part of a call, one after the other.
+    """Run plans one after the other, each of which settles some reservations of a call.
 
     A lost lease or an unknown outcome does not stop the plans that follow. At the end, one error
-    reports all of them. Any other error is raised at once, and the plans that follow do not run.
+    reports all such failures. Any other error is raised at once, and no further plan runs.
 
     Args:
-        parts: the plans, each with the reservations that it settles.
+        parts: The plans, each with the reservations that it settles.
     """
     lost: list[LeaseLost] = []
     unknown: list[Id] = []

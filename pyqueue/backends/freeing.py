@@ -16,13 +16,13 @@ from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, Update
 
 
 def force_release(id: Id) -> Plan[bool]:
-    """Give a held message back to its queue. Its holder gets LeaseLost. The try stays counted.
+    """Put a held message back into its queue. Its holder gets LeaseLost. The try still counts.
 
     Returns:
         Whether the message was held.
 
     Raises:
-        ConfigurationError: the message shares a document with other messages.
+        ConfigurationError: The message shares a document with other messages.
     """
     spellings = arguments.spellings(id)
     now = yield from ServerTime()
@@ -51,18 +51,18 @@ def _free(document: Document, now: datetime) -> Plan[bool]:
 
 
 def _refuse_shared(id: Id, now: datetime) -> Plan[None]:
-    """Refuse a held message of a pack, and a message of a stream.
+    """Refuse a held message that shares a document, and a message of a stream.
 
     Raises:
-        ConfigurationError: the message is one of these.
+        ConfigurationError: The message shares a held document, or is in a stream.
     """
     if (place := packs.place_of(id)) is not None:
         found = yield from find_packed(finding.IN_QUEUES, place)
         if any(transitions.is_held(each, now) for each in found):
             raise ConfigurationError(
-                f"force_release: message {id} shares a document with other messages, all of "
-                "them held; wait until the lease ends, or push such messages with an id, so that "
-                "each gets its own document"
+                f"force_release: message {id} shares a document with other messages, which would "
+                "be released with it; wait until the lease ends, and pass id= when you push such "
+                "messages, so that each gets its own document"
             )
     if (yield from finding.in_stream(id)) is not None:
         raise ConfigurationError(

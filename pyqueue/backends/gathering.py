@@ -5,14 +5,14 @@ The *record* of a gather is that message. Until then it is hidden, as one docume
     _id      its final id
     q, when  ``GATHERS``, and when a process that ticks schedules looks at it next
     then     where it goes: {to, delay, at, key, priority, group}
-    sealed   present once only the holders of its messages add messages to it
+    sealed   present once only holders of messages of the gather can add messages to it
     pause    how many seconds pass from the next look to the look after it
 
 The messages of the gather have ``gather: {id, dead}``. A message that leaves it has ``last_gather``
 instead, or is gone. A move, a retry, a redrive and a wait in a dead-letter queue keep ``gather``,
 and so does a source until its copies are published. So once a sealed gather has no message left, it
-never has one again, because only the holder of one could add another. One update at majority then
-lets the record enter its queue, so it enters once, even if several processes look.
+never gets one again, because only a holder of its messages could add one. One update at majority
+then lets the record enter its queue, so it enters once, even if several processes look.
 
 A *look* checks whether a message is left. It reads at majority, so no fail-over can bring back a
 message that it did not find. It first checks that the record is sealed; otherwise it would miss
@@ -73,7 +73,7 @@ class Route(NamedTuple):
     at: datetime | None = None
 
     def stored(self, content: Content) -> Document:
-        """Return the stored form, with the values that the message gets only in that queue."""
+        """Return the stored form of the route, with the values that a message gets only there."""
         given = {
             "to": self.queue,
             "delay": None if self.delay is None else arguments.duration("delay", self.delay),
@@ -109,7 +109,7 @@ def begin(content: Content, route: Route) -> Plan[None]:
     """Store the record of a gather, before its first message is pushed.
 
     Raises:
-        ConfigurationError: the queue of its message is a stream, or does not offer an option; or
+        ConfigurationError: The queue of its message is a stream, or does not offer an option; or
             the index is missing, and the database user may not create it.
     """
     target = yield from namespace.target(route.queue, [content.priority])
@@ -122,10 +122,10 @@ def begin(content: Content, route: Route) -> Plan[None]:
 
 
 def prepare(id: Id | None) -> Plan[None]:
-    """Make sure that the index for gathers exists, before its first message. The driver creates it.
+    """Make sure that the index for gathers exists. If it is missing, the driver creates it.
 
     Raises:
-        ConfigurationError: the index is missing, and the database user may not create it.
+        ConfigurationError: The index is missing, and the database user may not create it.
     """
     yield from Find({"gather.id": id}, {"_id": 1}, limit=1, hint=GATHERED)
 
@@ -134,7 +134,7 @@ def seal(id: Id) -> Plan[None]:
     """Let the message of a gather enter its queue once all messages of the gather have ended.
 
     Raises:
-        Unavailable: the outcome is unknown, or the record is gone.
+        Unavailable: The outcome is unknown, or the record is gone.
     """
     now = yield from ServerTime()
     request = Update({"_id": id, "q": GATHERS}, {"$set": _sealing(now)}, majority=True)
@@ -145,7 +145,7 @@ def seal(id: Id) -> Plan[None]:
         yield from request
         sealed = True
     if not sealed:
-        text = f"the message {id} of a gather was deleted, because it was not sealed for a day"
+        text = f"message {id} was deleted, because its gather was not sealed within a day"
         raise Unavailable(text, ids=[id])
     yield from Signal(SCHEDULES, now + timedelta(seconds=_FIRST_PAUSE_S))
     yield from Look(id)
@@ -165,7 +165,7 @@ def _open(id: object) -> Filter:
 
 @dataclass(slots=True)
 class Known:
-    """What a process knows of a gather from earlier looks."""
+    """What a process knows about a gather from earlier looks."""
 
     #: The record, once it is sealed. It never changes after that.
     record: Document | None = None
@@ -174,17 +174,17 @@ class Known:
 
 
 def look(id: Id, known: Known) -> Plan[bool]:
-    """Look at a gather. If all its messages have ended, let its message enter its queue.
+    """Look at a gather. If all its messages have ended, let the final message enter its queue.
 
     Args:
-        id: the id of the record.
-        known: what this process knows of the gather; this call adds to it.
+        id: The id of the record.
+        known: What this process knows about the gather. This call updates it.
 
     Returns:
         Whether the record is no longer there, so that no process need look again.
 
     Raises:
-        QueueError: the server did not answer, or the message cannot enter its queue.
+        QueueError: The server did not answer, or the message cannot enter its queue.
     """
     if known.message is not None:
         match = {"_id": known.message, "gather.id": id}
@@ -236,8 +236,8 @@ def _enter(record: Document) -> Plan[None]:
 def look_when_due(record: Document) -> Plan[bool]:
     """Look at a gather if its time has come. Return whether its record is gone.
 
-    Only one process looks, because it first sets the time of the next look. A record that was not
-    sealed in time is deleted.
+    Of several processes, only one looks, because each first tries to set the time of the next look.
+    A record that was not sealed in time is deleted.
     """
     id, now = record["_id"], (yield from ServerTime())
     if not record["when"] <= now:
@@ -266,7 +266,7 @@ def look_at_due(most: int) -> Plan[tuple[int, int]]:
     """Look at the gathers whose time has come. Return how many are open, and how many ended.
 
     Args:
-        most: the maximum number of gathers to look at, and of gathers to count.
+        most: The maximum number of gathers to look at, and of gathers to count.
     """
     now = yield from ServerTime()
     match = {"q": GATHERS, "when": {"$lte": now}}

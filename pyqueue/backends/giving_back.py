@@ -1,4 +1,4 @@
-"""Giving back messages whose caller was cancelled, or that exceed the caller's limits."""
+"""Put back messages whose caller was cancelled, or that exceed the caller's limits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyqueue.requests import Document, Plan, ServerTime, Signal, UpdateEach
 def give_back(
     queue: str, kind: Kind, documents: Sequence[Document], *, counted: bool = True
 ) -> Plan[None]:
-    """Give back claimed messages that no caller got. ``counted``: whether the claim was a try.
+    """Put claimed messages that no caller received back into their queue.
 
     A message with an invalid ``due`` goes first: its ``when`` is the end of the lease, not a place.
     """

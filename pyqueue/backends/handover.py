@@ -15,10 +15,10 @@ claim that made it, and is published only under the token that the source lists.
 is a day late publishes nothing twice. An unlisted copy is deleted when it is a day old and its
 source has another token by then, because nothing can list it any more.
 
-If documents are only to begin together, ``enter_together`` inserts a source for them. It is *open*
-until the decision. An open source that is a day old is deleted, and then its copies.
+If no message is to end, ``enter_together`` inserts a new source for the copies. It is *open* until
+the decision. An open source that is a day old is deleted, and then its copies.
 
-Another document may have the id of a copy. ``overwrite`` decides what to do then.
+Another document may have the id of a copy. ``overwrite`` handles this case.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ Result = Literal["done", "lost", "unknown"]
 
 
 class Handover(NamedTuple):
-    """The documents that a holder hands over."""
+    """The documents that the holder of a message hands over to queues."""
 
     #: The queue of the source.
     queue: str
@@ -102,7 +102,7 @@ class Handover(NamedTuple):
 
     @property
     def hidden(self) -> str:
-        """The ``q`` of its copies. No queue has this name."""
+        """The ``q`` that the copies have while they are hidden. No queue has this name."""
         return hidden_queue(self.queue)
 
     @property
@@ -112,7 +112,7 @@ class Handover(NamedTuple):
 
     @property
     def entry(self) -> Document:
-        """The entry in the source's list once the handover is decided."""
+        """The entry for this handover that the decision adds to the list in the source."""
         return {"h": self.token, "ids": self.ids}
 
 
@@ -120,15 +120,15 @@ def hand_over(handover: Handover, match: Filter, update: UpdateDocument) -> Plan
     """Hand over documents from a source that stays in its queue.
 
     Args:
-        handover: the handover. Its queues must have records, and each copy must be storable.
-        match: matches the source while the holder holds the messages to hand over.
-        update: removes these messages from the source.
+        handover: The handover. Its queues must have records, and each copy must be storable.
+        match: Matches the source while the holder holds the messages to hand over.
+        update: Removes these messages from the source.
 
     Returns:
         The result. If this raises Unavailable, call it again with the same token and ids.
 
     Raises:
-        DuplicateKey: other documents have some of the ids, and nothing was decided.
+        DuplicateKey: Other documents have some of the ids, and nothing was decided.
     """
     pushed = {**update.get("$push", {}), HANDED: handover.entry}
     decision = {**update, "$push": pushed}
@@ -142,10 +142,10 @@ def hand_over_whole(
     """End a source, and publish its copies. Concurrent calls of a client share commands.
 
     Args:
-        handover: the handover. Its queues must have records, and each copy must be storable.
-        match: matches the source while the holder holds all of it.
-        kind: the kind of its queue.
-        finishing: the update that finishes it, or None to delete it.
+        handover: The handover. Its queues must have records, and each copy must be storable.
+        match: Matches the source while the holder holds the whole source.
+        kind: The kind of the source's queue.
+        finishing: The update that finishes the source, or None to delete the source.
 
     Returns:
         The result. If this raises Unavailable, call it again with the same token and ids.
@@ -175,21 +175,21 @@ def hand_over_whole(
 
 
 def enter_together(handover: Handover) -> Plan[bool]:
-    """Publish new documents, or none of them. No holder hands them over: the source is new, too.
+    """Publish either all of these new documents or none. No message ends: the source is new, too.
 
-    This inserts an *open* source along with the copies: it is hidden, has the token and lists
-    nothing. To decide is to end it. Any process may delete it before, and then nothing is decided.
+    This inserts a hidden source along with the hidden copies. The update that ends the source
+    decides that the copies are published. If a process deletes the source first, none is published.
 
     Args:
-        handover: the handover, with a new id for the source and a new token. Its queues must have
+        handover: The handover, with a new id for the source and a new token. Its queues must have
             records, and each copy must be storable.
 
     Returns:
         Whether the documents were published. If not, an id is taken, or another process has deleted
-        the source, and nothing of this call will ever be published.
+        the source, and no document of this call will ever be published.
 
     Raises:
-        Unavailable: the outcome is unknown. A second call would insert the source again.
+        Unavailable: The outcome is unknown. A second call would insert the source again.
     """
     now = yield from ServerTime()
     source = {"_id": handover.source, "q": handover.hidden, "when": now, "token": handover.token}
@@ -212,14 +212,14 @@ def enter_together(handover: Handover) -> Plan[bool]:
 
 
 class _Call(NamedTuple):
-    """A handover and how it is decided."""
+    """A handover, and the update of the source that decides it."""
 
     handover: Handover
     match: Filter
     decision: UpdateDocument
 
     def decision_of(self, writer: str) -> UpdateDocument:
-        """Return the update that decides, which names the call that wrote the copies."""
+        """Return the update that decides the handover and names the writer of the copies."""
         pushed = self.decision["$push"]
         return {**self.decision, "$push": {**pushed, HANDED: {**pushed[HANDED], "by": writer}}}
 
@@ -231,13 +231,13 @@ class _Call(NamedTuple):
 
     @property
     def ended_at(self) -> datetime | None:
-        """The time at which the source was to end, or None if it stays."""
+        """The time at which the decision ends the source, or None if the source stays."""
         ended = self.decision.get("$set", {}).get(ENDED)
         return None if ended is None else ended["at"]
 
 
 def _hand_over_for_callers(calls: Sequence[_Call]) -> Plan[Sequence[Result | None]]:
-    """Share the commands of several calls. If that fails, return None for each, to be run alone."""
+    """Run calls with shared commands. If that fails, return None for each, to be run alone."""
     if len(calls) == 1:
         return (yield from _hand_over(calls))
     try:
@@ -324,7 +324,7 @@ def _resolve(handover: Handover, taken: Sequence[Any], writer: str) -> Plan[Resu
 
 
 def _delete_repeated(decided: Document, inserted: Filter, writer: str) -> Plan[None]:
-    """Delete copies that a call inserted after an earlier decision: they were already finished."""
+    """Delete copies that a repeated call inserted again after they had been published."""
     if writer not in [each.get("by") for each in decided[HANDED]]:
         yield from Delete({"_id": inserted, WRITER: writer}, many=True, majority=True)
 
@@ -359,7 +359,7 @@ def _insert_copies(
     Return for each call whether its source may still be held, and the ids that were taken.
 
     A repeated call finds its own copies. Ids derived from the source may also belong to copies of
-    former holders, who died before they decided.
+    former holders that died before the decision.
     """
     places = [(place, copy) for place, copies in enumerate(hidden) for copy in copies]
     taken: dict[int, list[Document]] = {}
@@ -373,7 +373,7 @@ def _insert_copies(
 
 
 def _insert(documents: Sequence[Document]) -> Plan[list[int]]:
-    """Insert documents. Return the places of documents whose ids are taken."""
+    """Insert documents. Return the places of documents whose ids are already in use."""
     failures = yield from Insert([encode(each) for each in documents], majority=True)
     for failure in failures:
         if failure.field != "_id":
@@ -382,23 +382,23 @@ def _insert(documents: Sequence[Document]) -> Plan[list[int]]:
 
 
 def overwrite(documents: Sequence[Document], fence: Filter | None) -> Plan[bool]:
-    """Store documents whose ids are taken, in place of hidden copies that have these ids.
+    """Store documents whose ids are already in use, and replace the hidden copies with these ids.
 
-    A taken id does not show whether an earlier call completed the handover; the fence does. If the
-    fence matches after the stored documents were read, the new documents are undecided, and no
-    former holder can decide its copies any more, even after a fail-over. So hidden copies of any
-    queue may be replaced. Any other document belongs to another message, and stays.
+    An id in use does not show whether an earlier call completed the handover; the fence does. If
+    the fence still matches after the stored documents were read, the handover was not completed.
+    No former holder can then complete its handover, even after a fail-over. Hidden copies may
+    therefore be replaced, whichever queue they are in. Other documents are messages, and stay.
 
     Args:
-        documents: the documents to store.
-        fence: matches the source while the holder holds it, or None if only this process has the
-            documents.
+        documents: The documents to store.
+        fence: A filter that matches the source for as long as the caller holds the source, or None
+            if no other process has the documents.
 
     Returns:
         Whether the fence matched.
 
     Raises:
-        DuplicateKey: other documents have some of the ids. No message has changed.
+        DuplicateKey: Documents other than hidden copies have some of the ids. No message changed.
     """
     for _ in range(_TRIES):
         found = yield from Find({"_id": {"$in": [each["_id"] for each in documents]}})
@@ -416,9 +416,9 @@ def overwrite(documents: Sequence[Document], fence: Filter | None) -> Plan[bool]
 def _overwrite_copies(
     documents: Sequence[Document], stored: Mapping[object, Document]
 ) -> Plan[list[Document]]:
-    """Write documents over the copies that were read. Return the documents to write again.
+    """Replace the copies that were read by documents. Return the documents to write again.
 
-    ``stored`` has the copies, keyed by id. A copy that is missing there was deleted.
+    ``stored`` has the copies, keyed by id. A document without such a copy is inserted.
     """
     present = [each for each in documents if each["_id"] in stored]
     missing = [each for each in documents if each["_id"] not in stored]
@@ -438,7 +438,7 @@ def _replacing(old: Document, new: Document) -> tuple[Filter, UpdateDocument]:
 
 
 def discard(handover: Handover) -> Plan[None]:
-    """Delete undecided copies. Call it only if no other call has the same token and ids."""
+    """Delete the copies of an undecided handover. No other call may have its token and ids."""
     match = {"_id": {"$in": handover.ids}, "q": handover.hidden}
     yield from Delete({**match, TOKEN: handover.token}, many=True, w1=True)
 
@@ -447,7 +447,7 @@ def discard(handover: Handover) -> Plan[None]:
 
 
 def finish(document: Document) -> Plan[None]:
-    """Finish the handovers that a former holder decided. A claim of a source does this first."""
+    """Finish the handovers that a document still lists. A claim of the document does this first."""
     if not document.get(HANDED):
         return
     # A fail-over may undo the state of this document, unless a majority has it.
@@ -459,8 +459,8 @@ def finish(document: Document) -> Plan[None]:
 def finish_decided(source: Document) -> Plan[None]:
     """Publish the copies that a source lists. ``source``: the source as a majority stored it.
 
-    The copies are found by id and token, in any queue, because a copy of another holder may have
-    led here from the hidden documents of another queue.
+    The copies are found by id and token, in the hidden documents of any queue: a copy of another
+    holder, in another queue, may have led the caller to this source.
     """
     if not is_source(source):
         return

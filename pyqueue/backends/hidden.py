@@ -1,6 +1,6 @@
 """Hidden documents: the fields of a handover's copies and sources, and predicates for both.
 
-``handover`` writes these documents. Every module that may read one uses these predicates.
+``handover`` writes these documents. Each module that may read them uses these predicates.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def call_of(copy: Document) -> str | None:
 
 
 def origin_of(copy: Document) -> tuple[str, str, str | None]:
-    """Return where a copy was made: its hidden queue, the token and the label of the call."""
+    """Return where a copy comes from: its hidden queue, its token and the label of its call."""
     return copy["q"], token_of(copy), call_of(copy)
 
 
@@ -62,7 +62,7 @@ def gather_of(copy: Document) -> Document | None:
 
 
 def open_filter(source: Document) -> Filter:
-    """Return the filter that matches a source, as it was read, while it is open."""
+    """Return the filter that matches a source as it was read, until its handover is decided."""
     return {"_id": source["_id"], "q": source["q"], "token": source["token"]}
 
 
@@ -100,7 +100,7 @@ def is_source(document: Mapping[str, Any]) -> bool:
 
 
 def is_open(document: Mapping[str, Any]) -> bool:
-    """Return whether a stored document is an open source, which has decided nothing yet.
+    """Return whether a stored document is a source whose handover has not been decided yet.
 
     ``handover.enter_together`` inserts it for documents that no holder hands over.
     """

@@ -31,7 +31,7 @@ INDEXES: Final[Mapping[str, IndexTerms]] = {
         {"partialFilterExpression": {"claim.g": {"$exists": True}}},
     ),
 }
-#: The index of the messages of gathers, which the first gather creates; see ``gathering``.
+#: The index that finds the messages of a gather. The first gather creates it; see ``gathering``.
 GATHER_INDEXES: Final[Mapping[str, IndexTerms]] = {
     "gathers": (
         [("gather.id", 1), ("_id", 1)],
@@ -60,11 +60,11 @@ def make_indexes(namespace: str, indexes: Mapping[str, IndexTerms] = INDEXES) ->
     """Create the indexes that are missing.
 
     Args:
-        namespace: the name of the collection.
-        indexes: the keys and options of each index, keyed by index name.
+        namespace: The name of the collection.
+        indexes: The keys and options of each index, keyed by index name.
 
     Raises:
-        ConfigurationError: an index is missing and the database user may not create it. The error
+        ConfigurationError: An index is missing and the database user may not create it. The error
             text has the commands for an administrator.
     """
     try:
@@ -86,13 +86,13 @@ def make_indexes(namespace: str, indexes: Mapping[str, IndexTerms] = INDEXES) ->
             commands = "\n".join(shell_command(namespace, name) for name in missing)
             raise ConfigurationError(
                 f"this database user may not create the indexes of namespace {namespace!r}, and "
-                f"{', '.join(missing)} could not be found; grant it createIndex and listIndexes on "
-                f"the collection, or have an administrator run:\n{commands}"
+                f"{', '.join(missing)} could not be found; grant the user createIndex and "
+                f"listIndexes on the collection, or have an administrator run:\n{commands}"
             ) from error
 
 
 def shell_command(namespace: str, name: str) -> str:
-    """Return the command that creates an index, for an administrator."""
+    """Return the mongosh command with which an administrator creates an index."""
     keys, options = all_indexes()[name]
     described = {"name": name, **options}
     return (

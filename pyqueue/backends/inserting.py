@@ -1,4 +1,4 @@
-"""Writing new documents, and finding out why the unique indexes reject some."""
+"""Writing new documents, and finding out why the unique indexes reject some of them."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Written:
     ids: list[Id | None]
     #: The positions of documents whose chosen id belongs to a message that is or was in the queue.
     known: list[int] = field(default_factory=list)
-    #: The positions of documents whose key was taken.
+    #: The positions of documents that were kept out because their key was taken.
     key_taken: list[int] = field(default_factory=list)
     #: The ids that belong to messages that were never in this queue.
     foreign: list[Id] = field(default_factory=list)
-    #: The positions of documents that were kept out by an id that has become free since.
+    #: The positions of documents whose chosen id was taken at first and has become free since.
     free: list[int] = field(default_factory=list)
 
 
@@ -68,7 +68,7 @@ class Entries(NamedTuple):
     session: object = None
 
     def only(self, place: int) -> Entries:
-        """Return one of the documents."""
+        """Return these entries with only the document at this place."""
         one = slice(place, place + 1)
         return self._replace(documents=self.documents[one], encoded=self.encoded[one])
 
@@ -81,10 +81,10 @@ def write(entries: Entries) -> Plan[Written]:
 
 
 def write_new(queue: str, document: Document, encoded: RawBSONDocument) -> Plan[Id | None]:
-    """Insert a document that has a new id and no key, in one command with other callers.
+    """Insert a document with a new id and no key. Concurrent callers share the command.
 
     Returns:
-        Its id, or None if it was not written because another document has the id.
+        The id, or None if the document was not written because another document has the id.
     """
     try:
         failure = yield from _with_callers(queue, document, encoded)
@@ -108,14 +108,14 @@ def _write_several(entries: Entries) -> Plan[Written]:
 
 
 def signal_written(entries: Entries, written: Written) -> Plan[None]:
-    """Wake consumers if a document was written."""
+    """Wake consumers if at least one document was written."""
     if any(id is not None for id in written.ids):
         earliest = min(each["when"] for each in entries.documents)
         yield from Signal(entries.queue, earliest, entries.session)
 
 
 def write_one(entry: Entries) -> Plan[Written]:
-    """Write one document without a key. In a transaction, do not signal."""
+    """Write one document without a key. Inside a transaction, wake no consumers."""
     return (yield from (_insert if entry.session is None else _upsert_each)(entry))
 
 
@@ -125,7 +125,7 @@ def _insert(entries: Entries) -> Plan[Written]:
 
 
 def _insert_or_repeat(entries: Entries) -> Plan[Written]:
-    """Insert documents. Insert a document again if the id that kept it out has become free."""
+    """Insert documents. Retry each document whose id was taken and has become free since."""
     written = yield from _insert_once(entries)
     try:
         for place in written.free:
@@ -185,10 +185,10 @@ def _with_callers(
 
 
 def _judge(entries: Entries, failures: Sequence[WriteFailure], written: Written) -> Plan[None]:
-    """Add to ``written`` why documents were kept out.
+    """Record in ``written`` why each of these documents was kept out.
 
-    The server names only one of two violated indexes. So a document whose id is known in the queue
-    counts as pushed again, even if the server names the index of keys.
+    If a document violates two indexes, the server names only one. So a document whose id the queue
+    knows counts as a repeated push, even if the server names the index on keys.
     """
     refused: list[Id] = [entries.documents[failure.place]["_id"] for failure in failures]
     clashing = [id for id in refused if id in entries.given]
@@ -210,12 +210,12 @@ def _judge(entries: Entries, failures: Sequence[WriteFailure], written: Written)
 
 
 def unknown_outcome(error: Unavailable, documents: Iterable[Document]) -> Unavailable:
-    """Return the error with the ids of the documents that may or may not be stored."""
+    """Return an error with this text and the ids of documents that may or may not be stored."""
     return Unavailable(str(error), ids=[document["_id"] for document in documents])
 
 
 def _insert_each(items: Sequence[Pushed]) -> Plan[list[WriteFailure | None]]:
-    """Insert the documents of several callers. Signal once for each queue."""
+    """Insert the documents of several callers. Wake the consumers of each queue once."""
     answers: list[WriteFailure | None] = [None] * len(items)
     try:
         failures = yield from Insert([document for _, _, document in items])
@@ -240,7 +240,7 @@ def _insert_each(items: Sequence[Pushed]) -> Plan[list[WriteFailure | None]]:
 def ids_of_this_queue(
     queue: str, ids: Sequence[Id], session: object = None
 ) -> Plan[dict[Id, bool]]:
-    """For each stored id, return whether its message is or was in this queue."""
+    """Return, for each id that is stored, whether its message is or was in this queue."""
     found = yield from find_usable({"_id": {"$in": list(ids)}}, {"q": 1, "trail": 1}, session)
     return {each["_id"]: was_in(queue, each) for each in found}
 
@@ -248,7 +248,7 @@ def ids_of_this_queue(
 def was_in(queue: str, document: Document) -> bool:
     """Return whether a stored document is or was in this queue."""
     if MARK in document:
-        return False  # its holder may die before it decides; then the document stands for nothing
+        return False  # a hidden copy, which becomes a message only if its handover completes
     trail = without_fields(document, invalid_fields(document)).get("trail", ())
     passed = {document.get("q"), *(stop["q"] for stop in trail)}
     # A message that is being handed over is as good as finished.
@@ -256,7 +256,7 @@ def was_in(queue: str, document: Document) -> bool:
 
 
 def find_usable(match: Filter, fields: Document, session: object) -> Plan[list[Document]]:
-    """Find documents. Delete abandoned hidden copies instead of returning them."""
+    """Find documents. First delete hidden copies that an interrupted handover left behind."""
     fields = {**fields, "q": 1, "when": 1, MARK: 1}
     found = yield from Find(match, fields, session=session)
     copies = [each for each in found if is_copy(each)]
@@ -266,11 +266,12 @@ def find_usable(match: Filter, fields: Document, session: object) -> Plan[list[D
 
 
 def _delete_abandoned(copy: Document, session: object) -> Plan[None]:
-    """Delete a hidden copy if no holder has decided on it, and no holder can any more.
+    """Delete a hidden copy if its handover is not complete, and no holder can complete it any more.
 
-    An open source has no holder, so it is deleted; the push that inserted it tries again. In other
-    cases, one update at majority ensures this: it finds the source under another token, or it
-    stores a placeholder for a missing source. After that, no fail-over can bring the token back.
+    An open source has no holder, so it is deleted; the push that inserted the source tries again.
+    Otherwise, an update at majority makes sure that no holder can act: the update finds the source
+    under another token, or stores a placeholder if the source is missing. After that, no fail-over
+    can bring the token back.
     """
     token, source, listed = copy[MARK]["token"], copy[MARK].get("source"), f"{HANDED}.h"
     held = {"_id": source, "$or": [{"token": token}, {listed: token}]}
@@ -292,14 +293,14 @@ def _delete_abandoned(copy: Document, session: object) -> Plan[None]:
 
 
 def store_placeholder(match: Filter, session: object) -> Plan[None]:
-    """Store a placeholder that keeps documents with its _id out, unless a document matches.
+    """Store a placeholder that blocks an _id, unless a stored document matches the filter.
 
     Args:
-        match: names an _id, and the conditions that a stored document with it must meet.
-        session: the session of the caller's transaction, or None.
+        match: A filter with the _id, and conditions on the stored document that has the _id.
+        session: The session of the caller's transaction, or None.
 
     Raises:
-        DuplicateKey: a document with this _id is stored, and does not match.
+        DuplicateKey: A stored document has this _id, but does not match.
     """
     now = yield from ServerTime()
     placeholder = {"q": _KEPT_OUT, "processed": now, "expires": now + _KEPT_OUT_FOR}
@@ -335,7 +336,7 @@ def raise_foreign_ids(
 
 
 def _upsert_each(entries: Entries) -> Plan[Written]:
-    """Write documents in a transaction, without errors for duplicate keys, which would abort it."""
+    """Write documents by upserts, because a duplicate key error would abort the transaction."""
     queue, given, session = entries.queue, entries.given, entries.session
     written = Written([])
     for place, document in enumerate(entries.documents):
@@ -355,7 +356,7 @@ def _upsert_each(entries: Entries) -> Plan[Written]:
 
 
 def key_filter(queue: str, document: Document) -> dict[str, object]:
-    """Return the filter that matches the message, live or finished, that has this key."""
+    """Return the filter that matches the message, live or finished, with this document's key."""
     return {"q": queue, "key": document["key"]}
 
 

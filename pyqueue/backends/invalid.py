@@ -63,11 +63,11 @@ class Tally:
 class Misfits:
     """The invalid messages that a consumer claimed and buried.
 
-    A warning is logged for the first, second, fourth, eighth, ... of them, and once a minute.
+    Warnings are logged for the first, second, fourth, eighth, ... message, and once a minute.
 
     Args:
-        count: called for each invalid message.
-        stop: whether the consumer stops when most of its first messages are invalid.
+        count: Called for each invalid message.
+        stop: Whether the consumer stops when most of its first messages are invalid.
     """
 
     def __init__(self, count: Callable[[], object] | None = None, *, stop: bool = False) -> None:
@@ -85,7 +85,7 @@ class Misfits:
     def add(
         self, queue: str, model: str | None, dead_letter: str, id: object, error: str, now: datetime
     ) -> None:
-        """Count a message that was buried, and warn about it."""
+        """Count a buried message, and log a warning if one is due."""
         if self._count is not None:
             self._count()
         self._tally.wrong += 1
@@ -110,7 +110,7 @@ class Misfits:
 def invalid_claimed_fields(document: Document) -> list[str] | None:
     """Return the invalid fields of a claimed document, or None if it was buried before.
 
-    A message that was buried before is delivered even if fields are invalid.
+    A message that was buried before is delivered even if some of its fields are invalid.
     """
     invalid = invalid_fields(document)
     if "processed" in document:  # a finished message cannot be settled
@@ -135,7 +135,7 @@ def _shown(value: object) -> str:
 def decode(
     codec: Codec[Any], document: Document, now: datetime, lease_s: float | None = None
 ) -> Message[Any]:
-    """Return the message of a document.
+    """Return the message that a document stores.
 
     If the document is invalid or does not fit the model, the message has the raw payload, and its
     ``error`` describes the fault.
@@ -155,7 +155,7 @@ def decode(
 
 
 class Graveyard(NamedTuple):
-    """Where messages of a queue are buried."""
+    """A queue, and the dead-letter queue in which its messages are buried."""
 
     queue: str
     kind: Kind
@@ -175,7 +175,7 @@ class Refusal(NamedTuple):
 def bury_claimed(
     graveyard: Graveyard, document: Document, refusal: Refusal, now: datetime
 ) -> Plan[None]:
-    """Bury a message that a claim holds, without its invalid fields."""
+    """Move a claimed message to the dead-letter queue, without its invalid fields."""
     queue, kind, invalid = graveyard.queue, graveyard.kind, refusal.fields
     priority = priority_of(document)
     target = yield from namespace.dead_letter_target(*graveyard, [priority])
@@ -195,7 +195,7 @@ def bury_claimed(
 def bury_unclaimable(
     graveyard: Graveyard, match: Filter, fault: Exception, now: datetime
 ) -> Plan[None]:
-    """Bury a document that cannot be claimed; if the server refuses that, hide it from scans."""
+    """Bury a document that cannot be claimed. If the server refuses, hide it from all claims."""
     queue, kind, dead_letter = graveyard
     target = yield from namespace.dead_letter_target(queue, kind, dead_letter, [None])
     death = {"reason": "invalid", "tries": 0, "error": error_record(fault, now)}
@@ -222,10 +222,10 @@ def bury_unclaimable(
 def bury_refused(
     graveyard: Graveyard, one: Filter, refusal: InvalidMessage, now: datetime
 ) -> Plan[None]:
-    """Bury a message that the server refused to claim, unless it is no longer free.
+    """Bury an invalid message that the server refused to claim, if the message is still free.
 
     Raises:
-        InvalidMessage: the server's refusal, if the message is valid.
+        InvalidMessage: The server's refusal, if the message is valid.
     """
     # A second read could find a message that another consumer held for a moment.
     try:
@@ -240,7 +240,7 @@ def bury_refused(
 
 
 def _fault_of(document: Document) -> Exception | None:
-    """Return the fault of a document that the server did not claim, or None if it has none."""
+    """Return the error of a document that the server refused to claim, or None if it is valid."""
     if invalid := invalid_fields(document):
         return invalid_document_error(document, invalid)
     encode(document)  # raises InvalidMessage if it cannot be stored
@@ -250,7 +250,7 @@ def _fault_of(document: Document) -> Exception | None:
 def _without_invalid(
     update: dict[str, dict[str, Any]], invalid: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return a burial that also removes invalid fields, so that the server accepts it."""
+    """Return the update of a burial without invalid fields, so that the server accepts it."""
     cleaned = {operator: dict(fields) for operator, fields in update.items()}
     if "trail" in invalid:
         cleaned["$set"]["trail"] = cleaned.pop("$push")["trail"]["$each"]  # $push needs an array

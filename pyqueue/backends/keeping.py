@@ -15,13 +15,13 @@ SUCCESS: Final = ("committed", "popped")
 
 
 class Finish(NamedTuple):
-    """How a message finishes. Messages with equal values finish by one update."""
+    """How a message finishes. Messages whose values are equal share one update."""
 
     #: The outcome that the history shows.
     outcome: str
     #: For how many seconds the finished message is kept, or None to delete it.
     kept_s: float | None
-    #: Whether it has a message key.
+    #: Whether the message has a message key.
     keyed: bool
     #: For how many seconds the finished message keeps its key, or None if it does not.
     unique_s: float | None = None
@@ -30,13 +30,13 @@ class Finish(NamedTuple):
 
 
 def finish_of(outcome: str, history_s: float | None, keep: Keep | None, *, keyed: bool) -> Finish:
-    """Return how a message finishes.
+    """Return how a message finishes, as its queue and its producer ask.
 
     Args:
-        outcome: the outcome that the history shows.
-        history_s: how long its queue keeps finished messages, in seconds, or None if it does not.
-        keep: what its producer asked to keep, or None.
-        keyed: whether the message has a message key.
+        outcome: The outcome that the history shows.
+        history_s: For how many seconds the queue keeps finished messages; None without a history.
+        keep: What the producer of the message asked to keep, or None.
+        keyed: Whether the message has a message key.
     """
     stay_s = kept_s(history_s, keep)
     if keep is None or keep.unique is None or not keyed or outcome not in SUCCESS:
@@ -48,7 +48,8 @@ def finish_of(outcome: str, history_s: float | None, keep: Keep | None, *, keyed
 def finishing(kind: Kind, finish: Finish, now: datetime) -> SettlementUpdate:
     """Return the update that finishes a message, or None if the message is deleted.
 
-    A message that is kept for its key only has no payload, and its ``when`` is above the history.
+    If the message is kept for its key only, the update removes the payload, and sets a ``when``
+    after all messages of the history.
     """
     update = kind.finishing(now, finish.outcome, finish.kept_s, keyed=finish.keyed)
     if update is None or finish.unique_s is None:

@@ -1,8 +1,8 @@
 """The protocol of a kind of queue, and the table of the kinds.
 
 A kind decides how messages enter a queue, which of them a claim may take and in which order, and
-how they leave. It has no state: the plans pass the name of the queue. ``standard.Standard`` is the
-kind that a new kind starts from.
+how they leave. A kind has no state: the plans pass the name of the queue. A new kind extends
+``standard.Standard``.
 
 This module imports no other module of this package, so that every plan can look up a kind here.
 """
@@ -38,13 +38,13 @@ class Kind(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that the record of a queue stores."""
+        """The name of the kind, as the record of a queue stores it."""
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """Which of these the kind offers: "history", "dead_letter", "keys", "move", "pop", "claim",
-        "priority", "group", "packs", and the limits "concurrency", "rate" and "per". Plans refuse
-        every feature that is not in the set.
+        """The features that the kind supports, from "history", "dead_letter", "keys", "move",
+        "pop", "claim", "priority", "group" and "packs", and for limits "concurrency", "rate" and
+        "per". Plans refuse every other feature.
         """
 
     @property
@@ -60,7 +60,7 @@ class Kind(Protocol):
 
     @property
     def order(self) -> Sort:
-        """The order of a scan."""
+        """The sort order of a scan."""
 
     @property
     def scans_forward(self) -> bool:
@@ -84,24 +84,23 @@ class Kind(Protocol):
 
     @property
     def place_fields(self) -> tuple[str, ...]:
-        """The fields that hold a message's place among the messages that it waits for. A move may
-        keep them."""
+        """The fields that hold a message's place in its ordered group. A move may keep them."""
 
     def needs(self, shape: Mapping[str, object] | None) -> Mapping[str, IndexTerms]:
         """Return the indexes that this kind needs in addition to the common ones, keyed by name.
 
         Args:
-            shape: the stored options of the queue, or None to return the indexes for all options.
+            shape: The stored options of the queue, or None to return the indexes for all options.
         """
 
     def prepare(self) -> Plan[None]:
         """Write the documents that a namespace needs before its first queue of this kind."""
 
     def levels(self, priorities: Collection[int | None]) -> Sequence[int]:
-        """Return the levels that the record must list before messages with these priorities enter.
+        """Return the priority levels that the queue's record must list before these messages enter.
 
         Args:
-            priorities: the priorities of the messages; None is the default. If there are no
+            priorities: The priorities of these messages; None means the default priority. Without
                 messages, the result is empty.
         """
 
@@ -111,11 +110,11 @@ class Kind(Protocol):
         """Return the fields of a message that enters a queue, by a push or from another queue.
 
         Args:
-            queue: the name of the queue.
-            when: the time from which the message may be claimed.
-            priority: the priority that the message has or gets, or None. A kind without priorities
+            queue: The name of the queue.
+            when: The time from which the message may be claimed.
+            priority: The priority that the message has or gets, or None. A kind without priorities
                 leaves it unchanged.
-            group: the ordered group that the message has or gets, or None.
+            group: The ordered group that the message has or gets, or None.
         """
 
     def claimable(self, queue: str, now: datetime, start: ScanStart | None) -> Filter:
@@ -129,40 +128,40 @@ class Kind(Protocol):
         """Return the queries that find ready messages in the order in which they are claimed."""
 
     def claiming(self, update: UpdateFields) -> UpdateFields:
-        """Return the update of a claim, with the additions of this kind."""
+        """Return the update that claims a message, with the additions of this kind."""
 
     def ended(
         self, queue: str, ended: Sequence[Mapping[str, Any]], session: object = None
     ) -> Plan[None]:
-        """Release the messages that waited for messages whose claims have ended.
+        """Release the messages that waited for these messages, whose claims have ended.
 
-        The plan may run late, twice, or never; if never, the messages wait until a lease ends.
+        The plan may run late, twice, or never. If it never runs, messages wait until a lease ends.
 
         Args:
-            queue: the name of the queue.
-            ended: for each message, its fields among ``group``, ``lock``, ``slot``, ``limited``.
-            session: the session of the caller's transaction, or None.
+            queue: The name of the queue.
+            ended: The stored ``group``, ``lock``, ``slot`` and ``limited`` of each ended message.
+            session: The session of the caller's transaction, or None.
         """
 
     def place_again(self, queue: str) -> Plan[Callable[[datetime], dict[str, Any]] | None]:
         """Return the function that gives a message a new place when it waits for another try.
 
-        The function takes the instant at which the message comes back. The result is None if
-        messages keep their places.
+        The function takes the instant at which the message comes back. Return None if messages
+        keep their places.
         """
 
     def packed_ids(
         self, queue: str, ids: Sequence[Id], session: object = None
     ) -> Plan[tuple[frozenset[Id], list[Id]]]:
-        """Find which chosen ids belong to messages in packs: no unique index rejects these ids.
+        """Find the ids that messages inside packs have. No unique index rejects such ids.
 
         Args:
-            queue: the name of the queue that the messages enter.
-            ids: the chosen ids.
-            session: the session of the caller's transaction, or None.
+            queue: The name of the queue that the messages enter.
+            ids: The ids that the producer chose for the messages.
+            session: The session of the caller's transaction, or None.
 
         Returns:
-            The ids of messages that are or were in the queue, and the ids of other messages.
+            The ids that messages of this queue have or had, and all other ids.
         """
 
     def finishing(
@@ -171,10 +170,10 @@ class Kind(Protocol):
         """Return the update that finishes a message.
 
         Args:
-            now: the current instant.
-            outcome: the outcome that the history shows, such as "popped" or "committed".
-            history_s: how long the history keeps the message, in seconds, or None if it does not.
-            keyed: whether the message has a message key.
+            now: The current instant.
+            outcome: The outcome that the history shows, such as "popped" or "committed".
+            history_s: How long the history keeps the message, in seconds, or None if it does not.
+            keyed: Whether the message has a message key.
 
         Returns:
             The update, or None if the message is deleted instead.
@@ -213,7 +212,7 @@ def lookup(name: object) -> Kind:
     """Return the kind with this name.
 
     Raises:
-        ConfigurationError: no kind has this name.
+        ConfigurationError: No kind has this name.
     """
     kind = _kinds.get(name) if isinstance(name, str) else None
     if kind is None:
@@ -228,13 +227,13 @@ def require(kind: Kind, queue: str, capability: str, argument: str | None = None
     """Refuse a capability that a kind does not support.
 
     Args:
-        kind: the kind of the queue.
-        queue: the name of the queue.
-        capability: the capability that the caller needs.
-        argument: the name by which the caller knows the capability, if that differs.
+        kind: The kind of the queue.
+        queue: The name of the queue.
+        capability: The capability that the caller needs.
+        argument: The name that the error text uses for the capability, if that differs.
 
     Raises:
-        ConfigurationError: the kind does not support the capability.
+        ConfigurationError: The kind does not support the capability.
     """
     if capability not in kind.capabilities:
         name = argument or capability
@@ -248,7 +247,7 @@ def require_target(kind: Kind, queue: str, priority: int | None, group: str | No
     """Refuse an entering message's priority or group if the queue does not support it.
 
     Raises:
-        TargetRefused: the kind does not support the priority or the group.
+        TargetRefused: The kind does not support the priority or the group.
     """
     try:
         if priority is not None:
@@ -263,7 +262,7 @@ def require_limit(kind: Kind, queue: str, limit: Limit) -> None:
     """Refuse a limit that a kind does not support.
 
     Raises:
-        ConfigurationError: the kind does not support a part of the limit.
+        ConfigurationError: The kind does not support a part of the limit.
     """
     for name in ("concurrency", "rate", "per"):
         if getattr(limit, name) is not None:

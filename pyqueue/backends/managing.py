@@ -43,12 +43,12 @@ _LEAST_PURGE_TIMEOUT_S: Final = 0.05
 
 
 def redrive(queue: str, kind: Kind, limit: int | None) -> Plan[int]:
-    """Send dead messages back to the queues that they came from. Return how many.
+    """Send dead messages back to the queues that they came from. Return how many were sent.
 
-    It works in pages, in scan order. Messages without a valid origin are skipped.
+    The queue is read in pages, in scan order. Messages without a valid origin are skipped.
 
     Raises:
-        Unavailable: the server did not answer. The error text has the number of moved messages.
+        Unavailable: The server did not answer. The error text has the number of moved messages.
     """
     if limit is not None:
         arguments.count("limit", limit)
@@ -81,27 +81,27 @@ def redrive(queue: str, kind: Kind, limit: int | None) -> Plan[int]:
 class WayHome(NamedTuple):
     """How a dead message goes back to the queue that it came from."""
 
-    #: The queue that it came from.
+    #: The queue that the message came from.
     home: str
     update: UpdateFields
-    #: The key that the message gets back if it is free there.
+    #: The key that the message gets back if the key is free in that queue.
     key: str | None
 
 
 def way_home(
     queue: str, kind: Kind, document: Document, now: datetime, at: datetime | None = None
 ) -> Plan[WayHome | None]:
-    """Return how a dead message goes back, or None if it does not say where it came from.
+    """Return how a dead message goes back, or None if the message names no valid origin.
 
     Args:
-        queue: the queue that the message is in now.
-        kind: the kind of that queue.
-        document: the dead message.
-        now: the current instant.
-        at: when the message becomes ready again, or None for now.
+        queue: The queue that the message is in now.
+        kind: The kind of that queue.
+        document: The dead message.
+        now: The current instant.
+        at: When the message becomes ready again, or None for now.
 
     Raises:
-        TargetRefused: the message came from a stream.
+        TargetRefused: The message came from a stream.
     """
     if invalid_fields(document):
         return None  # a foreign document does not say where it came from
@@ -136,7 +136,8 @@ def redrive_one(queue: str, kind: Kind, document: Document, now: datetime) -> Pl
 def as_read(queue: str, document: Document, now: datetime) -> dict[str, object]:
     """Return the filter that matches a message as it was read, unless a consumer holds it now.
 
-    It does not compare ``when``: consumers of queues with groups or limits change it all the time.
+    The filter does not require the same ``when``, because consumers often change it in queues with
+    groups or limits.
     """
     # A lapsed lease may have been extended. A finished message keeps its token.
     free = {"$lte": now} if "token" in document else {"$lt": BAND}
@@ -182,15 +183,15 @@ def reprioritize(queue: str, kind: Kind, id: Id, priority: int) -> Plan[bool]:
 
 
 def purge(queue: str, kind: Kind, *, singles: bool = False) -> Plan[int]:
-    """Delete the messages that are ready or scheduled. Return how many.
+    """Delete the messages that are ready or scheduled. Return how many were deleted.
 
-    ``singles``: whether to leave out packs; see ``bucket.managing``.
+    ``singles``: whether to leave out packs, which store several messages; see ``bucket.managing``.
 
-    It works in pages. It passes over messages that an open transaction holds, and tries them again
-    at the end: first one by one, then with one command, up to the time limit of the client.
+    The queue is read in pages. Messages that an open transaction holds are tried again at the end:
+    first one by one, then in one command, which may take up to the time limit of the client.
 
     Raises:
-        Unavailable: the server did not answer, or messages are still held by a transaction. The
+        Unavailable: The server did not answer, or messages are still held by a transaction. The
             error text has the number of deleted messages.
     """
     yield from namespace.check_kind(queue, kind)
@@ -275,7 +276,7 @@ def _delete_each(
 
 
 def replay(queue: str, kind: Kind, ids: Sequence[Id]) -> Plan[int]:
-    """Make finished messages ready again. Return how many."""
+    """Make finished messages ready again. Return how many became ready."""
     require(kind, queue, "history")
     spellings = [arguments.spellings(id) for id in ids]
     yield from namespace.check_kind(queue, kind)
@@ -312,5 +313,5 @@ def pause(queue: str, kind: Kind, options: Options, value: bool) -> Plan[None]:
 
 
 def notify(queue: str) -> Plan[None]:
-    """Wake waiting consumers, and make them scan for old messages, too."""
+    """Wake waiting consumers. Their next scan also finds messages that earlier scans missed."""
     yield from Signal(queue, None)

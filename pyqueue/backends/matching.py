@@ -3,7 +3,7 @@
 ``Where.matches`` decides. ``Where.filter`` only keeps the server from sending messages that surely
 do not match. It may let further messages through, but it never drops a match: the server and
 mongomock compare arrays, nulls, decimals and paths with numbers in ways that differ from each other
-and from here. So the filter leaves a condition out, or weakens it, where the results could differ.
+and from this module. Where results could differ, the filter weakens or omits the condition.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class Where(NamedTuple):
     clauses: tuple[Clause, ...]
 
     def matches(self, document: Mapping[str, Any]) -> bool:
-        """Return whether a stored message, or a part of a pack in that form, is selected."""
+        """Return whether the conditions select a message, given in its stored form."""
         return all(each.matches(document) for each in self.clauses)
 
     def filter(self) -> list[Filter]:
-        """Return filters that match every message that is selected, and perhaps more."""
+        """Return filters for the server that match every selected message, and perhaps more."""
         return [found for each in self.clauses if (found := each.filter())]
 
 
@@ -179,14 +179,14 @@ def _ordered(field: str, operator: str, wanted: object) -> Filter:
 
 
 def _family(value: object) -> type:
-    """Return a type that stands for the types whose values are compared with each other."""
+    """Return a type that is the same for all values that can be compared with each other."""
     if isinstance(value, (int, float, Decimal128)) and not isinstance(value, bool):
         return float
     return type(value)
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that can be compared with other values of its family."""
+    """Return a value that can be compared with other values of the same ``_family``."""
     if not isinstance(value, Decimal128):
         return value
     number = value.to_decimal()
@@ -194,7 +194,7 @@ def _plain(value: Any) -> Any:
 
 
 def _equal(value: Any, wanted: Any) -> bool:
-    """Return whether two stored values are equal. The order of names in a document is ignored."""
+    """Return whether two stored values are equal. The order of fields in a document is ignored."""
     if _family(value) is not _family(wanted):
         return False
     if isinstance(wanted, dict):
@@ -243,7 +243,7 @@ def conditions(where: object, also: Collection[str] = ()) -> Where:
 
     Args:
         where: The argument of the call.
-        also: Further paths. The documents that are matched must have these fields.
+        also: Further paths that ``where`` may name, for documents that have these fields.
 
     Raises:
         ConfigurationError: ``where`` is not a mapping, a path is unknown, or a value is invalid.
@@ -277,7 +277,7 @@ def _clause(name: str, value: object) -> Clause:
         wanted = _in_stored_form(name, given.value)
     if given.name in _ORDERS and _family(wanted) not in (float, str, datetime):
         raise ConfigurationError(
-            f"where: {given.name} for {name} compares numbers, strs and instants, found "
+            f"where: {given.name} for {name} compares numbers, strs and instants, not "
             f"{type(given.value).__name__}"
         )
     return Clause(name, Condition(given.name, wanted))
@@ -295,8 +295,8 @@ def _checked(path: object, also: Collection[str]) -> str:
     if root in _OPEN:
         if not all(names) or "\0" in path or not is_unicode(path):
             raise ConfigurationError(
-                f"where: invalid path {shown(path)}; write Unicode names without NUL, with one dot "
-                "between two names"
+                f"where: invalid path {shown(path)}; use Unicode names without NUL, separated "
+                "by single dots"
             )
         return path
     if path in _KNOWN or path in also:
@@ -331,8 +331,8 @@ def _in_stored_form(path: str, value: object) -> object:
         data = bson.encode({"": plain}, codec_options=OPTIONS)
     if data is None:
         raise ConfigurationError(
-            f"where: BSON cannot store the {type(value).__name__} for {path}, so no message has "
-            "it; pass the value in its stored form"
+            f"where: BSON cannot store the {type(value).__name__} for {path}, so no message can "
+            "have this value; pass the value in its stored form"
         )
     if naive:
         raise ConfigurationError(

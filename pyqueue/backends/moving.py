@@ -43,7 +43,7 @@ def dump(codec: Codec[Any], payload: Any) -> Any:
     """Return the stored value of a payload.
 
     Raises:
-        InvalidMessage: the payload does not fit the model, or cannot be stored.
+        InvalidMessage: The payload does not fit the model, or cannot be stored.
     """
     value = codec.dump(payload)
     encode({"payload": value})
@@ -93,7 +93,7 @@ def move(
 def move_documents(
     terms: QueueTerms, pairs: Sequence[tuple[Reservation[Any], Any]], move: Move, session: object
 ) -> Plan[None]:
-    """Move messages that have their own documents. Moves without other changes share commands."""
+    """Move messages that are separate documents. Moves that change nothing else share commands."""
     same: Hashable = ("move", id(move))
     alike = _stayed_alike([held for held, _ in pairs])
     settlements = []
@@ -108,7 +108,7 @@ def move_documents(
 
 
 def stay_of(message: Message[Any]) -> dict[str, Any]:
-    """Return what the trail notes about a stay in a queue: its tries, and its last wait."""
+    """Return what a message's trail notes about a stay in a queue: the tries and the last wait."""
     if not isinstance(message, Reservation):
         return {"tries": message.tries}  # it is not known when it was last claimed
     waited_s = max(0.0, (message.reserved - message.when).total_seconds())
@@ -118,14 +118,14 @@ def stay_of(message: Message[Any]) -> dict[str, Any]:
 def _stayed_alike(held: Sequence[Reservation[Any]]) -> bool:
     """Return whether the trails of all messages get equal entries.
 
-    If not, each message gets its own update, all in one bulk write. Small groups of equal
-    entries would each need a command.
+    If not, each message gets its own update, and one bulk write sends all updates. To update
+    messages with equal entries together would take a command for each group.
     """
     return len({tuple(stay_of(each).values()) for each in held}) == 1
 
 
 def stored_payload(codec: Codec[Any], payload: Any) -> Any:
-    """Return the stored value of a payload, or UNCHANGED if that is the payload."""
+    """Return the stored value of a payload, or UNCHANGED if the payload is UNCHANGED."""
     return payload if payload is UNCHANGED else dump(codec, payload)
 
 
@@ -141,7 +141,8 @@ def check_key(key: str | None, held: Sequence[object]) -> None:
         return
     if len(held) > 1:
         raise ConfigurationError(
-            "key: a key belongs to one message; to set it, move one reservation at a time"
+            "key: cannot be set for several messages, because a key belongs to one message; move "
+            "one reservation at a time"
         )
     arguments.key(key)
 
@@ -154,7 +155,7 @@ def refuse_taken(target: Target, key: str | None, session: object) -> Plan[None]
 
 
 def _check_place(to: Target | str, priority: int | None, group: str | None) -> None:
-    """Refuse a priority or a group that is not allowed, or that the target cannot have."""
+    """Refuse a priority or a group that is not allowed, or that the target does not support."""
     if priority is not None:
         arguments.priority(priority)
     if group is not None:
@@ -169,7 +170,7 @@ def ready_target(
     priority: int | None,
     group: str | None,
 ) -> Plan[Target]:
-    """Return the target of a move, whose record then exists and lists the new priorities."""
+    """Return the target of a move, after making sure that its record lists the priorities."""
     if isinstance(to, str) and (priority is not None or group is not None):
         name = (yield from namespace.kind_of(to)) or "standard"
         require_target(namespace.target_kind(to, name), to, priority, group)
@@ -198,11 +199,11 @@ def move_update(
     """Return the update that moves one message.
 
     Args:
-        terms: the queue that the message leaves.
-        message: the message to move.
-        value: the stored value of its new payload, or UNCHANGED.
-        move: the target, and what changes on the way there.
-        now: the current instant.
+        terms: The queue that the message leaves.
+        message: The message to move.
+        value: The stored value of its new payload, or UNCHANGED.
+        move: The target, and what changes on the way there.
+        now: The current instant.
     """
     kind = terms.kind
     # The message keeps its place among the messages of its group that move the same way.
@@ -240,7 +241,7 @@ def _entering(message: Message[Any], value: Any, move: Move, now: datetime) -> d
 def moves(
     terms: QueueTerms, target: Target, pairs: Sequence[tuple[Reservation[Any], NewMessage]]
 ) -> list[Plan[Outcomes]]:
-    """Return plans that together move messages, each by its form; see ``Form.moves``."""
+    """Return plans that together move messages, each as its form requires; see ``Form.moves``."""
     new = {id(held): row for held, row in pairs}
     return [
         plan
@@ -283,14 +284,14 @@ def move_each(
 
 
 def _edits(update: Mapping[str, Any] | None) -> dict[str, dict[str, Any]]:
-    """Return the caller's update operators, applied to the payload."""
+    """Return the caller's update operators, with each field as a field of the payload."""
     if update is None:
         return {}
     if not isinstance(update, Mapping) or not all(
         isinstance(fields, Mapping) for fields in update.values()
     ):
         operators = ", ".join(OPERATORS)
-        raise ConfigurationError(f"update: expected some of {operators}, each with fields")
+        raise ConfigurationError(f"update: expected operators, each with fields; use {operators}")
     edits: dict[str, dict[str, Any]] = {}
     for operator, fields in update.items():
         arguments.one_of("update", operator, OPERATORS)

@@ -1,8 +1,8 @@
 """The record of each queue.
 
 The record of a queue is a document in the same collection. It lists the queue and stores its pause
-flag. Its kind and version let a later release add kinds that this release refuses instead of
-misreading.
+flag. It also has a kind and a version. So a later release can add kinds, and this release refuses
+such queues instead of misreading them.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class QueueRecord(NamedTuple):
 
     kind: str
     shape: Mapping[str, object]
-    #: The levels of a queue with priorities that are in use.
+    #: The priority levels that are in use, if the queue has priorities.
     levels: frozenset[int] = frozenset()
-    #: Whether no program has named the kind.
+    #: Whether no program has named the kind yet.
     open: bool = False
     #: Whether a client may remember the record: it exists, and the queue was not deleted.
     live: bool = True
@@ -91,20 +91,20 @@ def read_or_create_record(
     agreed: bool = False,
     by: str = "",
 ) -> Plan[QueueRecord]:
-    """Return the content of the record of a queue; create the record if it is missing.
+    """Return the content of a queue's record; create the record if it is missing.
 
     If the request names a kind or shape options that no program has named, the record gets them.
 
     Args:
-        request: the request. Its levels are listed in the record before any message has them.
-        shown: the options that the record shows to people, or None to keep the stored options.
-        compare: whether to warn if the record shows other options, and to replace them.
-        agreed: whether the record agreed with the shape before. If so, later changes are accepted.
-        by: the label of this process.
+        request: The queue, its kind and shared options, and the levels to list in the record.
+        shown: The options that the record shows to people, or None to keep the stored options.
+        compare: Whether to warn if the record shows other options, and to replace them.
+        agreed: Whether the record agreed with the request before. If so, its changes are accepted.
+        by: The label of this process.
 
     Raises:
-        ConfigurationError: this release does not know the kind, or a shared option differs.
-        Unavailable: other programs keep changing the record.
+        ConfigurationError: This release does not know the kind, or a shared option differs.
+        Unavailable: Other programs keep changing the record.
     """
     queue, match = request.queue, {"_id": record_id(request.queue)}
     for _ in range(MAX_RACES):
@@ -214,13 +214,13 @@ def readable_kind(queue: str, record: Document | Mapping[str, object]) -> str:
     """Return the kind of a queue, from its record.
 
     Raises:
-        ConfigurationError: this release does not know the kind, or the version of the record.
+        ConfigurationError: This release does not know the kind, or the version of the record.
     """
     kind, version = record.get("kind"), record.get("v")
     if not isinstance(kind, str) or not isinstance(version, int) or version > LATEST_VERSION:
         raise ConfigurationError(
             f"queue {queue!r} is of kind {kind!r}, version {version!r}, which the installed "
-            "pyqueue-mongo does not support; upgrade it"
+            "pyqueue-mongo does not support; upgrade pyqueue-mongo"
         )
     return kind
 
@@ -228,7 +228,7 @@ def readable_kind(queue: str, record: Document | Mapping[str, object]) -> str:
 def _counts_as_missing(queue: str, record: Mapping[str, Any]) -> Plan[bool]:
     """Return whether a record counts as missing, because its queue was deleted a while ago.
 
-    The record of a stream counts until the server removes it, since its positions continue.
+    The record of a stream counts as present until the server removes it, since positions continue.
     """
     deleted = record.get("deleted")
     if not isinstance(deleted, datetime) or record.get("kind") == STREAM:
@@ -244,9 +244,9 @@ def revive_record(queue: str, record: Mapping[str, Any], by: str | None = None) 
     """Make the record of a deleted queue live again.
 
     Args:
-        queue: the name of the queue.
-        record: its record, including its levels.
-        by: the label of the process that uses the queue, or None if the deletion was called off.
+        queue: The name of the queue.
+        record: Its record, including its levels.
+        by: The label of the process that uses the queue, or None if the deletion was called off.
     """
     match = {"_id": record_id(queue), "deleted": {"$exists": True}}
     put: dict[str, object] = {"q": queue}  # the deletion changed it
@@ -265,7 +265,7 @@ def ensure(
     """Create the record of a queue if it is missing; see ``ensuring`` for the arguments.
 
     Raises:
-        ConfigurationError: the queue is of another kind.
+        ConfigurationError: The queue is of another kind.
     """
     return ensured(ensuring(queue, kind, options, priorities), kind)
 
@@ -274,7 +274,7 @@ def ensured(request: EnsureQueue, kind: Kind) -> Plan[None]:
     """Carry out a request that ``ensuring`` has returned.
 
     Raises:
-        ConfigurationError: the queue is not of this kind.
+        ConfigurationError: The queue is not of this kind.
     """
     stored: str = yield request
     if stored != kind.name:
@@ -292,12 +292,12 @@ def ensuring(
     """Return the request to create the record of a queue if it is missing.
 
     Args:
-        queue: the name of the queue.
-        kind: its kind.
-        options: the options of the Queue object, or None if there is no object.
-        priorities: the priorities of the messages that enter, for a kind with priorities; None is
-            the default.
-        receives: whether the caller receives, which names the kind even if the object does not.
+        queue: The name of the queue.
+        kind: Its kind.
+        options: The options of the Queue object, or None if there is no object.
+        priorities: The priorities of the messages that enter, for a kind with priorities; None
+            means the default priority.
+        receives: Whether the caller receives messages, which counts as naming the kind.
     """
     name = kind.name
     levels = kind.levels(priorities)
@@ -309,10 +309,10 @@ def ensuring(
 
 
 def check_kind(queue: str, kind: Kind) -> Plan[None]:
-    """Refuse a queue of another kind. Create no record.
+    """Refuse a queue of another kind. This creates no record.
 
     Raises:
-        ConfigurationError: the queue is of another kind.
+        ConfigurationError: The queue is of another kind.
     """
     stored = yield from kind_of(queue)
     if stored is not None and stored != kind.name:
@@ -323,7 +323,7 @@ def check_kind(queue: str, kind: Kind) -> Plan[None]:
 
 
 def wrong_kind(queue: str, kind: Kind, stored: str) -> Plan[ConfigurationError]:
-    """Return the error for a use of a queue as a kind other than its stored kind."""
+    """Return the error for using a queue as another kind than the one in its record."""
     if stored == STREAM:
         return ConfigurationError(
             f"name: {queue!r} is a stream; open it with client.stream(), or use another name for "
@@ -347,7 +347,7 @@ def kind_of(queue: str) -> Plan[str | None]:
     """Return the kind of a queue, or None if it has no record.
 
     Raises:
-        ConfigurationError: this release does not know the kind.
+        ConfigurationError: This release does not know the kind.
     """
     found = yield from Find({"_id": record_id(queue)}, {"kind": 1, "v": 1, "deleted": 1}, limit=1)
     if not found or (yield from _counts_as_missing(queue, found[0])):
@@ -362,8 +362,8 @@ def target(queue: str, priorities: Collection[int | None] = ()) -> Plan[Target]:
     priorities of the messages that enter it.
 
     Raises:
-        ConfigurationError: this release does not know its kind.
-        TargetRefused: the queue is a stream.
+        ConfigurationError: This release does not know its kind.
+        TargetRefused: The queue is a stream.
     """
     kind = target_kind(queue, (yield from EnsureQueue(queue, GUESSED_KIND, guessed=True)))
     if kind.levels(priorities):
@@ -381,12 +381,12 @@ def target_kind(queue: str, name: str, argument: str = "to") -> Kind:
     if name == STREAM:
         raise TargetRefused(
             f"{argument}: {queue!r} is a stream, and messages cannot move there; append the "
-            "payload to it, or name a queue"
+            "payload to the stream, or name a queue"
         )
     if name not in kinds.known():
         raise ConfigurationError(
             f"{argument}: queue {queue!r} is of kind {name!r}, which the installed pyqueue-mongo "
-            "does not support; upgrade it"
+            "does not support; upgrade pyqueue-mongo"
         )
     return kinds.lookup(name)
 
@@ -399,7 +399,7 @@ def dead_letter_target(
     ``priorities``: the priorities of the messages to bury.
 
     Raises:
-        ConfigurationError: the kind of the queue offers no dead-letter queue.
+        ConfigurationError: The kind of the queue offers no dead-letter queue.
     """
     kinds.require(kind, queue, "dead_letter")
     return (yield from target(dead_letter, priorities))
@@ -412,10 +412,10 @@ def flags(queue: str) -> Plan[Document]:
 
 
 def followed(queue: str, kind: Kind, options: Options, by: str) -> Plan[Document]:
-    """Return the flags of a queue for a consumer; a queue that was deleted becomes live again.
+    """Return the flags of a queue for a consumer. If the queue was deleted, make it live again.
 
     Raises:
-        ConfigurationError: the queue was deleted, and created again with another kind.
+        ConfigurationError: The queue was deleted, and created again with another kind.
     """
     record = yield from flags(queue)
     if not record:
@@ -431,7 +431,7 @@ def followed(queue: str, kind: Kind, options: Options, by: str) -> Plan[Document
 
 
 def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:
-    """Pause or resume a queue. A record that was just deleted is created again."""
+    """Pause or resume a queue. If its record is missing or marked as deleted, restore it."""
     now = yield from ServerTime()
     record = _new_record(queue, now, kind, {})
     put = {"paused": value, "q": record.pop("q")}  # a record that was deleted has another ``q``
@@ -440,5 +440,5 @@ def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:
 
 
 def ping() -> Plan[None]:
-    """Reach the server. The driver reads the clock and creates the indexes on the way."""
+    """Check that the server answers. The driver also creates the indexes that are missing."""
     yield from ServerTime()

@@ -2,11 +2,11 @@
 
 A message that is moved to a queue by name, or buried, or pushed by an object without a kind,
 creates the record of a new queue. Such a record is ``open``: it counts as a standard queue, and the
-first program that names a kind gives it that kind. The messages in the queue by then are ordinary
-messages in every kind.
+first program that names a kind gives it that kind. The messages that are already in the queue are
+valid in every kind.
 
 Nothing is claimed from an open queue, since a program that receives names the kind. So no claim can
-mistake a pack for a message.
+mistake a pack, which stores several messages, for a message.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def name_kind(queue: str, record: Mapping[str, Any], kind: Kind) -> Plan[None]:
     """Give an open queue its kind, unless another program changes its record first.
 
     Args:
-        queue: the name of the queue.
-        record: its record, as read.
-        kind: the kind that the program names.
+        queue: The name of the queue.
+        record: Its record, as read.
+        kind: The kind that the program names.
 
     Raises:
-        ConfigurationError: the queue has a limit that the kind does not support.
+        ConfigurationError: The queue has a limit that the kind does not support.
     """
     shape = record.get("shape")
     if (limit := limit_or_none(queue, shape)) is not None:
@@ -58,7 +58,7 @@ def name_kind(queue: str, record: Mapping[str, Any], kind: Kind) -> Plan[None]:
 
 
 def put_level_records(queue: str, levels: Sequence[int]) -> Plan[None]:
-    """Create the records of these levels, if they are missing; see ``levels``."""
+    """Create the records of these priority levels, if they are missing; see ``levels``."""
     now = yield from ServerTime()
     for each in levels:
         record = {"q": queue, "priority": each, "when": now, "record": True}

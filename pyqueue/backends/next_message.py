@@ -37,18 +37,18 @@ def next_message(
     """Commit the last message of a loop, and receive the next one.
 
     Args:
-        receive: receives up to one message.
-        commit: commits the last message, or None if there is none or it was settled.
-        release: returns the plan that gives messages back unprocessed.
-        commit_first: whether the claim may find more messages once the last one is committed.
-        until: the end of the lease of the last message. After it, the claim could take that
-            message, so the commit goes first, too.
+        receive: Receives up to one message.
+        commit: Commits the last message; None if there is no such message, or it is settled.
+        release: Returns the plan that gives messages back unprocessed.
+        commit_first: Whether the claim may find more messages once the last one is committed.
+        until: The end of the lease of the last message. After that instant, the claim could take
+            that message again, so the commit goes first.
 
     Returns:
         The result of ``receive``.
 
     Raises:
-        QueueError: the error of the commit, or else of the receive. The caller holds nothing.
+        QueueError: The error of the commit, or else of the receive. The caller holds no message.
     """
     if commit is None:
         return (yield from receive)
@@ -111,10 +111,10 @@ def _give_back(claimed: list[H], release: Callable[[list[H]], Plan[None]]) -> Pl
 
 
 def to_the_end(plan: Plan[None]) -> Plan[None]:
-    """Run a plan that settles messages to its end, even if the caller is cancelled.
+    """Run a plan that settles messages until it is complete, even if the caller is cancelled.
 
-    Hooks are told in the caller's task. If the caller is gone, they are told where the plan runs,
-    and its error is logged.
+    Hooks are called in the caller's task. If the caller is gone, they are called where the plan
+    runs, and an error of the plan is logged.
     """
     settlement = _Settlement(plan)
     try:
@@ -154,7 +154,7 @@ class _Settlement:
         yield from kept
 
     def leave(self) -> Plan[None]:
-        """Note that the caller is gone."""
+        """Note that the caller is gone, and pass the reports so far on to hooks."""
         self._left = True
         return self.tell()
 

@@ -76,7 +76,7 @@ class NewMessage(NamedTuple):
     payload: Any
     headers: Mapping[str, Any] | None = None
     key: str | None = None
-    #: When it becomes ready, as in ``Queue.push``: either of the two, or neither.
+    #: When the message becomes ready, as in ``Queue.push``; at most one of the two is set.
     delay: float | timedelta | None = None
     at: datetime | None = None
     #: The queue that the message is for, if a write covers several queues.
@@ -89,6 +89,6 @@ class NewMessage(NamedTuple):
 
 @dataclass(slots=True)
 class QueueShape(Request[Mapping[str, object]]):
-    """The options on which all users of a queue agree, as last read, or {} if not known."""
+    """A request for the options on which all users of a queue agree, as last read, or {}."""
 
     queue: str

@@ -27,7 +27,7 @@ class Output(NamedTuple):
     #: Merged into the headers of the finished message.
     headers: Mapping[str, Any] | None = None
     key: str | None = None
-    #: Seconds until it can be received, or else the instant.
+    #: When the message becomes ready: a delay in seconds, or an instant.
     delay: float | timedelta | None = None
     at: datetime | None = None
 
@@ -35,9 +35,9 @@ class Output(NamedTuple):
         """Return the content of the new message.
 
         Args:
-            held: the finished message.
-            value: the stored payload.
-            gather: the gather that the output belongs to, or None.
+            held: The finished message.
+            value: The stored payload.
+            gather: The gather that the output belongs to, or None.
         """
         headers = {**(arguments.headers(held.headers) or {}), **(self.headers or {})}
         return Content(
@@ -67,14 +67,14 @@ def documents(
     values: Sequence[Any],
     now: datetime,
 ) -> list[Document]:
-    """Return the documents of the outputs of a message.
+    """Return the documents that store the outputs of a message.
 
     Args:
-        held: the finished message. Without ``then``, its outputs belong to its gather.
-        outputs: its outputs.
-        then: the message that waits until all outputs have ended, or None.
-        values: the stored payloads of the outputs, and of ``then``.
-        now: the current instant.
+        held: The finished message. Without ``then``, the outputs belong to its gather.
+        outputs: The messages that the finished message leaves behind.
+        then: The message that waits until all outputs have ended, or None.
+        values: The stored payloads of the outputs, and of ``then``.
+        now: The current instant.
     """
     gather = held.gather if then is None else Gather(then.output.id, then.dead)
     copies: list[Document] = []

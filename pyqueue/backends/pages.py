@@ -12,7 +12,7 @@ from pyqueue.requests import Document
 
 
 def page_end(page: Sequence[Document]) -> ScanStart | None:
-    """Return where the scan continues after a page, or None if it has only foreign documents."""
+    """Return where the scan continues after a page, or None if the page has no pyqueue message."""
     for document in reversed(page):
         when, id = document["when"], document["_id"]
         if isinstance(when, datetime) and isinstance(id, (ObjectId, str)):

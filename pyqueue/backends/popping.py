@@ -50,7 +50,7 @@ from pyqueue.requests import (
 def _pop_for_callers(
     how: Reception, state: ScanState, limits: list[Limits]
 ) -> Plan[list[list[Claimed]]]:
-    """Pop once for several callers, including late callers; split the result."""
+    """Pop once for several callers, including callers that join late. Split the result."""
     shares: list[list[Claimed]] = [[]]
     if how.bare and wanted_by(limits) == 1 and not is_stopped(how, ()):
         now = yield from ServerTime()
@@ -100,7 +100,7 @@ def _put_back(how: Reception, scan: Scan, document: Document) -> Plan[list[Claim
 def finish_popped(
     terms: ClaimTerms, claimed: list[Document], now: datetime
 ) -> Plan[set[tuple[Hashable, str]]]:
-    """Finish popped messages before a caller gets any of them.
+    """Finish popped messages before they are returned to a caller.
 
     Return the id and token of each message that this call did not finish.
     """
@@ -139,13 +139,13 @@ def _delete_alike(ids: Sequence[Id], token: str, until: datetime) -> Plan[set[Ha
     """Delete the messages of one claim. Return the ids of messages that the claim no longer holds.
 
     The filter has the token, because a pop may claim a message again after its first claim lapsed.
-    One command deletes all of them, but only in the first half of the lease. Once the lease has
-    ended, another process may delete some of them, and the number of deletions does not tell which.
+    One command deletes all messages, but only in the first half of the lease. After the lease,
+    another process may delete some messages, and the number of deletions does not tell which.
 
     Args:
-        ids: the ids of the messages.
-        token: the token of the claim.
-        until: when half of the lease is over. The server compares it with its clock.
+        ids: The ids of the messages.
+        token: The token of the claim.
+        until: When half of the lease is over. The server compares it with its clock.
     """
     if len(ids) > 1:
         every = {"_id": {"$in": ids}, "token": token, **transitions.in_time(until)}
@@ -163,14 +163,14 @@ def _delete_alike(ids: Sequence[Id], token: str, until: datetime) -> Plan[set[Ha
 
 
 def _replaced(ids: Sequence[Id], done: int) -> Plan[set[Hashable]]:
-    """Return the ids of messages that another writer replaced before the other ones were deleted.
+    """Return the ids of the messages that were not deleted, because another writer replaced them.
 
     Args:
-        ids: the ids of the messages that were to be deleted.
-        done: how many of them were deleted. The other messages were no longer held.
+        ids: The ids of the messages that were to be deleted.
+        done: How many of these were deleted. The claim no longer held the other messages.
 
     Raises:
-        Unavailable: another process deleted some of them, and it is unknown which.
+        Unavailable: Another process deleted some of them, and it is unknown which.
     """
     present = yield from Find({"_id": {"$in": ids}}, {"_id": 1})
     there = {hashable_id(each["_id"]) for each in present}
@@ -183,7 +183,7 @@ def _replaced(ids: Sequence[Id], done: int) -> Plan[set[Hashable]]:
 
 
 def _keep_alike(ids: Sequence[Id], token: str, update: Mapping[str, Any]) -> Plan[set[Hashable]]:
-    """Move the messages of one claim to the history. Return the ids that the claim has lost."""
+    """Move the messages of one claim to the history. Return the ids that it no longer holds."""
     change = yield from Update({"_id": {"$in": ids}, "token": token}, update, many=True)
     if change.matched == len(ids):
         return set()
@@ -200,8 +200,8 @@ def insert_again(
     """Insert deleted documents again, without keys that were taken in the meantime.
 
     Args:
-        documents: the documents, deleted by this process, so that no other process can settle them.
-        elsewhere: makes the document to store instead if the id belongs to a message of another
+        documents: The documents, deleted by this process, so that no other process can settle them.
+        elsewhere: Makes the document to store instead if the id belongs to a message of another
             queue.
     """
     while documents:
@@ -220,7 +220,7 @@ def insert_again(
 def _insert_over(
     document: Document, elsewhere: Callable[[Document], Document]
 ) -> Plan[list[Document]]:
-    """Insert a document whose id is taken. Return the documents that are left to insert."""
+    """Insert a document in place of a hidden copy with its id. Return what is left to insert."""
     try:
         yield from overwrite([document], None)
     except DuplicateKey as clash:

@@ -1,4 +1,4 @@
-"""Publish the copies of a decided handover, so that they become messages, or records of gathers.
+"""Publish the hidden copies of a committed handover: they become messages, or records of gathers.
 
 Any process may do this, any number of times; see ``handover``.
 """
@@ -38,7 +38,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def publish(copies: Sequence[Document]) -> Plan[int]:
-    """Publish decided copies. Return how many were still hidden.
+    """Publish the hidden copies of committed handovers. Return how many were still hidden.
 
     The record of a gather is published after the messages that it waits for.
     """
@@ -59,7 +59,7 @@ def publish(copies: Sequence[Document]) -> Plan[int]:
 
 
 def _enter(copies: Sequence[Document], now: datetime) -> Plan[int]:
-    """Let copies enter their queues. Return how many were still hidden."""
+    """Move hidden copies into their queues. Return how many were still hidden."""
     # A copy gets its key only now, and only if the key is free in its queue.
     keyed = [each for each in copies if "key" in each[MARK]]
     rest = [each for each in copies if "key" not in each[MARK]]
@@ -76,13 +76,13 @@ def _enter(copies: Sequence[Document], now: datetime) -> Plan[int]:
 
 
 def _alike(copy: Document) -> tuple[str, Any, Any]:
-    """Return a value that is equal for copies that enter by the same update."""
+    """Return a value that is equal for copies that one update can move into their queue."""
     gather = gather_of(copy) or {}
     return target_of(copy), gather.get("id"), gather.get("dead")
 
 
 def _entering(copy: Document, now: datetime) -> Mapping[str, Mapping[str, Any]]:
-    """Return the update by which a copy enters its queue."""
+    """Return the update that moves a hidden copy into its queue."""
     put: dict[str, Any] = {"q": target_of(copy)}
     if (gather := gather_of(copy)) is not None:
         put["gather"] = gather
@@ -93,10 +93,10 @@ def _entering(copy: Document, now: datetime) -> Mapping[str, Mapping[str, Any]]:
 def update_each(
     pairs: Sequence[tuple[Filter, UpdateDocument]], *, many: bool = False, half_time: bool = False
 ) -> Plan[int]:
-    """Apply pairs of a filter and an update, at majority. Return how many documents matched.
+    """Apply each update with majority write concern. Return how many documents matched.
 
     Raises:
-        QueueError: the server refused one of the updates.
+        QueueError: The server refused one of the updates.
     """
     if not pairs:
         return 0
@@ -107,7 +107,7 @@ def update_each(
 
 
 def _any_of(copies: Sequence[Document]) -> Filter:
-    """Return the filter that matches any of these hidden copies."""
+    """Return the filter that matches all of these hidden copies."""
     some = [
         {"q": q, TOKEN: token, CALL: call, "_id": {"$in": [each["_id"] for each in same]}}
         for (q, token, call), same in grouped(origin_of, copies)

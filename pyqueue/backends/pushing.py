@@ -3,7 +3,7 @@
 A push without a message key or an id is a plain insert. Concurrent single pushes are coalesced into
 one insert; pushes with a key or an id are not, because a transaction may hold the key or the id. A
 unique index keeps out a second message with the same key. A push that is repeated with the same id
-is the same message.
+adds no second message.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def push_one(
 
 
 class Checked(NamedTuple):
-    """The checked content of a push: the payloads as they are stored, and the options of each."""
+    """The checked content of a push: the stored payloads, and the options of each message."""
 
     values: list[Any]
     headers: list[Mapping[str, Any] | None]
@@ -128,7 +128,7 @@ class Checked(NamedTuple):
         return options
 
     def only(self, places: Sequence[int]) -> Checked:
-        """Return the content at these places."""
+        """Return only the content of the messages at these places."""
         chosen: Any = ([values[place] for place in places] for values in self)
         return Checked(*chosen)
 
@@ -215,15 +215,15 @@ def enter(kind: Kind, entries: Entries, on_duplicate: str) -> Plan[list[Id | Non
     """Write documents into a queue.
 
     Args:
-        kind: the kind of the queue.
-        entries: the documents, and the queue that they enter.
-        on_duplicate: the action if a key is taken: "ignore", "replace" or "error".
+        kind: The kind of the queue.
+        entries: The documents, and the queue that they enter.
+        on_duplicate: The action if a key is taken: "ignore", "replace" or "error".
 
     Returns:
         Their ids, with None for each document that a taken key kept out.
 
     Raises:
-        DuplicateKey: an id belongs to a message that was never in this queue, or a key is taken and
+        DuplicateKey: An id belongs to a message that was never in this queue, or a key is taken and
             ``on_duplicate`` is "error". All other documents are written.
     """
     if on_duplicate == "replace" and any("key" in document for document in entries.documents):
@@ -239,19 +239,19 @@ def enter(kind: Kind, entries: Entries, on_duplicate: str) -> Plan[list[Id | Non
 
 
 def enter_by_id(kind: Kind, entries: Entries, *, replacing: bool) -> Plan[list[Id | None]]:
-    """Write documents with chosen ids into a queue. A known id does not mean a repeated push.
+    """Write documents with chosen ids into a queue. A known id is not taken for a repeated push.
 
     Args:
-        kind: the kind of the queue.
-        entries: the documents, and the queue that they enter.
-        replacing: whether a document overwrites the live message with its key, or else the message
+        kind: The kind of the queue.
+        entries: The documents, and the queue that they enter.
+        replacing: Whether a document overwrites the live message with its key, or else the message
             with its id; see ``replace_by_id``. If false, a taken key or id is an error.
 
     Returns:
         Their ids, with None for each document whose key a finished message keeps.
 
     Raises:
-        DuplicateKey: an id belongs to a message that was never in this queue, or an id or a key is
+        DuplicateKey: An id belongs to a message that was never in this queue, or an id or a key is
             taken and ``replacing`` is false. All other documents are written.
     """
     queue, documents = entries.queue, entries.documents
@@ -305,7 +305,7 @@ class Content(NamedTuple):
     priority: int | None = None
     group: str | None = None
     keep: Keep | None = None
-    #: When it expires.
+    #: When the message expires.
     dies: datetime | None = None
     gather: Gather | None = None
 
@@ -357,13 +357,13 @@ def replace(kind: Kind, entry: Entries, foreign: list[Id]) -> Plan[Id | None]:
     """Overwrite the live message that has the key of one document, or insert the document.
 
     Args:
-        kind: the kind of the queue.
-        entry: the document, and the queue that it enters.
-        foreign: the list to add its id to, if a message that was never in this queue has the id.
+        kind: The kind of the queue.
+        entry: The document, and the queue that it enters.
+        foreign: Gets the document's id if a message that was never in this queue has the id.
 
     Returns:
-        The id of the message, or None if it was not written, because its id is foreign or a
-        finished message keeps its key.
+        The id of the message, or None if it was not written, because ``foreign`` got its id, or
+        because a finished message keeps its key.
     """
     (document,) = entry.documents
     queue, session = entry.queue, entry.session
@@ -422,14 +422,14 @@ def replace_by_id(queue: str, kind: Kind, document: Document, foreign: list[Id])
     A message that has left the queue, or is in its history, stays unchanged.
 
     Args:
-        queue: the name of the queue.
-        kind: the kind of the queue.
-        document: the new message.
-        foreign: the list to add the id to, if a document of another queue has it.
+        queue: The name of the queue.
+        kind: The kind of the queue.
+        document: The new message.
+        foreign: Gets the document's id if a document of another queue has the id.
 
     Returns:
-        The id of the message that the queue has now; None if its id is foreign, or if a finished
-        message keeps its key.
+        The id of the message; None if ``foreign`` got the id of the document, or if a finished
+        message keeps the key.
     """
     id: Id = document["_id"]
     with_id: Filter = {"_id": id, "q": queue, "processed": {"$exists": False}}
@@ -469,7 +469,7 @@ def _overwrite_live(
 
 
 def _overwriting(kind: Kind, document: Document, match: Filter) -> UpdateDocument:
-    """Return the update that overwrites the message that ``match`` finds, or inserts a new one."""
+    """Return the update that overwrites the message that ``match`` finds, or inserts a message."""
     # An overwritten message keeps these fields.
     once = {name: document[name] for name in ("_id", "pushed") if name not in match}
     fresh = {name: document[name] for name in document if name not in once and name not in match}
@@ -492,7 +492,7 @@ def _overwriting(kind: Kind, document: Document, match: Filter) -> UpdateDocumen
 
 
 def _let_go(queue: str, kind: Kind, former: Document, session: object) -> Plan[Id]:
-    """Free the group, the slot and the gather of a message that was overwritten. Return its id."""
+    """Release what waited for an overwritten message. Return the id of that message."""
     yield from kind.ended(queue, [former], session)
     yield from results.announce([Gather.of(former.get("gather"))], session)
     replaced: Id = former["_id"]

@@ -1,7 +1,7 @@
-"""The table of contents: the plan of each operation of a queue.
+"""The operations of a queue, each as a plan: a sequence of requests to the server.
 
 ``QueuePlans`` is plain data: it can be pickled, and a Spark executor can use it. A kind may
-register a table with other rows.
+register a class with other plans.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ T = TypeVar("T")
 def _takes_kind(
     operation: Callable[Concatenate[QueuePlans, P], Plan[T]],
 ) -> Callable[Concatenate[QueuePlans, P], Plan[T]]:
-    """Run an operation with the kind of the record if the plans have no kind."""
+    """Let an operation use the kind in the queue's record if the plans name no kind."""
 
     @wraps(operation)
     def run(plans: QueuePlans, /, *args: P.args, **options: P.kwargs) -> Plan[T]:
@@ -69,7 +69,7 @@ def _takes_kind(
         # The operation may run again, so it must not use up its arguments.
         given: Any = [_kept(each) for each in args]
         named: Any = {name: _kept(each) for name, each in options.items()}
-        # The table of the kind may have another row.
+        # The class of the kind may override the operation.
         return _in_known_kind(plans, lambda found: getattr(found, row)(*given, **named))
 
     row = operation.__name__
@@ -82,14 +82,14 @@ def _kept(argument: Any) -> Any:
 
 
 class QueuePlans:
-    """The plans of one queue. Create them with ``plans_of``.
+    """The operations of one queue, each as a plan. ``plans_of`` creates an instance.
 
     Args:
-        terms: the queue of a Queue object, with its options and its codec.
-        names_kind: whether the terms name the kind; if false, the kind is taken from the record.
+        terms: The queue of a Queue object, with its options and its codec.
+        names_kind: Whether the terms name the kind; if false, the kind is taken from the record.
 
     Raises:
-        ConfigurationError: the kind does not support an option.
+        ConfigurationError: The kind does not support an option.
     """
 
     __slots__ = ("in_kinds", "kind_name", "terms")
@@ -120,7 +120,7 @@ class QueuePlans:
 
     @property
     def kind(self) -> Kind:
-        """The kind; for plans without a kind, the kind of a new queue. See ``found``."""
+        """The kind; if the plans name no kind, the kind of a new queue. See ``found``."""
         return self.terms.kind
 
     @property
@@ -161,7 +161,7 @@ class QueuePlans:
         return plan if how.get("pop") else carrying(self, plan)
 
     def claims(self, waiting: Waiting, *, pop: bool) -> Claims:
-        """Return the functions that claim messages. ``waiting``: the consumers of this client."""
+        """Return the functions that claim messages. ``waiting``: the client's waiting consumers."""
         return popping.POPS if pop else receiving.CLAIMS
 
     # ---- settled by the holder
@@ -225,7 +225,7 @@ class QueuePlans:
         return settling.progress(self.queue, held, fraction, note)
 
     def checkpoint(self, held: object, state: Any) -> Plan[None]:
-        """Store a state for the next try."""
+        """Store the state of the work on a message for its next try."""
         return settling.checkpoint(self.queue, held, state)
 
     # ---- by anyone
@@ -292,7 +292,7 @@ _tables: dict[str, type[QueuePlans]] = {}
 
 
 def register(kind: str, table: type[QueuePlans]) -> None:
-    """Register the plans that a kind has in place of ``QueuePlans``."""
+    """Register the class that a kind uses in place of ``QueuePlans``."""
     _tables[kind] = table
 
 
@@ -308,17 +308,17 @@ def plans_of(
     """Return the plans of a queue.
 
     Args:
-        queue: the name of the queue.
-        options: how the Queue object handles its messages.
-        codec: how payloads are stored, or None to store them unchanged.
-        kind: the name of the kind of queue, or None for the kind in the queue's record.
-        owner: the label that claims carry, or a function that returns it, since a fork may change
-            it.
-        command_timeout: the time limit of one command, in seconds. A pop that must check its
+        queue: The name of the queue.
+        options: How the Queue object handles its messages.
+        codec: How payloads are stored, or None to store them unchanged.
+        kind: The name of the kind of queue, or None for the kind in the queue's record.
+        owner: The label that claims carry, or a function that returns the label, because a fork
+            may change it.
+        command_timeout: The time limit of one command, in seconds. A pop that must check its
             messages claims them for that long.
 
     Raises:
-        ConfigurationError: the kind is unknown, or does not support an option.
+        ConfigurationError: The kind is unknown, or does not support an option.
     """
     name = GUESSED_KIND if kind is None else kinds.lookup(kind).name
     label = partial(str, owner) if isinstance(owner, str) else owner
@@ -336,7 +336,7 @@ def _check_options(terms: QueueTerms) -> None:
     """Refuse options that the kind does not support.
 
     Raises:
-        ConfigurationError: the kind does not support one of them.
+        ConfigurationError: The kind does not support one of the options.
     """
     queue, kind, shape = terms.queue, terms.kind, terms.options.shape
     if terms.options.history is not None:
@@ -357,14 +357,14 @@ def _check_options(terms: QueueTerms) -> None:
 
 
 def found(plans: QueuePlans, *, names: bool = False) -> Plan[QueuePlans]:
-    """Return the plans for the recorded kind of the queue, or a guess. This creates no record.
+    """Return the plans for the recorded or guessed kind of the queue. Create no record.
 
     Args:
-        plans: the plans of a queue.
-        names: whether the returned plans count as plans for which the caller named the kind.
+        plans: The plans of a queue.
+        names: Whether the returned plans count as if the caller had named the kind.
 
     Raises:
-        ConfigurationError: the queue is a stream, or the kind does not support an option.
+        ConfigurationError: The queue is a stream, or the kind does not support an option.
     """
     if plans.kind_name is not None:
         return plans
@@ -373,10 +373,10 @@ def found(plans: QueuePlans, *, names: bool = False) -> Plan[QueuePlans]:
 
 
 def found_target(plans: QueuePlans) -> Plan[Target]:
-    """Return a queue as the target of a move, with the kind that it has.
+    """Return a queue as the target of a move, with the kind in its record.
 
     Raises:
-        TargetRefused: the queue is a stream.
+        TargetRefused: The queue is a stream.
     """
     if plans.kind_name is not None:
         return plans.target
@@ -386,7 +386,7 @@ def found_target(plans: QueuePlans) -> Plan[Target]:
 
 
 def in_kind(plans: QueuePlans, kind: str, names: bool = False) -> QueuePlans:
-    """Return plans with this kind for plans without a kind. ``names``: as for ``found``."""
+    """Return plans with this kind, given plans that name no kind. ``names``: as for ``found``."""
     known = None if names else plans.in_kinds.get(kind)
     if known is not None:
         return known
@@ -407,13 +407,13 @@ def _in_known_kind(
     operation: Callable[[QueuePlans], Plan[T]],
     otherwise: Callable[[], Plan[T]] | None = None,
 ) -> Plan[T]:
-    """Run an operation of plans without a kind. It takes fewer steps if the kind has not changed.
+    """Run an operation of plans that name no kind. This is faster if the kind is remembered.
 
     Args:
-        plans: the plans without a kind.
-        operation: returns its plan, given the plans for a kind.
-        otherwise: returns the plan to run if the kind is unknown or has changed; None first finds
-            the kind, and then runs ``operation``.
+        plans: The plans without a kind.
+        operation: Returns the plan of the operation, given the plans for a kind.
+        otherwise: Returns the plan to run if the kind is unknown or has changed. If None, the
+            kind is found first, and then ``operation`` runs.
     """
     same = None
     if plans.in_kinds:  # else the kind would be asked for twice

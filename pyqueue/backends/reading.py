@@ -32,7 +32,7 @@ def options_of(queue: str) -> Plan[Mapping[str, Any]]:
 
 
 def dead_letter_of(queue: str) -> Plan[str]:
-    """Return the name of the dead-letter queue of a queue, as its programs set it."""
+    """Return the name of a queue's dead-letter queue, as programs have configured it."""
     options = yield from options_of(queue)
     return arguments.dead_letter(queue, options.get("dead_letter") or None)
 
@@ -88,14 +88,14 @@ def count(queue: str, cap: int | None, now: datetime, session: object) -> Plan[C
 
 
 def next_when(queue: str, start: ScanStart | None = None) -> Plan[datetime | None]:
-    """Return the earliest ``when`` of the live messages, including ends of leases."""
+    """Return the earliest ``when`` of the live messages; for held messages, their lease's end."""
     found = yield from _head(queue, start)
     when = found[0]["when"] if found else None
     return when if isinstance(when, datetime) else None  # a foreign document may hold an array
 
 
 def due_in(queue: str) -> Plan[float]:
-    """Return the seconds until a message becomes ready, by one command. Idle consumers call this.
+    """Return the seconds until a message becomes ready. This takes only one command.
 
     0 means that a message is ready, and infinity that there is no live message.
     """

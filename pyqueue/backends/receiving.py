@@ -61,7 +61,7 @@ class Waiting(Protocol):
         ...
 
     def wake_next(self, found: bool) -> None:
-        """Wake the next consumers, after one has received something or given up."""
+        """Wake the next consumers, after a consumer has received messages or given up."""
         ...
 
 
@@ -87,7 +87,7 @@ class Reception(NamedTuple):
 
 
 class Claims(NamedTuple):
-    """The functions that make and undo the claims of a queue. A kind may have different ones."""
+    """The functions that make and undo the claims of a queue. A kind may use other functions."""
 
     #: Claim once for several callers; see ``claim_for_callers``.
     claim: Callable[[Reception, ScanState, list[Limits]], Plan[list[list[Claimed]]]]
@@ -103,7 +103,7 @@ Call = tuple[QueueTerms, Claims, Limits, float | None, bool, invalid.Misfits | N
 
 
 class Prepared(NamedTuple):
-    """The values that a receive needs. Further calls with equal arguments use them again."""
+    """The values that a receive prepares. Later calls with equal arguments use them again."""
 
     call: Call
     terms: ClaimTerms
@@ -216,7 +216,7 @@ def _read_record(
 
 
 def _stopped(state: ScanState) -> bool:
-    """Return whether nothing may be claimed."""
+    """Return whether the queue is paused, or its limit cannot be read."""
     return state.paused or state.limit.unreadable is not None
 
 
@@ -249,7 +249,7 @@ def wake_time(queue: str, state: ScanState, now: datetime, poll_s: float) -> Pla
 
 
 def _read_due(queue: str, state: ScanState, now: datetime) -> Plan[datetime | None]:
-    """Read when the next message becomes ready. If it is too early to read, return when to read."""
+    """Read when the next message becomes ready. If it is too early, return when to read."""
     if state.due_read is not None and state.due_read + NEXT_WHEN_INTERVAL > now:
         return state.due_read + NEXT_WHEN_INTERVAL
     state.due_known, state.due_read = True, now
@@ -267,14 +267,14 @@ def _earliest(one: datetime, *more: datetime | None) -> datetime:
 
 
 def _undo(how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
-    """Give back the messages of a cancelled caller to their places, without counting the try."""
+    """Return a cancelled caller's messages to their places, without counting the try."""
     return give_back(how.terms.queue, how.terms.kind, [document for document, _ in claimed])
 
 
 def claim_for_callers(
     how: Reception, state: ScanState, limits: list[Limits]
 ) -> Plan[list[list[Claimed]]]:
-    """Claim once for several callers, including late callers; split the result."""
+    """Claim once for several callers, including callers that join late. Split the result."""
     room = ByteLimit(state, limits)
     claimed = yield from _claim_messages(how, state, limits, room)
     shares, rest = _split(claimed, limits, room)
@@ -344,7 +344,7 @@ def is_stopped(how: Reception, claimed: Sequence[Claimed]) -> bool:
     """Return whether claiming stops because too many messages are invalid.
 
     Raises:
-        ConfigurationError: claiming stops, and no message has been claimed.
+        ConfigurationError: Claiming stops, and no message has been claimed.
     """
     if how.misfits.verdict is not None and not claimed:
         raise ConfigurationError(how.misfits.verdict)
@@ -369,7 +369,7 @@ def wanted_by(limits: Sequence[Limits]) -> int:
 
 
 def give_back_excess(terms: ClaimTerms, documents: list[Document]) -> Plan[None]:
-    """Give back excess messages to their places, without counting the try."""
+    """Return excess messages to their places, without counting the try."""
     with suppress(Unavailable):  # then they come back when the leases lapse
         yield from give_back(terms.queue, terms.kind, documents, counted=terms.counts_try)
 

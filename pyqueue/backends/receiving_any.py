@@ -2,9 +2,9 @@
 
 In a *round*, the caller receives from each source in turn, without waiting, until it has enough. A
 round is one batch. If its caller is cancelled, the batch goes on, and its messages are given back.
-Between two rounds, the caller waits in all sources at once. In doing so, it may use up a wake that
-is meant for one consumer of a source. The next round then passes the wake on, or else the caller
-does so when it returns.
+Between two rounds, the caller waits in all sources at once. In doing so, it may use up a wake-up
+that only one consumer of a source gets. The next round then wakes the next consumer, or else the
+caller does so when it returns.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def receive(
     timeout_s = None if timeout is None else arguments.duration("timeout", timeout)
     began = yield from MonotonicTime()
     deadline = None if timeout_s is None else began + timeout_s
-    #: The sources in which this consumer may have used up a wake.
+    #: The sources in which this consumer may have used up another consumer's wake-up.
     owing: list[Source] = []
     try:
         while True:
@@ -96,7 +96,7 @@ def _round(sources: Sequence[Source], limit: int, owing: list[Source]) -> Plan[l
 
 
 def _tell(found: Sequence[Found], began: float) -> Plan[list[Reservation[Any]]]:
-    """Report received messages to hooks, and return them. ``began``: when the call began."""
+    """Report received messages to hooks. Return the messages. ``began``: when the call began."""
     waited = (yield from MonotonicTime()) - began
     for source, messages in found:
         yield from Tell("received", source.name, messages, waited=waited)
@@ -104,7 +104,7 @@ def _tell(found: Sequence[Found], began: float) -> Plan[list[Reservation[Any]]]:
 
 
 def _give_back(found: Sequence[Found]) -> Plan[None]:
-    """Give back everything that a cancelled caller did not get."""
+    """Give back all messages that a cancelled caller did not get."""
     yield from each_part(*((source.give_back(some), some) for source, some in found))
 
 
@@ -117,7 +117,7 @@ def _listen(sources: Sequence[Source]) -> Plan[bool]:
 
 
 def _wait(sources: Sequence[Source], deadline: float | None, owing: list[Source]) -> Plan[None]:
-    """Wait for the next round. ``owing``: gets the sources, since this may use up their wakes."""
+    """Wait for the next round. Set ``owing`` to the sources, whose wake-ups this may use up."""
     woken = False
     while not woken:
         waits: list[Wait] = []

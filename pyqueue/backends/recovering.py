@@ -1,7 +1,7 @@
 """Recovery: finish handovers whose processes died, and delete their abandoned copies.
 
-Consumers of a queue do this from time to time. About once a minute each client that receives does
-it for all queues, some of which may have no consumer any more; so does ``pyqueue doctor``. Hidden
+Consumers of a queue do this from time to time. About once a minute, each client that receives does
+it for all queues, since some may have no consumer any more. ``pyqueue doctor`` does so, too. Hidden
 documents have their own range of the index. Ended sources come first in that range, so a pass finds
 them, whatever the number of copies.
 """
@@ -39,7 +39,7 @@ from pyqueue.requests import Delete, Distinct, Document, Find, Plan, ServerTime
 
 log = logging.getLogger("pyqueue")
 
-#: The ``grace`` of a deletion, which must find even decisions made by a clock ahead of ours.
+#: The ``grace`` of a deletion, which must even find decisions of processes whose clock is ahead.
 NO_GRACE: Final = -GRACE
 #: The mean time between two passes of a client over the handovers of all queues.
 SWEEP_INTERVAL: Final = timedelta(seconds=60)
@@ -49,7 +49,7 @@ INTERVAL: Final = timedelta(seconds=10)
 ABANDONED: Final = timedelta(days=1)
 #: How many hidden documents a pass reads at once.
 PAGE_SIZE: Final = 100
-#: What a pass over all queues does besides, by the ``q`` of the documents that ask for it.
+#: What else a pass over all queues does, keyed by the ``q`` of the documents that ask for it.
 PASSES: Final[dict[str, Callable[[], Plan[object]]]] = {EXPIRING: end_expired}
 #: The ``q`` of schedules, which hand over their messages. No queue has this name.
 SCHEDULES: Final = "~cron"
@@ -62,7 +62,7 @@ class Sweep:
     at: datetime | None = None
 
     def is_due(self, now: datetime) -> bool:
-        """Return whether a sweep is due, and set a random time for the next."""
+        """Return whether a sweep is due. If it is, set a random time for the next sweep."""
         due = self.at is not None and now >= self.at
         # A time that is far ahead comes from a clock that was set back since.
         if due or self.at is None or self.at > now + 2 * SWEEP_INTERVAL:
@@ -81,7 +81,7 @@ class Recovery:
 
 
 def pending(queue: str) -> Plan[bool]:
-    """Return whether some outputs of ended messages may still be unpublished."""
+    """Return whether finished messages may have outputs that are still hidden."""
     match = {"q": hidden_queue(queue), "when": FIRST}
     return bool((yield from Find(match, {"_id": 1}, limit=1, hint=HOT)))
 
@@ -106,12 +106,12 @@ def recover_next(queue: str, recovery: Recovery, now: datetime) -> Plan[None]:
 def recover(
     queue: str, start: ScanStart | None = None, grace: timedelta = GRACE
 ) -> Plan[tuple[ScanStart | None, int]]:
-    """Read some hidden documents of a queue: publish decided copies, delete abandoned copies.
+    """Read some hidden documents of a queue. Publish committed copies; delete abandoned copies.
 
     Args:
-        queue: the name of the queue.
-        start: where the last pass ended.
-        grace: handovers that were decided or copied more recently than this are left alone.
+        queue: The name of the queue.
+        start: Where the last pass ended, or None to begin at the start.
+        grace: Handovers that began, or were committed, within this time are left alone.
 
     Returns:
         Where the next pass starts, or None at the end, and how many sources and copies it handled.
@@ -143,9 +143,9 @@ def _recover(queue: str, page: Sequence[Document], before: datetime) -> Plan[int
 
 
 def _delete_open(page: Sequence[Document], old: datetime) -> Plan[int]:
-    """Delete the open sources from before ``old``, so that no process can decide any more.
+    """Delete old sources that are still open, so that no process can complete their handovers.
 
-    Once that is durable, nothing lists their copies. Return how many there were.
+    After that, no source can list their copies. Return the number of these sources.
     """
     sources = [each for each in page if is_open(each) and each["when"] < old]
     for each in sources:
@@ -154,7 +154,7 @@ def _delete_open(page: Sequence[Document], old: datetime) -> Plan[int]:
 
 
 def _recover_copies(queue: str, copies: Sequence[Document], before: datetime) -> Plan[int]:
-    """Publish the listed copies, and delete copies that nothing can list any more."""
+    """Publish the copies that a source lists; delete copies that no source can list any more."""
     owners = [each[MARK].get("source") for each in copies]
     fields = dict.fromkeys(("q", "token", HANDED, ENDED), 1)
     found = yield from Find({"_id": {"$in": owners}}, fields, majority=True)
@@ -175,9 +175,9 @@ def _finish(sources: Sequence[Document]) -> Plan[int]:
 
 
 def _is_abandoned(copy: Document, sources: Sequence[Document]) -> bool:
-    """Return whether nothing lists a copy, and nothing can any more.
+    """Return whether no source lists a copy, and no source can list it any more.
 
-    While a source has the token of the copy, its holder may still decide, however late.
+    While a source has the token of the copy, its holder may still complete the handover.
     """
     token = token_of(copy)
     return not any(

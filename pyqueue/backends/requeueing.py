@@ -20,7 +20,7 @@ _packed: dict[str, Callable[[QueueTerms, Id], Plan[bool]]] = {}
 
 
 def register(kind: str, plan: Callable[[QueueTerms, Id], Plan[bool]]) -> None:
-    """Register how a kind requeues a message that has no document with its id."""
+    """Register the plan by which a kind requeues a message that shares a document."""
     _packed[kind] = plan
 
 
@@ -31,7 +31,7 @@ def requeue(terms: QueueTerms, id: Id) -> Plan[bool]:
     to the queue that it came from.
 
     Raises:
-        ConfigurationError: the queue is of another kind, or a dead message came from a stream.
+        ConfigurationError: The queue is of another kind, or a dead message came from a stream.
     """
     queue, kind = terms.queue, terms.kind
     spellings = arguments.spellings(id)
@@ -53,7 +53,7 @@ def requeue(terms: QueueTerms, id: Id) -> Plan[bool]:
 
 
 def _find(queue: str, spellings: Sequence[Id]) -> Plan[Document | None]:
-    """Return the fields that requeueing needs, or None if the queue has no such document."""
+    """Return the fields that requeueing needs, or None if the queue has no document with the id."""
     for each in spellings:
         # The id of a pack is not the id of a message.
         match: Filter = {"_id": each, "q": queue, "n": {"$exists": False}}
@@ -85,7 +85,7 @@ def brought_forward(document: Document, now: datetime) -> UpdateFields:
 
 
 def _lift(queue: str, document: Document, now: datetime) -> Plan[bool]:
-    """Undo the cancellation of a ready message, so that it is delivered; return False if held."""
+    """Undo the cancellation of a ready message, so that it is delivered. Return False if held."""
     match = {"_id": document["_id"], "q": queue, "when": {"$lte": now}}
     change = yield from Update(match, {"$unset": transitions.unset(*transitions.ENDS)})
     return bool(change.matched)

@@ -25,21 +25,21 @@ def reshape(
     """Change options on which all users of a queue agree. Running programs follow within 5 s.
 
     Args:
-        queue: the name of the queue.
-        shape: the options to change. If the limit is False, it is removed.
-        collection: the name of the collection.
-        by: the label of this process, which the record shows.
+        queue: The name of the queue.
+        shape: The options to change. If ``limit`` is False, the limit is removed.
+        collection: The name of the collection.
+        by: The label of this process, which the record shows.
 
     Raises:
-        ConfigurationError: the queue has no record, or its kind has no such option.
-        Unavailable: other programs keep changing the record.
+        ConfigurationError: The queue has no record, or its kind has no such option.
+        Unavailable: Other programs keep changing the record.
     """
     deferred = False  # a try whose reply was lost may have removed the limit
     for _ in range(namespace.MAX_RACES):
         record = yield from _record(queue)
         kind = namespace.readable_kind(queue, record)
         _require_options(queue, kind, shape)
-        # Before the limit is stored: a consumer that follows it relies on the unique index.
+        # Before the limit is stored: consumers that follow the limit rely on the unique index.
         there = indexes_of(kind, {})
         needed = indexes_of(kind, shape).items()
         new = {name: terms for name, terms in needed if name not in there}
@@ -64,7 +64,7 @@ def _record(queue: str) -> Plan[dict[str, Any]]:
     """Return the record of a queue.
 
     Raises:
-        ConfigurationError: the queue has no record.
+        ConfigurationError: The queue has no record.
     """
     match = {"_id": record_id(queue), "deleted": {"$exists": False}}
     found = yield from Find(match, limit=1)
@@ -79,7 +79,7 @@ def _record(queue: str) -> Plan[dict[str, Any]]:
 def _update(
     record: Mapping[str, Any], shared: SharedOptions, shape: Mapping[str, object], by: str
 ) -> Plan[UpdateDocument]:
-    """Return the update of the record.
+    """Return the update that changes options in the record of a queue.
 
     If the update lowers a limit, it also notes which claims under the former limit still count.
     """

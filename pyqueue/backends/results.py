@@ -27,7 +27,7 @@ def length(value: Any) -> float:
     seconds = arguments.duration("result", value, positive=True)
     if seconds > MAX_KEEP_S:
         raise ConfigurationError(
-            f"result: expected at most {MAX_KEEP_S:g} s (30 days), found {seconds:g}; use "
+            f"result: expected at most 30 days, found {seconds / 86_400:g} days; use "
             "history= to keep finished messages for longer"
         )
     return seconds
@@ -37,9 +37,9 @@ def keeps(wanted: Sequence[Any], uniques: Sequence[Any], topic: str) -> list[Kee
     """Return how messages are kept after they have finished.
 
     Args:
-        wanted: the ``result`` of each message.
-        uniques: the ``unique_for`` of each message.
-        topic: the topic on which the client that pushes the messages hears that they have ended.
+        wanted: The ``result`` of each message.
+        uniques: The ``unique_for`` of each message.
+        topic: The topic of the signals by which the pushing client learns that messages ended.
     """
     found: list[Keep | None] = []
     for result, unique in zip(wanted, uniques, strict=True):
@@ -57,13 +57,13 @@ def checked(result: Any) -> Any:
     """Check that a result can be stored, and return it.
 
     Raises:
-        InvalidMessage: the result is not a BSON value, or is too large.
+        InvalidMessage: The result is not a BSON value, or is too large.
     """
     size = len(encode({"result": result}).raw)
     if size > MAX_RESULT_BYTES:
         raise InvalidMessage(
             f"result: expected at most {MAX_RESULT_BYTES} bytes, found {size}; store the data "
-            "elsewhere, and return where they are"
+            "elsewhere, and return its location"
         )
     return result
 
@@ -78,7 +78,7 @@ def end_facts(document: Document) -> list[EndFact]:
 
 
 def announce(given: Iterable[EndFact], session: object = None) -> Plan[None]:
-    """Tell waiting clients that messages have ended, and look at the gathers of these messages."""
+    """Tell waiting clients that messages have ended, and check the gathers of these messages."""
     every = list(given)
     if topics := _topics(every):
         now = yield from ServerTime()

@@ -62,7 +62,7 @@ def due_of(document: Document) -> datetime:
 def scan_position(document: Document, now: datetime) -> ScanStart:
     """Return the position of a message in scan order.
 
-    For a reclaimed message, and for a document of another program, it is a safe lower bound.
+    For a reclaimed message, and for a document of another program, this is a safe lower bound.
     """
     id, due = document["_id"], due_of({name: document.get(name) for name in ("due", "when")})
     return due if due <= now else FIRST, id if isinstance(id, (ObjectId, str)) else None
@@ -134,8 +134,8 @@ M = TypeVar("M", bound=Memory)
 class GroupLooks:
     """This process's knowledge of the groups of an ordered queue."""
 
-    #: Whether the last scan met messages of locked groups. Otherwise the next scan expects none; if
-    #: it is wrong, the unique index rejects the claim.
+    #: Whether the last scan met messages of locked groups. Otherwise the next scan expects none;
+    #: if there are some, the unique index rejects the claim.
     meets_locks: bool = True
     #: Whether almost all messages that the last scan met wait for other messages.
     crowded: bool = False
@@ -151,11 +151,11 @@ class _RescanPace:
 
     #: The rest after a rescan that finds nothing, in seconds.
     idle_s: float = IDLE_RESCAN_S
-    #: How long the last rescans took. A stall slows a few of them; a long range slows all of them.
+    #: How long the last rescans took. A stall slows a few rescans; a long range slows every rescan.
     took_s: tuple[float, ...] = (0.0,) * JUDGED_RESCANS
 
     def rest_s(self, rescan: Scanned, poll_s: float) -> float:
-        """Count a rescan. Return how long to rest after it."""
+        """Take a rescan into account. Return how many seconds to rest after it."""
         took_s = (rescan.answered - rescan.began).total_seconds()
         self.took_s = (*self.took_s[1:], took_s)
         is_busy = rescan.last is not None and not rescan.ended
@@ -223,13 +223,13 @@ class ScanState:
         self._observed = now
 
     def of(self, memory: type[M]) -> M:
-        """Return this process's memory of this class."""
+        """Return this process's memory of this class; create it if it is missing."""
         return cast("M", self.memories.setdefault(memory, memory()))
 
     def start(self, now: datetime, line: Line | None = None) -> ScanStart | None:
         """Begin a scan: forget a due time that has passed, and return where to begin.
 
-        None means at the very start, which is a rescan. If ``line`` is None, the scan is by age.
+        None means the very start: the scan is a rescan. If ``line`` is None, the scan is by age.
         """
         if self.due is not None and self.due <= now:
             self.move_start_back(self.due)
@@ -248,12 +248,12 @@ class ScanState:
         return self.groups.must_walk or self.rescan_at is None or self.rescan_at <= now
 
     def scanned(self, seen: Scanned, poll_s: float, line: Line | None = None) -> None:
-        """Learn from a scan.
+        """Update this state from the result of a scan.
 
         Args:
-            seen: the result of the scan.
-            poll_s: the longest time between rescans of an idle queue, in seconds.
-            line: the order of the scan, or None for the order by age.
+            seen: The result of the scan.
+            poll_s: The longest time between rescans of an idle queue, in seconds.
+            line: The order of the scan, or None for the order by age.
         """
         order: Line = line or ByAge(self)
         began, found = seen.began, seen.last is not None
@@ -289,7 +289,7 @@ class ScanState:
             each.move_back(when)
 
     def on_signal(self, when: datetime) -> None:
-        """Learn from the bus that the queue has a message from ``when`` on."""
+        """Note that the bus announced a message that becomes ready at ``when``."""
         self._pace.idle_s = IDLE_RESCAN_S
         self.due_known = False  # the bus merges events and passes on the earliest ``when`` only
         self.move_start_back(when)
@@ -311,7 +311,7 @@ class ScanState:
 
 
 class ByAge:
-    """The order of the kind: in most kinds, by the time at which messages became ready."""
+    """The kind's usual order: in most kinds, by the time at which messages became ready."""
 
     __slots__ = ("state",)
     in_ranges: ClassVar[bool] = False

@@ -33,7 +33,7 @@ _PORTION: Final = 1000
 _SLACK: Final = timedelta(seconds=1)
 _STATES: Final = tuple(each for each in get_args(State) if each != "finished")
 
-#: A function that a call calls after each portion with the numbers so far.
+#: A function that is called after each portion, with the numbers so far.
 OnProgress = Callable[[BulkResult], object]
 
 
@@ -63,7 +63,7 @@ def selected(
     """Check the arguments of ``Queue.select``.
 
     Raises:
-        ConfigurationError: an argument is not allowed.
+        ConfigurationError: An argument is not allowed.
     """
     if state is not None:
         arguments.one_of("state", state, _STATES)
@@ -90,7 +90,7 @@ def paced(limit: int | None, rate: float | None, progress: OnProgress | None) ->
     """Check the limit, the rate and the progress function of a call.
 
     Raises:
-        ConfigurationError: one of the arguments is not allowed.
+        ConfigurationError: One of the arguments is not allowed.
     """
     if limit is not None:
         arguments.count("limit", limit)
@@ -109,7 +109,7 @@ def refuse_stream(queue: str) -> Plan[None]:
     """Refuse a stream, whose messages belong to all its consumer groups.
 
     Raises:
-        ConfigurationError: the name belongs to a stream, or this release does not know the kind.
+        ConfigurationError: The name belongs to a stream, or this release does not know the kind.
     """
     remedy = (
         f"use trim() of client.stream({queue!r}) to delete messages, and seek() of a consumer "
@@ -119,7 +119,7 @@ def refuse_stream(queue: str) -> Plan[None]:
 
 
 def count(terms: QueueTerms, chosen: Selected, limit: int | None) -> Plan[int]:
-    """Return how many messages match, up to ``limit``."""
+    """Return how many messages match, but at most ``limit``."""
     walk = yield from _begin(terms, chosen)
     number = 0
     while True:
@@ -134,8 +134,8 @@ def change(terms: QueueTerms, chosen: Selected, how: Change, pace: Pace) -> Plan
     """Change the messages that match.
 
     Raises:
-        ConfigurationError: the queue does not support the change.
-        Unavailable: the server did not answer. The error text has the number of changed messages.
+        ConfigurationError: The queue does not support the change.
+        Unavailable: The server did not answer. The error text has the number of changed messages.
     """
     yield from how.check(terms)
     walk = yield from _begin(terms, chosen)
@@ -222,7 +222,7 @@ def _change_some(step: Step, how: Change, some: Sequence[Found]) -> Plan[None]:
 
 
 def _change_shared(step: Step, how: Change, members: Sequence[Found]) -> Plan[None]:
-    """Change messages of one shared document, unless a consumer holds it."""
+    """Change messages that share one document, unless a consumer holds the document."""
     document, numbers = members[0].document, [each.number for each in members]
     held = yield from step.contents.hold(step.terms, document, numbers)
     if not held:

@@ -74,22 +74,22 @@ def fan_out(
     outputs: Sequence[Output],
     then: Then | None = None,
 ) -> Plan[None]:
-    """Finish a message and write its outputs, or do neither. The outputs get its headers.
+    """Finish a message and write its outputs, or do neither. The outputs inherit its headers.
 
     If this raises Unavailable, call it again with the same outputs. If another message takes the
     key of an output at the last moment, the output enters its queue without the key.
 
     Args:
-        terms: the queue of the message.
-        held: the reservation of the message.
-        outputs: the messages that replace it.
-        then: the message that enters its queue once all outputs have ended. If None, the outputs
+        terms: The queue of the message.
+        held: The reservation of the message.
+        outputs: The messages that replace it.
+        then: The message that enters its queue once all outputs have ended. If None, the outputs
             belong to the gather of the finished message, if it is in one.
 
     Raises:
-        LeaseLost: the message is no longer held, and no output was written.
-        TargetRefused: a target does not support the priority or the group of an output.
-        DuplicateKey: another message has the key of an output. No output was written.
+        LeaseLost: The message is no longer held, and no output was written.
+        TargetRefused: A target does not support the priority or the group of an output.
+        DuplicateKey: Another message has the key of an output. No output was written.
     """
     every = outputs if then is None else [*outputs, then.output]
     for each in every:
@@ -149,7 +149,7 @@ def rollback(
 def noted(
     held: Sequence[Reservation[Any]], error: BaseException | str | None
 ) -> Plan[dict[str, object] | None]:
-    """Return the stored form of an error, or None, and set the error of the reservations."""
+    """Set the error of the reservations, if there is an error. Return its stored form, or None."""
     if error is None:
         return None
     record = error_record(error, (yield from ServerTime()))
@@ -190,7 +190,7 @@ def bury(
 
 
 class Documents(Form[Reservation[Any]]):
-    """The form of a message that is a document: its settlements are updates of that document."""
+    """The way to settle messages that are separate documents: by updates of these documents."""
 
     def refuse(self, held: Held, argument: str) -> None:
         """Do nothing, because a document can store any value that a holder writes."""
@@ -273,7 +273,7 @@ class Documents(Form[Reservation[Any]]):
     def hand_over(
         self, terms: QueueTerms, held: Reservation[Any], copies: Sequence[Document]
     ) -> Plan[tuple[Handover, Result]]:
-        """Finish a message and publish documents instead. Return the handover and its result."""
+        """Finish a message; publish documents in its place. Return the handover and its result."""
         kind = terms.kind
         handover = Handover(terms.queue, held.id, held.token, copies, new=True)
         # A hidden source cannot keep its key taken, so the finished message does not, either.
@@ -296,7 +296,7 @@ def finish_cancelled(terms: QueueTerms, held: Held) -> Plan[None]:
     """End cancelled messages whose holder has stopped working on them.
 
     Raises:
-        LeaseLost: some messages were no longer held; the rest have ended.
+        LeaseLost: Some messages were no longer held; the rest have ended.
     """
     return _finish(terms, held, "cancelled", {}, None)
 
@@ -337,7 +337,7 @@ def _dead_letter(terms: QueueTerms, levels: Collection[int | None]) -> Plan[Targ
 def _rolling_back(
     kind: Kind, held: Reservation[Any], failure: Failure, delay_s: float
 ) -> Callable[[datetime], UpdateFields]:
-    """Return the function that makes the update of a rollback."""
+    """Return the function that builds the update of a rollback."""
     build = partial(transitions.rolling_back, kind, delay_s, failure.error)
     if not failure.counted:
         return partial(_uncounted, build, held.tries == 1)
@@ -350,7 +350,7 @@ def _rolling_back(
 def _uncounted(
     build: Callable[[datetime], UpdateFields], first: bool, now: datetime
 ) -> UpdateFields:
-    """Return a rollback that takes the count of the try back. It notes no attempt.
+    """Return a rollback update that does not count the try, and notes no attempt.
 
     ``first``: whether it was the first try, so that the message may expire again.
     """
@@ -361,16 +361,16 @@ def _uncounted(
 def _releasing(
     kind: Kind, due: datetime, uncounted: Sequence[str], first: bool, now: datetime
 ) -> UpdateFields:
-    """Return the update of a release; ``first`` as in ``_uncounted``."""
+    """Return the update that gives a message back unprocessed. ``first``: as in ``_uncounted``."""
     update = transitions.releasing(kind, due, now, uncounted=uncounted)
     return transitions.untried(update) if first else update
 
 
 def _knows_no_attempts(held: Reservation[Any]) -> bool:
-    """Return whether a dead message shows no attempts.
+    """Return whether this is a dead message that shows no attempts.
 
-    Another program may have stored a value that is not a list. Any other message would have been
-    buried because of that value, but a dead message is delivered without attempts.
+    Another program may have stored attempts that are not a list. A live message is buried because
+    of such a value, but a dead message is delivered, and shows no attempts.
     """
     return held.dead is not None and not held.attempts
 
@@ -378,7 +378,7 @@ def _knows_no_attempts(held: Reservation[Any]) -> bool:
 def _with_first_attempt(
     build: Callable[[datetime], UpdateFields], attempt: Mapping[str, Any], now: datetime
 ) -> UpdateFields:
-    """Return a rollback that notes a failed try in place of the stored attempts."""
+    """Return a rollback update that notes a failed try in place of the stored attempts."""
     update = build(now)
     update["$set"]["attempts"] = [attempt]
     return update
@@ -387,7 +387,7 @@ def _with_first_attempt(
 def _with_attempt(
     build: Callable[[datetime], UpdateFields], attempt: Mapping[str, Any] | None, now: datetime
 ) -> UpdateFields:
-    """Return a rollback that also notes a failed try, if there is one."""
+    """Return a rollback update that also notes a failed try, if there is one."""
     return transitions.noting(build(now), attempt)
 
 
@@ -396,9 +396,9 @@ def _placed_again(
     place: Callable[[datetime], dict[str, Any]],
     now: datetime,
 ) -> UpdateFields:
-    """Return a rollback that also gives the message a new place, at the instant of its return.
+    """Return a rollback update that also gives the message a new place.
 
-    So the messages that entered before that instant come first.
+    The place is that of a message that enters when this message returns.
     """
     update = build(now)
     update["$set"] |= place(update["$set"]["when"])
@@ -412,7 +412,7 @@ def _burial(
     reason: str,
     error: Mapping[str, Any] | None,
 ) -> Settlement:
-    """Return the settlement that buries a message, for this reason."""
+    """Return the settlement that buries a message, and stores this reason."""
     attempt = failed_try(held, error)
 
     def build(now: datetime) -> SettlementUpdate:
@@ -439,7 +439,7 @@ def check_progress(fraction: float, note: str | None) -> None:
     """Refuse an invalid progress value.
 
     Raises:
-        ConfigurationError: an argument is not allowed.
+        ConfigurationError: An argument is not allowed.
     """
     number = isinstance(fraction, (int, float)) and not isinstance(fraction, bool)
     if not number or not 0 <= fraction <= 1:
@@ -457,7 +457,7 @@ def _progress(fraction: float, note: str | None, now: datetime) -> SettlementUpd
 
 
 def checkpoint(queue: str, held: object, state: Any) -> Plan[None]:
-    """Store a state for the next try."""
+    """Store the state of the work on a message for its next try."""
     encode({"state": state})  # raises InvalidMessage if it cannot be stored
     yield from _write_note(queue, held, partial(_checkpoint, state))
 
@@ -467,7 +467,7 @@ def _checkpoint(state: Any, now: datetime) -> SettlementUpdate:
 
 
 def _write_note(queue: str, held: object, build: partial[SettlementUpdate]) -> Plan[None]:
-    """Change a held message by the update that ``build`` returns. It stays held."""
+    """Change a held message by the update that ``build`` returns. The message stays held."""
     (reservation,) = arguments.reservations(queue, (held,))
     forms.form_of(reservation).refuse([reservation], "reservation")
     yield from settle(queue, [Settlement(reservation, build)])

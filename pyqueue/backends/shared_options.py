@@ -34,9 +34,9 @@ class SharedOptions:
     """The options in a record on which all users of a queue agree.
 
     Args:
-        queue: the name of the queue.
-        record: its record, as read.
-        default: the options of its kind, with their defaults.
+        queue: The name of the queue.
+        record: The record of the queue, as read.
+        default: The options of the queue's kind, with their defaults.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SharedOptions:
         """Return the options that a program gives and that were never named.
 
         Raises:
-            ConfigurationError: a program has named another value for an option.
+            ConfigurationError: A program has named another value for an option.
         """
         found: dict[str, object] = {}
         for name, value in given.items():
@@ -136,7 +136,7 @@ class SharedOptions:
 
 
 def named_options(given: Mapping[str, object], by: str, at: datetime) -> dict[str, object]:
-    """Return the entries of options that a program names."""
+    """Return the entry in ``named`` for each option that a program names."""
     return {name: _entry([value], by, at) for name, value in given.items()}
 
 

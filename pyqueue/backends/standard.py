@@ -26,7 +26,7 @@ from pyqueue.requests import Document, Filter, Find, Plan, ServerTime, Sort
 
 @register
 class Standard:
-    """The kind that other kinds start from; see ``kind.Kind`` for the meaning of each member."""
+    """The standard kind, which all other kinds extend. ``kind.Kind`` describes each member."""
 
     name: str = "standard"
     capabilities: frozenset[str] = frozenset(
@@ -57,7 +57,7 @@ class Standard:
         yield from ()
 
     def levels(self, priorities: Collection[int | None]) -> Sequence[int]:
-        """Return no levels."""
+        """Return no levels, because this kind has no priorities."""
         return ()
 
     def entering(
@@ -72,7 +72,7 @@ class Standard:
         return transitions.claimable(queue, now, start)
 
     def claiming(self, update: UpdateFields) -> UpdateFields:
-        """Return the update of a claim, with the lock fields of this kind."""
+        """Return the update that claims a message, and renames the lock fields of this kind."""
         return transitions.locking(self, update)
 
     def next_ones(self, queue: str, now: datetime) -> Plan[Sequence[Find]]:
@@ -83,7 +83,7 @@ class Standard:
     def follow(
         self, terms: ClaimTerms, state: ScanState, record: Mapping[str, Any], now: datetime
     ) -> Plan[None]:
-        """Learn the limit of the queue."""
+        """Learn the limit of the queue from its record."""
         return follow(terms, state, record, now)
 
     def claim(self, scan: Scan) -> Plan[tuple[list[Document], bool]]:
@@ -99,7 +99,7 @@ class Standard:
     def _end_or_claim(
         self, scan: Scan, found: tuple[list[Document], bool]
     ) -> Plan[tuple[list[Document], bool]]:
-        """End the claimed messages that are not delivered. If none is left, claim again.
+        """End claimed messages that were cancelled or have expired. If none is left, claim again.
 
         ``found``: the result of the claim.
         """

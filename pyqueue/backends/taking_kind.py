@@ -38,7 +38,7 @@ _TRIES: Final = 3
 
 @lru_cache(maxsize=1024)
 def asking_for_kind(queue: str) -> EnsureQueue:
-    """Return the request for the kind of a queue. It does not change, so calls share it."""
+    """Return the request for the kind of a queue. Calls share one object for each queue."""
     return EnsureQueue(queue, None)
 
 
@@ -46,7 +46,7 @@ def recorded_kind(queue: str) -> Plan[str]:
     """Return the kind of a queue, or "" if it has no record. The driver may remember the kind.
 
     Raises:
-        ConfigurationError: the queue is a stream, or of a kind that this release does not know.
+        ConfigurationError: The queue is a stream, or of a kind that this release does not know.
     """
     stored = yield from asking_for_kind(queue)
     if stored and stored not in kinds.known():
@@ -59,8 +59,8 @@ def again_in_kind(queues: Collection[str], operation: Callable[[], Plan[T]]) -> 
     """Run an operation; run it again if another program named the kind of a queue in between.
 
     Args:
-        queues: the names of the queues whose kinds the operation reads.
-        operation: makes the plan, which writes nothing before it compares the kinds.
+        queues: The names of the queues whose kinds the operation reads.
+        operation: Returns the plan, which must write nothing before it has compared the kinds.
     """
     for _ in range(_TRIES - 1):
         try:
@@ -78,10 +78,10 @@ def await_kind(
     """Wait until a queue has a record.
 
     Args:
-        queue: the name of the queue.
-        options: the options of the Queue object. If they have a ``shape``, this does not wait.
-        waiting: the consumers of the queue that wait in this client.
-        timeout_s: how long to wait, in seconds, or None for no limit.
+        queue: The name of the queue.
+        options: The options of the Queue object. If they have a ``shape``, this does not wait.
+        waiting: The consumers of the queue that wait in this client.
+        timeout_s: How long to wait, in seconds, or None for no limit.
 
     Returns:
         The kind, or "" if the time ran out, and the seconds that are left, or None for no limit.

@@ -1,9 +1,9 @@
 """The counts of many queues at once, and their oldest messages, in few commands.
 
 A command adds up the documents of many queues. Records count as documents, too: their number is
-subtracted from the live documents, and a scan of later documents leaves them out. The number of
-ready messages is the difference of the two, so a record that a consumer moves ahead of now in
-between changes nothing. With a cap, each queue is counted separately, up to the cap.
+subtracted from the live documents, and a scan of later documents leaves them out. The ready
+messages are the live messages minus the later messages. So the result stays right if a consumer
+moves a record ahead of now in between. With a cap, each queue is counted separately, up to the cap.
 
 Further commands add the messages in packs, and find out when the oldest messages began to wait.
 """
@@ -67,7 +67,7 @@ class SumByQueue(Command[Mapping[str, Mapping[str, int]]]):
 
 @dataclass(slots=True)
 class AskEach(Command[list[Document]]):
-    """Run several pipelines in one command. Return the document of each, or {} if it has none."""
+    """Run several pipelines in one command. Return a document for each, or {} if it finds none."""
 
     pipelines: Sequence[Pipeline]
     cursor: ClassVar[bool] = True
@@ -115,9 +115,9 @@ class Listed(NamedTuple):
         """Return the pipeline that finds messages, up to ``most`` of them.
 
         Args:
-            match: a condition that the messages must meet, in addition to being in the queue.
-            most: the maximum number of messages to find.
-            sort: whether to find the first messages in scan order.
+            match: A condition that the messages must meet, in addition to being in the queue.
+            most: The maximum number of messages to find.
+            sort: Whether to find the first messages in scan order.
         """
         # A condition on _id before the limit would have the server try the index of _id, too.
         order = [{"$sort": {"q": 1, **dict(SCAN_ORDER)}}] if sort else []
@@ -131,7 +131,7 @@ class Listed(NamedTuple):
         return kind is not None and capability in kind.capabilities
 
     def options(self) -> Mapping[str, Any]:
-        """Return the options with which programs use it."""
+        """Return the options with which programs use the queue or stream."""
         shared = {name: value for name, value in self.shape.items() if name != "limit"}
         given = self.record.get("options")
         if self.kind == STREAM or not isinstance(given, Mapping):
@@ -177,9 +177,9 @@ def tally(some: Sequence[Listed], cap: int | None, held: bool) -> Plan[list[Tall
     """Count the messages of queues and streams.
 
     Args:
-        some: the queues and streams.
-        cap: the maximum number of messages to count in each state, or None to count all.
-        held: whether to tell reserved messages from scheduled messages. If not, both count as
+        some: The queues and streams.
+        cap: The maximum number of messages to count in each state, or None to count all.
+        held: Whether to tell reserved messages from scheduled messages. If not, both count as
             scheduled.
     """
     found = yield from _tally_logs([each for each in some if each.kind == STREAM])
@@ -266,7 +266,7 @@ def _capped_numbers(
 
 
 def _packed(queues: Sequence[Listed], now: datetime) -> Plan[Mapping[str, Mapping[str, int]]]:
-    """Count by how much the messages of queues outnumber their documents, keyed by queue name.
+    """Count how many more messages than documents each queue has, keyed by queue name.
 
     The numbers are ``ready``, ``later`` and ``held``, which is a part of ``later``.
     """
@@ -312,10 +312,10 @@ def _waiting(each: Listed, number: Mapping[str, int], now: datetime) -> Iterable
 
 
 def _firsts(queue: str, order: Order) -> Pipeline:
-    """Return the pipeline for the least ``due`` of the first messages of groups, or of keys.
+    """Return the pipeline that finds the earliest ``due`` of the first messages of groups or keys.
 
-    It reads one index entry and one document of each group or key. All messages behind the first
-    wait for it, and their ``when`` does not show since when, because deferrals change it.
+    It reads one index entry and one document of each group or key. The messages behind the first
+    wait for it. Their ``when`` does not show how long they have waited, since deferrals change it.
     """
     return [
         {"$match": {"q": queue, order.field: {"$gt": ""}}},

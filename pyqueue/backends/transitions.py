@@ -71,22 +71,22 @@ def hidden_queue(queue: str) -> str:
 
 
 def level_record_id(queue: str, level: int) -> str:
-    """Return the _id of the record of one level of a queue with priorities; see ``levels``."""
+    """Return the _id of a queue's record for one priority level; see ``levels``."""
     return f"{record_id(queue)}~{level}"
 
 
 def level_record_ids(queue: str) -> list[str]:
-    """Return the ids of the records of all levels."""
+    """Return the ids of a queue's records for all priority levels."""
     return [level_record_id(queue, level) for level in range(HIGHEST_PRIORITY + 1)]
 
 
 def messages_only(queue: str) -> Filter:
-    """Return the filter that keeps out the records of a queue of any kind."""
+    """Return the filter that excludes the records of a queue of any kind."""
     return {"_id": {"$nin": [record_id(queue), *level_record_ids(queue)]}}
 
 
 def unset(*names: str) -> dict[str, Any]:
-    """Return the $unset of these fields."""
+    """Return the value of a ``$unset`` that removes these fields."""
     return dict.fromkeys(names, "")
 
 
@@ -113,7 +113,7 @@ def scan_range(
 ) -> Filter:
     """Return the filter that matches messages from ``start`` on whose ``when`` matches ``upto``.
 
-    ``messages`` keeps records out. If None, the only record to keep out is the queue's.
+    ``messages``: a filter that excludes records. If None, only the queue's main record is excluded.
     """
     messages = messages or {"_id": {"$ne": record_id(queue)}}
     if start is None:
@@ -130,7 +130,7 @@ def scan_range(
 def in_time(until: datetime | None) -> Filter:
     """Return a filter that matches only before ``until`` by the server's clock, or always if None.
 
-    Only a filter that names documents may include it: a scan would read everything to find nothing.
+    Use this only in filters that list ids: after ``until``, a scan would read everything in vain.
     """
     return {} if until is None else {"$expr": {"$lt": ["$$NOW", until]}}
 
@@ -138,12 +138,12 @@ def in_time(until: datetime | None) -> Filter:
 def still_claimable(
     queue: str, ids: Sequence[object], now: datetime, until: datetime | None = None
 ) -> Filter:
-    """Return the filter that matches the messages that can still be claimed, before ``until``."""
+    """Return the filter that matches those messages that can still be claimed before ``until``."""
     return {"_id": {"$in": ids}, "q": queue, "when": {"$lte": now}, **in_time(until)}
 
 
 def claiming(now: datetime, lease_s: float, owner: str, *, count: bool) -> UpdateFields:
-    """Return the update of a claim. If ``count`` is true, the claim counts as a try."""
+    """Return the update that claims a message. If ``count`` is true, the claim counts as a try."""
     until = now + timedelta(seconds=lease_s)
     put = {"when": until, "token": new_token(), "owner": owner, "reserved": now}
     update: UpdateFields = {"$set": put, "$unset": unset("claim")}
@@ -153,7 +153,7 @@ def claiming(now: datetime, lease_s: float, owner: str, *, count: bool) -> Updat
 
 
 def locking(kind: Kind, update: UpdateFields) -> UpdateFields:
-    """Return the update of a claim that also renames ``dies`` and the lock fields of its kind."""
+    """Return the update of a claim, extended to rename ``dies`` and the lock fields of its kind."""
     return {**update, "$rename": {**_BEGINS, **kind.lock_fields}}
 
 
@@ -163,7 +163,7 @@ def waited_for(kind: Kind) -> dict[str, int]:
 
 
 def lock_removal(kind: Kind) -> dict[str, Any]:
-    """Return the $unset of the lock fields, by the names that they have in held messages."""
+    """Return the value of a ``$unset`` that removes the lock fields, as held messages name them."""
     return unset(*kind.lock_fields.values())
 
 
@@ -182,7 +182,7 @@ def token_filter(queue: str, claim: Mapping[str, Mapping[str, Any]]) -> Filter:
 def holds_filter(reservations: Iterable[Reservation[Any]]) -> Filter:
     """Return the filter that matches the messages that these reservations still hold.
 
-    It matches pairs of (_id, token). Two independent lists would match their cross product.
+    The filter matches pairs of (_id, token). Two independent lists would match the cross product.
     """
     ids_of: dict[str, list[Id]] = {}
     for each in reservations:
@@ -196,7 +196,7 @@ def holds_filter(reservations: Iterable[Reservation[Any]]) -> Filter:
 
 
 def not_held_filter(queue: str, now: datetime) -> dict[str, object]:
-    """Return the filter that matches the live messages that are not held under a live lease."""
+    """Return the filter that matches the live messages that no consumer holds."""
     return {
         "q": queue,
         "when": {"$lt": BAND},
@@ -206,7 +206,7 @@ def not_held_filter(queue: str, now: datetime) -> dict[str, object]:
 
 
 def is_held(document: Mapping[str, Any], now: datetime) -> bool:
-    """Return whether a live message is held under a live lease."""
+    """Return whether a consumer holds a live message, under a lease that has not ended."""
     when = document["when"]
     return "token" in document and not (isinstance(when, datetime) and when <= now)
 
@@ -225,7 +225,7 @@ def rolling_back(
 def releasing(
     kind: Kind, due: datetime, now: datetime, *, uncounted: Sequence[str] = ("tries",)
 ) -> UpdateFields:
-    """Return the update that puts a message back at ``due`` and decrements ``uncounted`` fields."""
+    """Return the update that gives a message back at ``due``, and decrements ``uncounted``."""
     # In an ordered queue, ``seq`` is the place, and scans expect nothing far below now.
     when = max(due, now) if kind.lock_fields else due
     update: UpdateFields = {"$set": {"when": when}, "$unset": unset(*kind.held_fields)}
@@ -235,7 +235,7 @@ def releasing(
 
 
 def untried(update: UpdateFields) -> UpdateFields:
-    """Return an update that takes back the first try of a message, which may then expire again."""
+    """Return the update, extended to undo a first try, so that the message may expire again."""
     names = {later: first for first, later in _BEGINS.items()}
     return update | {"$rename": {**update.get("$rename", {}), **names}}
 
@@ -268,7 +268,7 @@ def _remembering_key(update: UpdateFields, *, keyed: bool) -> UpdateFields:
 
 
 def unfinishing(kind: Kind, due: datetime) -> UpdateFields:
-    """Return the update that undoes the finish of a popped message."""
+    """Return the update that returns a popped message from the history to its queue."""
     removed = unset(*kind.held_fields, "processed", "outcome", "expires", "free")
     return {"$set": {"when": due}, "$unset": removed}
 
@@ -292,7 +292,7 @@ def _trail(queue: str, now: datetime) -> dict[str, Any]:
 def noting(
     update: UpdateFields, attempt: Mapping[str, Any] | None, stay: Mapping[str, Any] | None = None
 ) -> UpdateFields:
-    """Return an update that also notes a failed try, and facts of the stay that it ends."""
+    """Return the update, extended to note a failed try and facts about the stay in the queue."""
     if attempt is not None:
         update.setdefault("$push", {})["attempts"] = {"$each": [attempt], "$slice": -MAX_ATTEMPTS}
     if stay is not None:
@@ -303,7 +303,7 @@ def noting(
 def leaving(
     kind: Kind, queue: str, put: dict[str, Any], now: datetime, *, keep: Sequence[str] = ()
 ) -> UpdateFields:
-    """Return the update that takes a message to another queue, which it enters with ``put``.
+    """Return the update that moves a message to another queue, with the new fields ``put``.
 
     The message keeps the fields ``keep``. It leaves its key behind, unless ``put`` has one.
     """
@@ -329,7 +329,7 @@ def burying(
     *,
     keyed: bool,
 ) -> UpdateFields:
-    """Return the update of a burial. ``death`` has the reason, the tries and the error."""
+    """Return the update that buries a message. ``death``: the reason, the tries and the error."""
     put = {**put, "dead": {"from": queue, "at": now, **death}}
     if death["error"] is not None:
         put["error"] = death["error"]

@@ -2,8 +2,8 @@
 
 Such a message keeps its ``key`` until the instant ``free``. The unique index on keys keeps other
 messages out, as it does for live messages. A push that meets a finished message after ``free``
-renames the key of that message to ``last_key``, and tries again. Only pushes to queues whose record
-shows such messages look for them.
+renames the key of that message to ``last_key``, and tries again. The record of a queue shows
+whether it may have such messages. Only then does a push look for them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check(keeps: Sequence[Keep | None], keys: Sequence[str | None]) -> None:
     """Refuse ``unique_for`` without a key.
 
     Raises:
-        ConfigurationError: a message has ``unique_for``, but no key.
+        ConfigurationError: A message has ``unique_for``, but no key.
     """
     for keep, key in zip(keeps, keys, strict=True):
         if keep is not None and keep.unique is not None and key is None:
@@ -50,7 +50,7 @@ def is_used(queue: str) -> Plan[bool]:
 
 
 def write(entries: Entries) -> Plan[Written]:
-    """Write the documents that the unique indexes accept, after releasing keys that are overdue."""
+    """Write documents. Release keys that finished messages have kept long enough, and retry."""
     written = yield from inserting.write(entries)
     if not written.key_taken or not (yield from is_used(entries.queue)):
         return written
@@ -67,7 +67,7 @@ def write(entries: Entries) -> Plan[Written]:
 
 
 def _merge(written: Written, places: Sequence[int], again: Written) -> None:
-    """Add the outcome of writing the documents at some places again."""
+    """Add to ``written`` the outcome of writing the documents at these places again."""
     for index, place in enumerate(places):
         written.ids[place] = again.ids[index]
         if index not in again.key_taken:
@@ -77,7 +77,7 @@ def _merge(written: Written, places: Sequence[int], again: Written) -> None:
 
 
 def keeps_out(queue: str, document: Document, session: object = None) -> Plan[bool]:
-    """Return whether a finished message keeps a document's key. If its time is over, release it."""
+    """Return whether a finished message keeps a document's key. Release it if its time is over."""
     if "key" not in document:
         return False
     now = yield from ServerTime()

@@ -32,7 +32,7 @@ def unpacked(payloads: Iterable[Any], how: PushOptions) -> tuple[list[Any], Push
     """Return the payloads and the options of a push whose messages may be ``Push`` objects.
 
     Raises:
-        ConfigurationError: only some messages are ``Push`` objects, or an option is also set for
+        ConfigurationError: Only some messages are ``Push`` objects, or an option is also set for
             all messages.
     """
     given = arguments.payloads(payloads, "push()")
@@ -43,7 +43,7 @@ def unpacked(payloads: Iterable[Any], how: PushOptions) -> tuple[list[Any], Push
         place, bare = next(pair for pair in enumerate(given) if type(pair[1]) is not Push)
         raise ConfigurationError(
             f"payloads: expected a Push at each place, found {type(bare).__name__} at place "
-            f"{place}; wrap each payload in a Push, or none"
+            f"{place}; wrap all payloads in a Push, or none of them"
         )
     for name, value in how.items():
         if value is not None and name not in ("on_duplicate", "session"):

@@ -1,4 +1,4 @@
-"""Delete the queues with ``auto_delete`` that no process has used for their time.
+"""Delete the queues that no process has used for the time that their ``auto_delete`` sets.
 
 Each client that receives checks them about once a minute, with its pass over all queues, and so
 does ``pyqueue doctor``. One read of an index finds the queues whose time may be over; see ``uses``.
@@ -28,7 +28,7 @@ from pyqueue.requests import Delete, Document, Filter, Find, Plan, ServerTime, U
 
 log = logging.getLogger("pyqueue")
 
-#: How many queues one read returns, and how many reads a pass makes.
+#: How many queues one read returns, and how many reads a pass makes at most.
 PAGE_SIZE: Final = 100
 _MAX_PAGES: Final = 10
 #: The shortest and the longest time before a queue is checked again, in seconds. A queue that is
@@ -38,7 +38,7 @@ _MAX_PAUSE_S: Final = 600.0
 
 
 def delete_unused() -> Plan[list[str]]:
-    """Delete the queues that were not used for their time, and have no message to receive.
+    """Delete the queues that were unused for their ``auto_delete`` and have no live message.
 
     Returns:
         The names of the deleted queues.
@@ -57,7 +57,7 @@ def delete_unused() -> Plan[list[str]]:
 
 
 def listed(count: int) -> Plan[list[str]]:
-    """Return the names of up to ``count`` queues that are deleted when unused, next ones first."""
+    """Return the names of up to ``count`` queues that are deleted when unused, soonest first."""
     page = yield from Find({"q": USES}, {"_id": 1}, sort=SCAN_ORDER, limit=count, hint=HOT)
     return [queue_of(each) for each in page]
 
@@ -66,8 +66,8 @@ def _delete_if_unused(stored: Document, now: datetime) -> Plan[bool]:
     """Delete a queue if its time is over and it has no message. Return whether it was deleted.
 
     Args:
-        stored: the document that notes its use, as read.
-        now: the current instant.
+        stored: The document that notes its use, as read.
+        now: The current instant.
     """
     queue, unused = queue_of(stored), (yield from _take(stored, now))
     if unused is None:
@@ -87,7 +87,7 @@ def _take(stored: Document, now: datetime) -> Plan[Filter | None]:
 
     Returns:
         The filter that matches the document until another use is noted. None if the queue was used,
-        or is not deleted, or if another process was faster.
+        or is never deleted, or if another process was faster.
     """
     fields = {"kind": 1, "shape": 1, "deleted": 1}
     record_id = transitions.record_id(queue_of(stored))
@@ -111,7 +111,7 @@ def _take(stored: Document, now: datetime) -> Plan[Filter | None]:
 
 
 def _as_read(stored: Document) -> Filter:
-    """Return the filter that matches the document of a queue until a use is noted."""
+    """Return the filter that matches the note of a queue's last use until another is written."""
     used = {"$eq": stored.get("used")}
     return {"_id": stored["_id"], "q": USES, "when": stored["when"], "used": used}
 
@@ -119,8 +119,8 @@ def _as_read(stored: Document) -> Filter:
 def _seconds_of(record: Mapping[str, Any]) -> float | None:
     """Return after how many unused seconds a queue is deleted, or None if it is not deleted.
 
-    ``record``: its record, or {} if there is none. Then, or if the record is deleted, a process may
-    have died before the deletion was complete, and it is completed now.
+    ``record``: the queue's record, or {} if there is none. If it is missing or marked as deleted, a
+    process may have died during the deletion, which is then completed now.
     """
     if record.get("kind") == STREAM:
         return None

@@ -1,4 +1,4 @@
-"""Uses of queues with ``auto_delete``: such a queue is deleted once it has been unused for a time.
+"""Uses of queues with ``auto_delete``: such a queue is deleted after a set time without use.
 
 A document for each of these queues notes when it was last used::
 
@@ -45,10 +45,10 @@ class Used(Request[None]):
 
 
 def length(value: Any) -> float:
-    """Return after how many seconds an unused queue is deleted.
+    """Check the option ``auto_delete``. Return its value, in seconds.
 
     Raises:
-        ConfigurationError: the value is not allowed.
+        ConfigurationError: The value is not allowed.
     """
     length_s = arguments.duration(AUTO_DELETE, value)
     if length_s < _LEAST_S:
@@ -59,7 +59,7 @@ def length(value: Any) -> float:
 
 
 def seconds_of(shape: object) -> float | None:
-    """Return after how many unused seconds a queue with these shared options is deleted, if any."""
+    """Return after how many unused seconds these shared options delete a queue, or None."""
     if isinstance(shape, Mapping):
         with suppress(ConfigurationError):  # False, or another program wrote it
             return length(shape.get(AUTO_DELETE))
@@ -67,12 +67,12 @@ def seconds_of(shape: object) -> float | None:
 
 
 def interval_s(seconds_s: float) -> float:
-    """Return how many seconds a process lets pass between two notes of a queue."""
+    """Return how many seconds a process waits between two notes that it uses a queue."""
     return max(_LEAST_S, seconds_s / 4)
 
 
 def unused_at(used: datetime, seconds_s: float) -> datetime:
-    """Return when a queue has certainly been unused for its time if no other use is noted."""
+    """Return when a queue's time without use is certainly over, if no other use is noted."""
     return used + timedelta(seconds=seconds_s + interval_s(seconds_s))
 
 
@@ -80,8 +80,8 @@ def note(queue: str, seconds_s: float) -> Plan[None]:
     """Note that a queue is used now.
 
     Args:
-        queue: the name of the queue.
-        seconds_s: its ``auto_delete``, in seconds.
+        queue: The name of the queue.
+        seconds_s: Its ``auto_delete``, in seconds.
     """
     now = yield from ServerTime()
     put = {"q": USES, "when": unused_at(now, seconds_s)}

@@ -2,9 +2,11 @@
 
 ``import pyqueue`` never imports this package. The exit statuses are:
 
-* 0: success. * 1: the command ran, and its result is negative. * 2: the command could not run:
-wrong arguments, or an error of pyqueue, in one line on stderr. * 130: Ctrl-C. * 141: the reader of
-the output closed the pipe.
+* 0: success
+* 1: the command ran, and its result is negative
+* 2: the command could not run: wrong arguments, or a pyqueue error, in one line on stderr
+* 130: Ctrl-C
+* 141: the reader of the output closed the pipe
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _made(name: str, factory: Any) -> Any:
     except TypeError:
         raise ConfigurationError(
             f"APP: expected a function without arguments that returns a Worker, found {name!r}, "
-            "which takes some"
+            "which takes arguments"
         ) from None
     except ValueError:  # a builtin without a signature
         pass

@@ -41,7 +41,7 @@ class Flow(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A queue, a stream or a consumer group."""
+    """A line of the table: a queue, a stream or a consumer group."""
 
     #: The queue, or the stream of the group.
     info: QueueInfo
@@ -97,14 +97,14 @@ class Line(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """All lines, and how long it took to read them."""
+    """All lines of one screen, and how long it took to read their data."""
 
     lines: Sequence[Line]
     took_s: float
 
 
 def queue_of(client: AsyncClient, info: QueueInfo) -> AsyncQueue[Any]:
-    """Return a queue with the options that its programs last set, or defaults if one is invalid."""
+    """Return a queue with its last stored options, or with defaults if an option is invalid."""
     try:
         return client.queue(info.name, **own_options(info.options))
     except QueueError:
@@ -118,7 +118,7 @@ def group_of(client: AsyncClient, line: Line) -> AsyncConsumer[Any]:
 
 
 class Board:
-    """Reads the lines of a namespace.
+    """Reads the lines of the table for all queues and streams of a namespace.
 
     Args:
         client: The client of the namespace.
@@ -135,8 +135,8 @@ class Board:
     async def read(self, unfolded: Iterable[str] | None = None, history: bool = True) -> Picture:
         """Read all lines.
 
-        A dead-letter queue that only one queue uses has no line: the line of that queue counts its
-        messages.
+        A dead-letter queue that only one queue uses has no line: the line of that queue shows how
+        many dead messages there are.
 
         Args:
             unfolded: The names of the streams whose groups have lines, or None for all streams.
@@ -161,7 +161,7 @@ class Board:
         return Picture(lines, time.monotonic() - began)
 
     async def _flows(self, history: bool) -> dict[str, Flow]:
-        """Return the flows, keyed by line, or none if the database user may not read them."""
+        """Return the flows by the keys of lines; {} if the user may not read the telemetry."""
         run = runner_of(self.client).run
         recent = await run(recent_stats(_RECENT_MIN))
         if history and time.monotonic() - self._past_read_at > _HISTORY_AGE_S:

@@ -1,4 +1,4 @@
-"""The commands of a checkout: the benchmarks and the fault suite. The package lacks both."""
+"""The commands that need a checkout of the repository: the benchmarks and the fault suite."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def name_cell(line: Line, width: int) -> Cell:
 
 
 def _of_flow(name: Literal["into", "done", "failed", "p95"]) -> Callable[[Line], float | None]:
-    """Return a function that returns this figure of a line's flow."""
+    """Return a function that reads the figure ``name`` from the flow of a line."""
 
     def of(line: Line) -> float | None:
         value: float | None = getattr(line.flow, name, None)
@@ -170,7 +170,7 @@ def _alarming(
     text: Callable[[float | None], str],
     value: Callable[[Line], float | None],
 ) -> Column:
-    """Return a column of numbers that are shown as trouble unless they are 0."""
+    """Return a column of numbers, which are shown in red unless they are 0."""
 
     def cell(line: Line) -> Cell:
         of = value(line)
@@ -218,7 +218,7 @@ class Layout(NamedTuple):
 
 
 def layout(width: int, columns: Sequence[Column] = COLUMNS) -> Layout:
-    """Return the columns that fit a width, in cells."""
+    """Return the columns that fit a terminal of this width, in cells."""
     chosen = [each for each in columns if not each.optional]
     room = width - PADDING - sum(each.width + PADDING for each in chosen)
     for each in sorted((each for each in columns if each.optional), key=lambda it: it.width):
@@ -240,7 +240,7 @@ def order(lines: Iterable[Line], by: str) -> list[str]:
 
 
 class Grid(NamedTuple):
-    """The table of lines for a terminal without Textual, as rich renders it."""
+    """The table for a terminal without Textual. It is rendered by rich."""
 
     lines: Sequence[Line]
     columns: Sequence[Column] = COLUMNS

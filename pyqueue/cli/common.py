@@ -114,8 +114,8 @@ class Commands(TyperGroup):
 def _forget_interrupt() -> None:
     """Make Python exit with our status, wherever Ctrl-C interrupted it.
 
-    If a KeyboardInterrupt leaves ``exec`` of a text, CPython treats it as unhandled, even if a
-    caller handles it: when the process ends, it kills itself with SIGINT. Dataclasses and
+    If a KeyboardInterrupt leaves ``exec`` of a text, CPython treats the exception as unhandled,
+    even if a caller handles it: at its end, the process kills itself with SIGINT. Dataclasses and
     named tuples use ``exec``, so this happens while modules are imported. The next ``exec`` clears
     the flag.
     """
@@ -182,7 +182,7 @@ def connect(url: str | None, namespace: str, signals: str | None = None) -> Iter
 
 
 def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that each program of a queue chooses itself, as they were last set."""
+    """Return the options that each program may choose for a queue, as a program last set them."""
     names = ("lease", "max_tries", "dead_letter", "history")
     return {name: options[name] for name in names if name in options}
 
@@ -190,7 +190,7 @@ def own_options(options: Mapping[str, Any]) -> dict[str, Any]:
 def queue_with_stored_options(client: Client, name: str) -> Queue[Any]:
     """Return a queue with the options that its programs last set.
 
-    A command must not change how the programs of a queue use it.
+    With other options, a command would change how programs use the queue.
 
     Raises:
         ConfigurationError: The name belongs to a stream.
@@ -210,14 +210,14 @@ def queue_with_stored_options(client: Client, name: str) -> Queue[Any]:
 
 
 def refuse_unknown(client: Client, name: str, argument: str = "QUEUE") -> None:
-    """Refuse the name of a queue that was never used, which may be mistyped.
+    """Refuse the name of a queue that was never used, because the name may be mistyped.
 
     The dead-letter queue of a known queue is known, even if no message has died yet.
 
     Args:
         client: A connected client.
         name: The name of the queue.
-        argument: The command's argument for the name, which the error text begins with.
+        argument: The argument of the command that gave the name. The error text begins with it.
 
     Raises:
         ConfigurationError: The namespace has no such queue.
@@ -246,7 +246,7 @@ def parse_json(text: str, source: str) -> Any:
 
 
 def parse_instant(option: str, text: str) -> datetime:
-    """Return the instant that a text in ISO 8601 with a time zone denotes."""
+    """Parse an instant that is given in ISO 8601 with a time zone."""
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:

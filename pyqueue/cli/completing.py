@@ -1,7 +1,8 @@
 """Shell completion of the names of queues.
 
-A shell waits for the names while the user types. So they come within a second. If the server does
-not answer, there are no names and no error. Nothing is written, not even a missing index.
+A shell waits for the names while the user types, so a completion takes at most a second. If the
+server does not answer, there are no names and no error. Nothing is written, not even a missing
+index.
 """
 
 from __future__ import annotations

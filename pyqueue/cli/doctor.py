@@ -132,7 +132,7 @@ def findings(client: Client, signals: str | None, *, repair: bool = False) -> It
     """Yield a finding for each check, or only the first if the server cannot be reached.
 
     Args:
-        client: A client that may be unconnected.
+        client: A client, which may not have connected to the server yet.
         signals: The URL of the bus, or None for the default.
         repair: Whether to delete hidden rows of Spark writes that are older than a day.
     """
@@ -289,11 +289,11 @@ def check_documents(client: Client) -> Finding:
         return Finding("documents", "ok", "not checked without the indexes")
     if lists := hidden_documents(client):
         text = (
-            "no receive finds these messages, because `when` is not a date in the usual range, or "
+            "no consumer finds these messages, because `when` is not a date in the usual range, or "
             f"`q` is not a queue name: {'; '.join(lists)}; repair or delete them by hand"
         )
         return Finding("documents", "advice", text)
-    return Finding("documents", "ok", "receives can find all of them")
+    return Finding("documents", "ok", "consumers can find all of them")
 
 
 def check_limits(client: Client) -> Finding:
@@ -316,7 +316,7 @@ def check_streams(client: Client) -> Finding:
 
 
 def check_handovers(client: Client) -> Finding:
-    """Finish handovers whose processes died; see ``backends.recovering``."""
+    """Finish handovers that processes left half done when they died; see ``recovering``."""
     name = "handovers"
     found = client.database[client.namespace].index_information()
     if not INDEXES.keys() <= found.keys():  # a client would create them
@@ -334,7 +334,7 @@ def check_handovers(client: Client) -> Finding:
 
 
 def check_described(name: str, describe: Callable[[Client], str], client: Client) -> Finding:
-    """Run a check that does the upkeep of consumers once. Return its text as a finding."""
+    """Run a check that also does the upkeep of consumers, and return its text as a finding."""
     try:
         return Finding(name, "ok", describe(client))
     except QueueError as error:
@@ -430,7 +430,7 @@ def check_member_clocks(
     text = f"{spread:.3f} s between the {len(hosts)} members"
     if spread < MAX_CLOCK_DIFFERENCE_S:
         return Finding("member clocks", "ok", text)
-    text += ": a fail-over shifts leases and delays by that; run NTP on them"
+    text += ": a fail-over shifts leases and delays by that; run NTP on all of them"
     return Finding("member clocks", "wrong", text)
 
 

@@ -1,4 +1,4 @@
-"""The checks of ``pyqueue doctor`` on documents: whether receives find them."""
+"""The checks of ``pyqueue doctor`` on documents: whether consumers can find them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HIDDEN_RANGES: list[tuple[Any, Any]] = [
 
 
 def hidden_documents(client: Client) -> list[str]:
-    """Return a text for each queue with documents that no consumer finds. It lists their ids.
+    """Return a text for each queue with documents that no consumer finds, with their first ids.
 
     Reading the index is enough, so the cost does not grow with the number of messages.
     """

@@ -47,7 +47,7 @@ def served(address: str | None) -> Iterator[Pulse | None]:
 
 
 class _Server(ThreadingTCPServer):
-    """A server that reports the checks.
+    """An HTTP server that answers requests for the health checks.
 
     Args:
         place: The host and the port.

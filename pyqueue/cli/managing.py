@@ -205,11 +205,12 @@ def rm(
     selects = selected.needs_filter()
     if selects and force:
         raise ConfigurationError(
-            "--force: messages that a consumer holds cannot be selected; leave it out"
+            "--force: has no use here, because messages that a consumer holds cannot be selected; "
+            "leave out --force"
         )
     if chosen.limit is not None and not selects:
         raise ConfigurationError(
-            "--limit: select messages with --where, --state, --older or --error"
+            "--limit: needs a condition; add --where, --state, --older or --error"
         )
     with connect(server.url, server.namespace, server.signals) as client:
         refuse_unknown(client, name)

@@ -39,7 +39,7 @@ def move(
     to: Annotated[
         str,
         typer.Argument(
-            metavar="TO", help="The queue to which they move.", autocompletion=queue_names
+            metavar="TO", help="The queue to which the messages move.", autocompletion=queue_names
         ),
     ],
     chosen: Chosen,
@@ -103,7 +103,7 @@ def redrive(
     chosen: Chosen,
     server: Server,
 ) -> None:
-    """Send dead messages back to the queues that they came from. Print how many."""
+    """Send dead messages back to the queues that they came from. Print how many were sent."""
     with connect(server.url, server.namespace, server.signals) as client:
         refuse_unknown(client, name)
         source = queue_with_stored_options(client, name)

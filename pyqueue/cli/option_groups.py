@@ -27,7 +27,7 @@ class Server(NamedTuple):
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options in its groups, in place of the parameters for the groups."""
+    """Replace each parameter of a command that is a group with the options of the group."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []

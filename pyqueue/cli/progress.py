@@ -150,7 +150,7 @@ class Progress:
 async def shown(
     runner: Runner[Any], client: AsyncClient, say: Callable[[str], object] = note
 ) -> AsyncIterator[None]:
-    """Show the progress of a run while the block runs. If this fails, the run continues.
+    """Show the progress of a run until the block ends. If the display fails, the run continues.
 
     Args:
         runner: The pipeline that runs.
@@ -206,7 +206,7 @@ async def _table(progress: Progress) -> None:
 
 @contextmanager
 def _logs_above() -> Iterator[None]:
-    """Print the log above a live table. Handlers have to use the sys.stderr that it has set."""
+    """Print the log above a live table, through the ``sys.stderr`` that the table has set."""
     handlers = [
         each
         for each in logging.getLogger().handlers

@@ -55,7 +55,7 @@ def ls(
         typer.Option(min=1, metavar="N", help="Stop counting at N, which is shown as N+."),
     ] = None,
     again: Annotated[
-        bool, typer.Option("--watch", help="List them again every 2 seconds, until Ctrl-C.")
+        bool, typer.Option("--watch", help="List the queues again every 2 seconds, until Ctrl-C.")
     ] = False,
     url: Url = None,
     namespace: Namespace = "pyqueue",
@@ -67,7 +67,9 @@ def ls(
     """
     if again:
         if as_json:
-            raise ConfigurationError("--watch: it prints tables; leave --json out")
+            raise ConfigurationError(
+                "--watch: prints tables, so it cannot be combined with --json; leave out --json"
+            )
         with_client(url, namespace, None, partial(_list_often, cap=cap))
         return
     with connect(url, namespace) as client:
@@ -214,11 +216,11 @@ def push(
     if ndjson:
         if key is not None or id is not None:
             raise ConfigurationError(
-                "--ndjson: several messages cannot share a --key or an --id; leave them out"
+                "--ndjson: several messages cannot share a key or an id; leave out --key and --id"
             )
         if payload not in (None, "-"):
             raise ConfigurationError(
-                "--ndjson: leave PAYLOAD out; the lines come from --file or standard input"
+                "--ndjson: reads lines from --file or standard input; leave out PAYLOAD"
             )
         with connect(url, namespace, signals) as client:
             target = queue_with_stored_options(client, name)

@@ -1,4 +1,4 @@
-"""The parts of the screens of ``pyqueue top``: a table that keeps its cursor, and its refresh."""
+"""What the screens of ``pyqueue top`` share: a table that keeps its cursor, and dialogs."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ DryRun = Annotated[
 
 
 class Chosen(NamedTuple):
-    """The options that select the messages that a command changes, and limit number and rate."""
+    """The options that select the messages to change, and that limit their number and rate."""
 
     where: Where = None
     older: Older = None
@@ -78,7 +78,7 @@ class Selected(NamedTuple):
         if not self.filters and (self.chosen.dry_run or self.chosen.rate is not None):
             option = "--dry-run" if self.chosen.dry_run else "--rate"
             raise ConfigurationError(
-                f"{option}: select messages with --where, --state, --older or --error"
+                f"{option}: needs a condition; add --where, --state, --older or --error"
             )
         return self.filters
 
@@ -116,7 +116,7 @@ class Selected(NamedTuple):
 
 
 def conditions(given: list[str]) -> dict[str, object]:
-    """Return the values that the options --where give, keyed by path."""
+    """Return the values of the ``--where`` options, keyed by path."""
     found: dict[str, object] = {}
     for each in given:
         path, equals, text = each.partition("=")

@@ -52,7 +52,7 @@ def forget(
 ) -> None:
     """Let the query of a stage begin again with any batch number. Stop the query first.
 
-    After that, a row is left out only if the queue or its history still has its id.
+    After that, a row is skipped only if the queue or its history still has the id of the row.
     """
     with connect(url, namespace) as client:
         run = runner_of(client).run

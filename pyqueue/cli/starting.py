@@ -46,7 +46,7 @@ async def server_reached(client: Client | AsyncClient, pulse: Pulse | None = Non
 
     Args:
         client: The client that connects to the server.
-        pulse: Records that the event loop turns, or None if there are no health checks.
+        pulse: Records that the event loop is running, or None if there are no health checks.
     """
     connection, threads = connection_of(client), DaemonThreadPool()
     delays, reached = RetryDelays(_RETRIES), False

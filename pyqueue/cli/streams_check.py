@@ -1,4 +1,4 @@
-"""The checks of ``pyqueue doctor`` on streams: packs, groups, and documents that do not belong."""
+"""The checks of ``pyqueue doctor`` on streams: packs, groups, and documents of queues."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def check_stream(client: Client, name: str) -> Iterator[str]:
     record = collection.find_one({"_id": record_id(name)})
     if record is None or record.get("kind") != STREAM:
         kind = "no record" if record is None else f"the record of a {record.get('kind')!r} queue"
-        yield f"it has packs and {kind}: no program reads them; restore the record, or delete them"
+        yield (
+            f"it has packs and {kind}: no program reads the packs; restore the record, or delete "
+            "the packs"
+        )
     packs = _packs(collection, name)
     yield from _gaps(name, packs)
     first = (record or {}).get("first", 0)
@@ -116,6 +119,6 @@ def _strangers(collection: Collection[dict[str, Any]], name: str) -> Iterator[st
     ids = [each["_id"] for each in collection.find(match, {"_id": 1}, limit=4, hint=HOT)]
     if ids:
         yield (
-            f"there are messages of a queue under its name: {first_ids(ids)}; no receive finds "
-            "them: append their payloads, and delete them"
+            f"there are messages of a queue under its name: {first_ids(ids)}; no consumer "
+            "finds them: append their payloads to the stream, and delete the messages"
         )

@@ -47,8 +47,8 @@ def top(
 ) -> None:
     """Watch all queues: their messages, rates and dead letters.
 
-    The keys are at the bottom. In a pipe, and with --json, print once. Rates and latencies need
-    clients with telemetry=True.
+    The last line of the screen lists the keys. In a pipe, and with --json, print once. Rates and
+    latencies need clients with telemetry=True.
     """
     work: Callable[[AsyncClient], Awaitable[None]]
     if as_json or once or not (plain or sys.stdout.isatty()):

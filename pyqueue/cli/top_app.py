@@ -108,7 +108,7 @@ class QueuesScreen(ListScreen):
     # ---- keys
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Open a queue, or fold a stream."""
+        """Open the selected queue, or fold or unfold the selected stream."""
         line: Line | None = self.table.item
         if line is None:
             return
@@ -125,7 +125,7 @@ class QueuesScreen(ListScreen):
             _open(self, self._board.client, line.info, self._every_s)
 
     def action_dead(self) -> None:
-        """Open the dead-letter queue of a queue."""
+        """Open the dead-letter queue of the selected queue."""
         line: Line | None = self.table.item
         if line is None or line.group is not None or line.is_stream:
             return
@@ -142,7 +142,7 @@ class QueuesScreen(ListScreen):
         self.draw()
 
     def action_pause(self) -> None:
-        """Pause a queue or a group, or resume it."""
+        """Pause or resume the selected queue or group."""
         line: Line | None = self.table.item
         if line is None:
             return
@@ -155,7 +155,7 @@ class QueuesScreen(ListScreen):
         act(self, target.resume if line.paused else target.pause, done)
 
     def action_redrive(self) -> None:
-        """Send dead messages back, after asking."""
+        """Send the dead messages of the selected queue back, after asking."""
         line: Line | None = self.table.item
         if line is None or line.group is not None or line.is_stream:
             return
@@ -256,7 +256,7 @@ class MessagesScreen(ListScreen):
         )
 
     def set_filter(self, text: str) -> None:
-        """Show the messages that match a filter, from the first one."""
+        """Show the first page of the messages that match a filter."""
         if text != self.filter_text:
             self.filter_text = text
             self._after = None
@@ -265,7 +265,7 @@ class MessagesScreen(ListScreen):
     # ---- keys
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        """Show a message with all its fields."""
+        """Show the selected message with all its fields."""
         message: Message[Any] | None = self.table.item
         if message is not None:
             fields = json.loads(as_json_text(to_json(message)))
@@ -278,13 +278,13 @@ class MessagesScreen(ListScreen):
             self.read_soon()
 
     def action_cancel(self) -> None:
-        """Cancel a message, after asking."""
+        """Cancel the selected message, after asking."""
         if (message := self.table.item) is not None:
             question = f"Cancel message {message.id} of {self._queue.name}?"
             ask(self, question, partial(_cancel, self._queue, message.id), "{}")
 
     def action_requeue(self) -> None:
-        """Make a scheduled or dead message ready now."""
+        """Make the selected message ready now, if it is scheduled or dead."""
         if (message := self.table.item) is not None:
             act(self, partial(_requeue, self._queue, message.id), "{}")
 

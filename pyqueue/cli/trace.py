@@ -71,7 +71,7 @@ def to_json(document: Mapping[str, Any], now: datetime, max_tries: int | None) -
     Args:
         document: The stored message.
         now: The time of the server.
-        max_tries: The queue's limit of tries, or None if it is unknown.
+        max_tries: The maximum number of tries in the queue, or None if it is unknown.
     """
     invalid = invalid_fields(document)
     invalid_values = {name: document[name] for name in invalid}

@@ -15,7 +15,11 @@ _MAX_NAMED: Final = 5
 
 
 def unused_queues(client: Client) -> str:
-    """Delete unused queues with ``auto_delete``. Name these queues, and those that are left."""
+    """Delete the unused queues that have ``auto_delete``.
+
+    Returns:
+        A text that names the deleted queues, and the remaining queues that have ``auto_delete``.
+    """
     found = client.database[client.namespace].index_information()
     if not INDEXES.keys() <= found.keys():  # a client would create them
         return "not checked without the indexes"

@@ -36,7 +36,9 @@ def web(
     names: Annotated[
         list[str] | None,
         typer.Option(
-            "--name", metavar="HOST", help="A name under which browsers reach it. Can be repeated."
+            "--name",
+            metavar="HOST",
+            help="A name under which browsers reach the dashboard. Can be repeated.",
         ),
     ] = None,
     write: Annotated[
@@ -53,8 +55,8 @@ def web(
     password = os.environ.get(PASSWORD) or None
     if host not in _LOOPBACK and password is None:
         raise ConfigurationError(
-            f"--host: expected a password for {host}, found none; set {PASSWORD}, or leave out "
-            "--host to listen on this machine only"
+            f"--host: a dashboard on {host} needs a password; set {PASSWORD}, or leave out --host "
+            "to listen on this machine only"
         )
     target = checked_url(url)
     server, dashboard = _imported()
@@ -106,7 +108,7 @@ def beside(url: str, namespace: str) -> Iterator[str]:
 
 
 def _server(module: Any, pages: Any) -> Any:
-    """Return a server of uvicorn for an app."""
+    """Return a uvicorn server for an app."""
     config = module.Config(
         pages,
         lifespan="off",
@@ -144,6 +146,7 @@ def _imported() -> tuple[Any, Any]:
         from pyqueue.web import Dashboard
     except ModuleNotFoundError as error:
         raise ConfigurationError(
-            f'web: expected the extra web, found no {error.name}; pip install "pyqueue-mongo[web]"'
+            f"web: {error.name} is not installed; install the ``web`` extra: "
+            'pip install "pyqueue-mongo[web]"'
         ) from error
     return uvicorn, Dashboard

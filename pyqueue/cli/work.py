@@ -134,7 +134,7 @@ def worker(
     if given and has_client(runner):
         raise ConfigurationError(
             f"--{next(iter(given))}: {name!r} was created with a client; create the Worker without "
-            "a client, or leave the option out"
+            f"a client, or leave out --{next(iter(given))}"
         )
     configure(log_level, log_format)
     client = client_for(runner, url, namespace, signals)
@@ -145,7 +145,7 @@ def worker(
 
 
 def _given(context: typer.Context, options: dict[str, str | None]) -> dict[str, str]:
-    """Return the options of the command line, without options from environment variables."""
+    """Return the options that were given on the command line, not by environment variables."""
     return {
         name: value
         for name, value in options.items()
@@ -171,7 +171,7 @@ def _run_app(
 def _stop_with_parent(lifeline: int) -> None:
     """Stop this process when its parent is gone, even if the parent was killed.
 
-    Only the parent holds the other end of the pipe, so reading ends when the parent does.
+    Only the parent holds the other end of the pipe, so the read returns when the parent ends.
     """
     with suppress(OSError):
         os.read(lifeline, 1)
@@ -238,7 +238,7 @@ class WorkerProcess:
     Args:
         number: The number of the process in the pool, for notes.
         command: The command line of the process.
-        lifeline: The end of a pipe that the process inherits, and watches.
+        lifeline: The read end of a pipe. The process inherits it, and stops when the pipe closes.
     """
 
     def __init__(self, number: int, command: list[str], lifeline: int) -> None:
@@ -319,7 +319,7 @@ class WorkerPool:
 
     Args:
         command: The command line of each process. It gets one more option, ``--lifeline=N``: the
-            number of a pipe's read end. Reading it returns when the parent is gone.
+            number of a pipe's read end. A read from it returns when the parent is gone.
         size: The number of processes.
     """
 

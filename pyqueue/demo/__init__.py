@@ -7,8 +7,8 @@ counts all figures from the collection and the queues, and compares them with th
 counted from the file.
 
 ``flights`` is the example: stages and graph. ``consumer`` processes its messages, ``rows`` reads
-the file, ``figures`` counts, and ``report`` prints. ``traffic`` is the rest of what a dashboard
-shows. This module starts, kills and compares.
+the file, ``figures`` counts, and ``report`` prints. ``traffic`` adds messages that only a dashboard
+shows. This module starts and kills the processes, and compares the figures.
 """
 
 from __future__ import annotations
@@ -66,19 +66,19 @@ class Consumers:
             ours.send((url, namespace, number == 0, by, telemetry))
 
     def begin(self, *, victim: bool) -> None:
-        """Let the victim begin; once it is dead, let all remaining processes begin."""
+        """Let the victim begin or, once the victim is dead, all remaining processes."""
         for connection in itertools.islice(self.running, 1 if victim else None):
             with suppress(OSError):  # If the process has ended, `receive` reports it.
                 connection.send("begin")
 
     def receive(self, timeout: float) -> None:
-        """Receive messages of the processes, and kill the victim when it holds messages.
+        """Receive reports from the processes, and kill the victim once it reports held flights.
 
         Args:
-            timeout: How many seconds to wait for a message.
+            timeout: How many seconds to wait for a report.
 
         Raises:
-            QueueError: If a process failed or ended early.
+            QueueError: A process failed or ended early.
         """
         for connection in wait(self.running, timeout):
             assert isinstance(connection, Connection)
@@ -125,17 +125,18 @@ def run_with_web(
     serve: Callable[[str, str], AbstractContextManager[object]],
     show: Callable[[dict[str, Any]], object],
 ) -> dict[str, Any]:
-    """Run the demo while a dashboard shows it, and afterwards until Ctrl-C. Return the result.
+    """Run the demo while a dashboard shows it, wait for Ctrl-C, and return the result.
 
-    Telemetry is on, and other kinds of queue have traffic, too. Once the figures are checked, the
-    flights pass again, slowly, so that the numbers on the pages move.
+    Telemetry is on, and other kinds of queues have traffic, too. After the figures are checked, the
+    flights pass through the pipeline again, slowly, so that the numbers on the pages change.
 
     Args:
         rows: As for ``run``.
         url: As for ``run``.
         by: As for ``run``.
-        serve: Given the URL of the server and the namespace, serves a dashboard during a block.
-        show: Shows the result.
+        serve: Takes the URL of the server and the namespace, and returns a context manager that
+            serves a dashboard during its block.
+        show: A function that shows the result.
     """
     found = find_lines(rows)
     _, _, read = found
@@ -144,7 +145,7 @@ def run_with_web(
     with ExitStack() as stack:
         client = stack.enter_context(opened(url))
         stack.enter_context(dropped_after(client))
-        # Its figures are stored before the collections are dropped, and not afterwards.
+        # This client stores its figures before the collections are dropped, and not afterwards.
         told = connect(str(client.url), client.namespace, telemetry=True)
         stack.enter_context(closing(told))
         stack.enter_context(serve(str(client.url), client.namespace))
@@ -229,12 +230,14 @@ def run_spark(rows: int | None = None, url: str | None = None) -> dict[str, Any]
         url: The server to use; None starts a private one.
 
     Raises:
-        ConfigurationError: If Spark is not installed.
+        ConfigurationError: Spark is not installed.
     """
     try:
         from pyqueue.demo import spark
     except ImportError as error:
-        raise ConfigurationError(f'--spark: {error}; pip install "pyqueue-mongo[spark]"') from error
+        raise ConfigurationError(
+            f'--spark: {error}; install the spark extra: pip install "pyqueue-mongo[spark]"'
+        ) from error
     source, count, read = find_lines(rows)
     with ExitStack() as stack:
         client = stack.enter_context(opened(url))
@@ -248,7 +251,7 @@ def run_spark(rows: int | None = None, url: str | None = None) -> dict[str, Any]
 
 @contextmanager
 def opened(url: str | None) -> Iterator[Client]:
-    """Make a client with a new namespace, on the given server or on one started for the demo."""
+    """Make a client with a new namespace, on this server or, without a URL, on a private one."""
     namespace = f"pyqueue_demo_{uuid4().hex[:12]}"
     with ExitStack() as stack:
         if url is None:
@@ -258,7 +261,9 @@ def opened(url: str | None) -> Iterator[Client]:
             with closing(connect(url, namespace, command_timeout=CONNECT_TIMEOUT_S)) as client:
                 client.queues()  # Fail soon if the server cannot be reached.
         else:
-            raise ConfigurationError("--url: use mongodb://... or mongodb+srv://...")
+            raise ConfigurationError(
+                "--url: not the URL of a MongoDB server; use mongodb://... or mongodb+srv://..."
+            )
         client = stack.enter_context(closing(connect(url, namespace)))
         client.queues()  # From here on the server runs.
         yield client

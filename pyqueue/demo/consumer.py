@@ -66,7 +66,7 @@ def consume(parent: Connection) -> None:
 
 
 def _exit_with(parent: Connection) -> None:
-    """Exit when the parent is gone. The parent sends nothing more."""
+    """Wait until the parent, which sends nothing more, is gone. Then exit."""
     with suppress(EOFError, OSError):
         parent.recv()
     os._exit(1)  # not covered: ends this process

@@ -52,11 +52,11 @@ def expected(lines: Iterable[Line], held: int) -> Figures:
 
 
 def measured(client: Client, results: Collection[Figures], pushed: int, held: list[int]) -> Figures:
-    """Count the same figures from the collection and the queues.
+    """Count the same figures as ``expected``, from the collection and the queues.
 
     Args:
         client: A client on the namespace of the queues.
-        results: The collection of the flights.
+        results: The collection of the stored flights.
         pushed: How many rows were pushed.
         held: The ids of the flights that the killed consumer had stored and not committed.
     """
@@ -90,7 +90,7 @@ def measured(client: Client, results: Collection[Figures], pushed: int, held: li
 
 
 def compare(file: Any, here: Any, name: str = "") -> tuple[int, list[Figures]]:
-    """Compare figures. Return how many there are, and the figures that are not equal."""
+    """Compare two sets of figures. Return their number, and the figures that are not equal."""
     if isinstance(file, dict) and isinstance(here, dict):
         parts = [
             compare(file.get(each), here.get(each), f"{name}, {each}".strip(", "))

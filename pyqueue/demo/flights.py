@@ -89,7 +89,7 @@ def parse(rows: list[Row]) -> list[Flight]:
 
 
 def route(flights: list[Flight]) -> list[To[Literal["late", "on-time", "cancelled"]]]:
-    """Choose the queues. Late means 15 minutes or more, or diverted."""
+    """Choose a queue for each flight. Late means 15 minutes or more, or diverted."""
 
     def choose(flight: Flight) -> To[Literal["late", "on-time", "cancelled"]]:
         if not flight.departed:
@@ -100,13 +100,13 @@ def route(flights: list[Flight]) -> list[To[Literal["late", "on-time", "cancelle
 
 
 def store(flights: list[Flight], deliveries: list[Delivery[Flight]]) -> None:
-    """Write flights by one command."""
+    """Write flights to the collection with one command."""
     pairs = zip(flights, deliveries, strict=True)
     results().bulk_write([upsert(flight, each.message) for flight, each in pairs], ordered=False)
 
 
 def upsert(flight: Flight, message: Message[Any]) -> UpdateOne:
-    """Return the write of a flight by its id. ``writes`` counts its writes."""
+    """Return the upsert of a flight by its id. ``writes`` counts how often it was written."""
     passed = [*(step["q"] for step in message.trail), message.queue]
     fields = {"carrier": flight.carrier, "delay": flight.delay, "passed": passed}
     return UpdateOne({"_id": flight.id}, {"$set": fields, "$inc": {"writes": 1}}, upsert=True)

@@ -1,4 +1,4 @@
-"""Show the demo to people: its progress, and its results."""
+"""Show the progress and the results of the demo."""
 
 from __future__ import annotations
 

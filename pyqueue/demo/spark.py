@@ -65,7 +65,7 @@ def parsed(df: DataFrame) -> DataFrame:
 
 
 def sums(df: DataFrame) -> DataFrame:
-    """Return the totals of the flights, given as JSON, for each carrier."""
+    """Return the totals for each carrier. The payloads contain the flights as JSON."""
     flight = df.select(
         F.from_json("payload", "carrier string, delay int, late boolean, cancelled boolean").alias(
             "flight"
@@ -88,8 +88,8 @@ def run(
     Args:
         client: A client on an empty namespace.
         lines: The lines of the file.
-        stack: Stops Spark when it is closed.
-        show_progress: Called after each batch.
+        stack: The stack that stops Spark when it is closed.
+        show_progress: A function that is called after each batch.
     """
     begun = time.monotonic()
     spark = spark_session("pyqueue demo", master="local[2]", config=QUIET)

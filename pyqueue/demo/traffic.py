@@ -1,9 +1,9 @@
 """``pyqueue demo --web``: traffic for the pages of the dashboard, in addition to the flights.
 
-The flights pass through standard queues. This module uses the other kinds, a few times a second: an
-ordered queue, a bucket, a stream with two groups, and a queue with a limit, whose handler fails for
-some messages. When the figures of the flights are checked, it also sends the flights again, slowly,
-through the same pipeline, but does not store them.
+The flights pass through standard queues. This module pushes messages to other queues, a few times a
+second: an ordered queue, a bucket, a stream with two groups, and a queue with a limit, whose
+handler fails for some messages. After the figures of the flights are checked, this module also
+sends the flights through their pipeline again, slowly, but does not store them.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Queues(NamedTuple):
 
 @contextmanager
 def traffic(client: Client, read: Callable[[], Iterator[Line]]) -> Iterator[Callable[[], None]]:
-    """Use the other kinds of queue until the block ends.
+    """Use the other kinds of queues until the block ends.
 
     Args:
         client: A client with telemetry.
-        read: Returns the lines of the file.
+        read: A function that returns the lines of the file.
 
     Yields:
         A function that begins to send the flights again.
@@ -121,7 +121,7 @@ def _push(queues: Queues, number: int, lines: list[Line]) -> None:
 
 
 def _ground(client: Client, queues: Queues) -> Worker[Any]:
-    """Return the worker of the queues."""
+    """Return a worker that handles the messages of these queues."""
     worker = Worker(client, name="ground")
     worker.on(queues.boarding, _board, concurrency=4)
     worker.on(queues.positions, _locate, batch=100)
@@ -135,12 +135,12 @@ def _ground(client: Client, queues: Queues) -> Worker[Any]:
 
 
 def _board(seat: Mapping[str, Any]) -> None:
-    """Let passengers board. At each gate, they do so one flight after the other."""
+    """Let a passenger board. At each gate, passengers board one after another."""
     time.sleep(BOARDING_S)
 
 
 def _locate(reports: list[Any]) -> None:
-    """Take reports of positions."""
+    """Receive position reports, and do nothing."""
 
 
 def _mail(mail: Mapping[str, Any], delivery: Delivery[Any]) -> None:
@@ -167,5 +167,5 @@ def _archive(seats: list[Any]) -> None:
 
 
 def stored(flights: list[Flight]) -> None:
-    """Take flights whose figures are checked already. They are not stored again."""
+    """Take flights that were stored and checked before, without storing them again."""
     time.sleep(STORING_S)

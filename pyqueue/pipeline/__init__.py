@@ -65,8 +65,8 @@ class Pipeline(Runner[R_co]):
     return ``Drop()`` or ``Many([To(...), ...])``, and raise or return ``Reject`` or ``RetryLater``.
     After any other exception the message is tried again later.
 
-    Without a handler, each of these methods is a decorator. With a handler, it returns the
-    pipeline, so that calls can be chained.
+    Without a handler, each of these methods is a decorator. With a handler, each method returns
+    the pipeline, so that calls can be chained.
 
     Each method takes ``model``, the options of ``Client.queue`` (lease, max_tries, backoff, history
     and so on), and these options: ``concurrency``, how many messages of the stage may be in
@@ -80,7 +80,7 @@ class Pipeline(Runner[R_co]):
         client: A Client or an AsyncClient.
         name: A label for reports.
         concurrency: How many handlers run at once, over all stages.
-        lifespan: The resources that the handlers share, as for ``Worker``.
+        lifespan: The resources that the handlers share; see ``Worker``.
 
     Raises:
         ConfigurationError: An argument is not allowed.
@@ -163,7 +163,7 @@ class Pipeline(Runner[R_co]):
 
         Args:
             queue: The queue that the stage reads.
-            handler: Takes (payload) or (payload, delivery) or, with ``batch``, lists of them.
+            handler: A function of (payload) or (payload, delivery); with ``batch``, of lists.
             to: The next queue.
             options: The options of the stage (model, concurrency, time_limit, batch, window,
                 on_invalid) and of the queue (lease, max_tries, backoff, history and so on).
@@ -218,7 +218,7 @@ class Pipeline(Runner[R_co]):
 
         Args:
             queue: The queue that the stage reads.
-            handler: Takes (payload) or (payload, delivery) or, with ``batch``, lists of them.
+            handler: A function of (payload) or (payload, delivery); with ``batch``, of lists.
             to: The queues to choose from.
             options: As for ``link``.
         """
@@ -266,8 +266,8 @@ class Pipeline(Runner[R_co]):
 
         Args:
             queue: The queue that the stage reads.
-            handler: Takes (payload) or (payload, delivery). It may return To, Many or Drop. Any
-                other value is the message's result, if the producer asked for a result.
+            handler: A function of (payload) or (payload, delivery). It may return To, Many or Drop.
+                Any other value is the message's result, if the producer asked for a result.
             to: Queues to which the handler may still send messages, with To or Many.
             options: As for ``link``.
         """
@@ -314,7 +314,7 @@ class Pipeline(Runner[R_co]):
 
         The stage uses the active Spark session, or starts one for its first batch. Each member of
         the stage runs in one process at a time. Further processes stand by, and one of them takes
-        over when that process ends or dies. A stage that is stopped finishes its current batch.
+        over when a process ends or dies. A stage that is stopped finishes its current batch.
         Spark stages need ``pip install "pyqueue-mongo[spark]"``.
 
         Args:
@@ -359,8 +359,8 @@ class Pipeline(Runner[R_co]):
             The pipeline.
 
         Raises:
-            ConfigurationError: The file cannot be read, or is not a valid recipe. The text names
-                the place of the mistake.
+            ConfigurationError: The file cannot be read, or is not a valid recipe. The error
+                text names the place of the mistake.
         """
         recipe = read(Path(path))
         pipeline = cls(client, recipe.name, concurrency=recipe.concurrency, lifespan=lifespan)

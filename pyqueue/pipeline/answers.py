@@ -1,4 +1,4 @@
-"""Convert the return values of handlers to payloads, to results and to texts for errors."""
+"""Convert the return values of handlers to payloads, to results and to error texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ANY_TYPE: Final = Codec[Any](Any)
 
 
 class Results:
-    """The results of the messages of one stage."""
+    """Prepares the results that one stage stores with its messages."""
 
     def __init__(self, stage: str) -> None:
         self._stage = stage
@@ -30,7 +30,7 @@ class Results:
         self._noted = False
 
     def of(self, message: Reservation[Any], answer: object) -> Any:
-        """Return the return value of a handler as the result that is stored with its message.
+        """Convert the return value of a handler to the result that is stored with its message.
 
         If the value cannot be stored, the message gets no result.
         """
@@ -45,14 +45,14 @@ class Results:
 
 
 def dumped(payload: Any) -> Any:
-    """Return a payload in the form for a queue whose model is not known."""
+    """Return a payload in the form in which a queue without a known model stores it."""
     if isinstance(payload, BaseModel) or is_dataclass(payload):
         return _ANY_TYPE.dump(payload)
     return payload
 
 
 def alike(answer: To[Any]) -> Hashable:
-    """Return a key that is equal for moves that can share a command, or None if this one cannot."""
+    """Return a key. Moves with the same key share a command; with None, a move shares none."""
     if answer.key is not None:  # a key belongs to one message
         return None
     # The headers as text, because 1 and True are equal.

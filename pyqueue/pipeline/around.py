@@ -34,7 +34,7 @@ current_deliveries: Final[ContextVar[Sequence[Delivery[Any]]]] = ContextVar(
 
 @dataclass(slots=True)
 class Around:
-    """The parts of a run around its handlers."""
+    """The parts of a run that surround its handlers: lifespan, middleware and pulse."""
 
     lifespan: Lifespan = field(default_factory=Lifespan)
     #: Middleware that runs in the event loop, outermost first.
@@ -45,7 +45,7 @@ class Around:
     pulse: Pulse | None = None
 
     def add(self, middleware: object) -> None:
-        """Add a middleware inside the middleware that was added before.
+        """Add a middleware, which runs inside the middleware that was added before.
 
         Raises:
             ConfigurationError: The middleware cannot be called with a delivery and ``call_next``,
@@ -72,7 +72,7 @@ class Around:
         if self.plain:
             raise ConfigurationError(
                 f"middleware: {_label(middleware)} is async and cannot run inside "
-                f"{_label(self.plain[0])}, which is synchronous; add the async ones first"
+                f"{_label(self.plain[0])}, which is synchronous; add async middleware first"
             )
         self.awaited.append(middleware)
 
@@ -86,8 +86,8 @@ class Around:
             if self.plain and stage.awaited:
                 raise ConfigurationError(
                     f"middleware: {_label(self.plain[0])} is synchronous and cannot call "
-                    f"{stage.label}, the async handler of queue {stage.name!r}; write it as an "
-                    "async def"
+                    f"{stage.label}, the async handler of queue {stage.name!r}; write the "
+                    "middleware as an async def"
                 )
 
 
@@ -97,7 +97,7 @@ async def handled(stage: Stage, call: Call, around: Around, threads: DaemonThrea
     Args:
         stage: The stage whose handler is called.
         call: The messages, and the arguments of the handler.
-        around: The parts of the run that hold the middleware.
+        around: Holds the middleware of the run.
         threads: The threads that run synchronous handlers.
     """
     if not around.awaited and not around.plain:
@@ -123,7 +123,7 @@ async def _answer(
 
 
 def _next(following: Callable[[], R], given: object) -> Callable[[object], R]:
-    """Return the ``call_next`` of a middleware. It may be called again, to repeat the call."""
+    """Return the ``call_next`` of a middleware, which may call it again to repeat the handler."""
 
     def call_next(delivery: object) -> R:
         if delivery is not given:

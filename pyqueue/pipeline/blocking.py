@@ -1,7 +1,7 @@
-"""One interface to a blocking or an async client.
+"""One interface to blocking and async clients.
 
-The engine is async code, written once, on ``AsyncQueue``. A blocking client serves it through an
-adapter that runs each command in a thread.
+The engine of pipelines is async code that uses ``AsyncQueue``. With a blocking client, an adapter
+runs each command in a thread.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ R = TypeVar("R")
 
 
 class AnyClient(Protocol):
-    """A ``Client`` or an ``AsyncClient``: the part that a pipeline uses."""
+    """The part of a ``Client`` or an ``AsyncClient`` that a pipeline uses."""
 
     def queue(
         self, name: str, model: Any = None, **options: Unpack[QueueOptions]
@@ -61,10 +61,10 @@ def connection_of(client: AnyClient) -> Connection | AsyncConnection:
 
 
 def require_no_loop() -> None:
-    """Refuse to block a thread in which an event loop runs.
+    """Refuse to block a thread in which an event loop is running.
 
     Raises:
-        ConfigurationError: An event loop runs in this thread.
+        ConfigurationError: An event loop is running in this thread.
     """
     try:
         asyncio.get_running_loop()
@@ -77,12 +77,12 @@ def require_no_loop() -> None:
 
 
 class ClientRunner:
-    """The plan runner of a pipeline, on either kind of client.
+    """Runs the plans (sequences of commands) of a pipeline, on a blocking or an async client.
 
     Args:
         client: The client that the pipeline uses.
         connection: The connection of the client.
-        driver: The driver of the connection, adapted if it blocks.
+        driver: The driver of the connection, adapted to async code if it blocks.
         threads: The threads for blocking calls.
     """
 
@@ -115,7 +115,7 @@ class ClientRunner:
 
     @property
     def store(self) -> object:
-        """A key that is equal for runners of one database."""
+        """A key that is equal for runners of the same database."""
         return self._connection.store
 
     @property
@@ -130,7 +130,7 @@ class ClientRunner:
 
     @property
     def results(self) -> str:
-        """The topic on which the client hears that messages it waits for have ended."""
+        """The bus topic on which the client hears that a message it waits for has ended."""
         return self._connection.results
 
     @property
@@ -143,13 +143,13 @@ class ClientRunner:
     ) -> Callable[[Sequence[Reservation[Any]]], Any]:
         """Return the function that extends leases, for the renewer of the client.
 
-        A renewal calls ``told`` for each cancelled message that it finds, in any thread.
+        This function calls ``told`` with each cancelled message that it finds, in any thread.
         """
         return renewal(self._connection, told)
 
     @asynccontextmanager
     async def hearing(self, name: str) -> AsyncIterator[ListensAsync]:
-        """Listen to a topic of the namespace until the block ends."""
+        """Listen to a bus topic of the namespace until the block ends."""
         listener: Any = self._driver.bus.listen(f"{self._driver.topic}/{name}")
         try:
             if isinstance(self._driver, BlockingAdapter):
@@ -164,11 +164,11 @@ class ClientRunner:
         return await self._driver.run(plan)
 
     def waiters(self, queue: str) -> Waiters:
-        """Return the consumers of a queue that wait in this run."""
+        """Return the consumers of a queue that are waiting in this run."""
         return self._driver.waiters(queue)
 
     async def look(self) -> None:
-        """Check now the gathers of which this client has ended messages."""
+        """Check at once each gather in which this client has ended a message."""
         looks = self._driver.looks
         if looks.pending:
             await self._driver.run(looks.plan())
@@ -184,7 +184,7 @@ class ClientRunner:
         return self._client.queue(name)
 
     async def name_kind(self, queue: Queue[Any] | AsyncQueue[Any]) -> None:
-        """Name the kind of a queue that a stage reads: its recorded kind, or else "standard".
+        """Determine the kind of a queue that a stage reads: the recorded kind, or else "standard".
 
         Raises:
             ConfigurationError: The queue is a stream, or an option does not suit its kind.
@@ -263,7 +263,7 @@ def made_queue(
         )
     if configured:
         raise ConfigurationError(
-            f"queue: {queue.name!r} is {what}; pass model and options to {makers}"
+            f"queue: {queue.name!r} already is {what}; pass model and options to {makers}"
         )
     if is_group and list(to):
         raise ConfigurationError(

@@ -2,8 +2,8 @@
 
 Without ``batch``, a call has one message. With ``batch``, it has up to that number of messages.
 Each time a message is delivered again, its call is smaller, because one message may make
-a whole call fail or kill its process. In its last try a message is alone, so that no other message
-is buried with it.
+a whole call fail or kill its process. In its last try, a message is alone in its call, so that no
+other message is buried with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Call:
         messages: The messages of the call.
         stage: The stage whose handler is called.
         notes: Stores the handler's notes on the messages.
-        loop: The event loop, for a handler that runs in a thread.
+        loop: The event loop, for a handler that runs in a thread; None for an async handler.
         state: The value of the lifespan of the worker.
     """
 
@@ -88,7 +88,7 @@ def grouped(
 ) -> list[Sequence[Reservation[Any]]]:
     """Divide messages into calls: the more often messages were tried, the fewer share a call.
 
-    The calls are in the order of their first messages; the messages of each call are in order.
+    The calls are sorted by their first messages. The messages of a call keep their order.
     """
     if stage.batch is None:
         return [[each] for each in messages]
@@ -109,7 +109,7 @@ def grouped(
 def answers_of(
     stage: Stage, number: int, answer: object, failed: BatchFailed | None = None
 ) -> list[object]:
-    """Return one answer, or exception, for each message of a handler of batches.
+    """Return one answer or exception for each message of a batch that a handler was called with.
 
     Args:
         stage: The stage of the handler.

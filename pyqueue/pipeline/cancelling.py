@@ -1,8 +1,8 @@
 """How a run learns which of its messages were cancelled, and tells their handlers.
 
 An event of the bus says that some message of the namespace was cancelled, but not which one. So a
-run that hears it reads which of the messages that it holds were cancelled. If the event is lost, or
-there is no bus, the next renewal of the lease finds out.
+run that hears the event checks which of its messages were cancelled. If the event is lost, or there
+is no bus, the next renewal of the lease notices the cancellation.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ log = logging.getLogger("pyqueue")
 
 
 class _Watched(NamedTuple):
-    """A message whose handler runs, and the function that notifies the handler."""
+    """A message whose handler is running, and the function that notifies the handler."""
 
     message: Reservation[Any]
     tell: Callable[[], object]
 
 
 class Cancellations:
-    """The messages of a run whose handlers run, and the functions that notify these handlers.
+    """The messages of a run whose handlers are running, and the functions that notify them.
 
     Args:
         runner: Runs the plans.
@@ -45,7 +45,7 @@ class Cancellations:
         #: Extends leases, and finds cancelled messages.
         self.renewal = runner.renewal(self._tell_soon)
         self._watched: dict[int, _Watched] = {}
-        #: Set once events are received, or cannot be. A handler that starts later misses no event.
+        #: Set once this run hears events, or has failed to listen.
         self.listening = asyncio.Event()
         #: Whether to read which messages were cancelled.
         self._asked = asyncio.Event()
@@ -68,7 +68,7 @@ class Cancellations:
         self._watched.pop(id(message), None)
 
     async def watch(self) -> None:
-        """Listen for cancelled messages, and tell their handlers, until cancelled."""
+        """Listen for cancelled messages, and tell their handlers, until this task is cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._listen)
             while True:
@@ -102,7 +102,7 @@ class Cancellations:
             log.info("could not read which messages were cancelled: %s", error)
 
     def _tell_soon(self, message: Reservation[Any]) -> None:
-        """Tell a handler. Any thread may call this."""
+        """Tell a handler that its message was cancelled. Any thread may call this."""
         with suppress(RuntimeError):  # the run has ended, and its event loop is closed
             self._loop.call_soon_threadsafe(self._tell, message)
 

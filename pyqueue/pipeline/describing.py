@@ -8,12 +8,12 @@ from pyqueue.pipeline.engine import Run
 from pyqueue.pipeline.graph import Graph, Stage
 from pyqueue.queue_base import backend_of
 
-#: The maximum number of messages in progress that are named.
+#: The maximum number of messages in progress that a description names.
 _MAX_NAMED: Final = 20
 
 
 def described(graph: Graph, run: Run | None) -> dict[str, Any]:
-    """Return the stages of a graph, and the counters and messages of its run, as BSON values.
+    """Return a graph's stages, and its run's counters and messages, as BSON values.
 
     Args:
         graph: The stages, and how they are connected.
@@ -32,7 +32,7 @@ def described(graph: Graph, run: Run | None) -> dict[str, Any]:
 
 
 def _listed(counters: dict[str, dict[str, int]]) -> list[dict[str, Any]]:
-    """Return counters as a list, because names of fields cannot contain the dots of queues."""
+    """Return the counters as a list, because a queue name with dots cannot be a field name."""
     return [{"q": queue, **numbers} for queue, numbers in counters.items()]
 
 

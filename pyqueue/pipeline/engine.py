@@ -2,8 +2,8 @@
 
 Each stage has one *fetcher*, which reserves messages and waits until a handler may start. Each call
 of a handler is a task, with one message or, in a stage with ``batch``, with many. Two limits bound
-the work: ``concurrency`` handlers run at once over all stages, and each stage has a limit for its
-calls between reserving and settling.
+the work: ``concurrency`` handlers run at once over all stages, and each stage has a limit for the
+calls that have begun but are not settled yet.
 
 ``calls`` groups the messages into calls. ``verdicts`` decides from the handler's answer how the
 messages are settled.
@@ -119,11 +119,11 @@ class Run:
 
     @property
     def in_flight(self) -> list[Call]:
-        """The calls that are not settled yet. Any thread may read them."""
+        """The handler calls whose messages are not settled yet. Any thread may read this."""
         return list(self._in_flight)
 
     def stop(self) -> None:
-        """Fetch no more, and end when the handlers have ended. Any thread may call it.
+        """Fetch no more messages, and end when the handlers have ended. Any thread may call this.
 
         A second call ends the run without waiting for the handlers.
         """
@@ -136,11 +136,11 @@ class Run:
             self._drained.set()
         self._stopping = True
         self._fetching.cancel()
-        if not self._serving:  # the lifespan begins or ends
+        if not self._serving:  # the lifespan is beginning or ending
             self._living.cancel()
 
     def _fail(self, error: QueueError) -> None:
-        """Stop the run, which then raises ``error``, or the first of several errors."""
+        """Stop the run because of an error. The run raises the first error that it was given."""
         self._error = self._error or error
         if not self._stopping:  # a second stop would not wait for the handlers
             self._stop()
@@ -210,7 +210,7 @@ class Run:
                 call.cancel("stopped")
 
     async def _check_queues(self) -> bool:
-        """Name the kinds of the queues that stages read. Return whether the run may begin.
+        """Determine the kind of each queue that a stage reads. Return whether the run may begin.
 
         The run fails if an output is a stream.
         """
@@ -247,8 +247,8 @@ class Run:
     async def _stop_when_empty(self) -> None:
         """Stop when a pass over all queues, from the first to the last, finds all of them empty.
 
-        A message that moves on during the pass is found in a later queue. In a graph with a cycle
-        it may move to a queue that was checked already, so there it takes two passes.
+        A message that moves on during the pass is found in a later queue. In a graph with a cycle,
+        it may move to a queue that was already checked, so two passes are needed.
         """
         order = [name for name in self._graph.depths() if name in self._stages]
         passes = 1 if self._graph.cycle() is None else 2
@@ -330,7 +330,7 @@ class Run:
     async def _start_handlers(
         self, running: RunningStage, fetched: list[Reservation[Any]], handling: TaskGroup
     ) -> None:
-        """Start handlers when slots become free, and remove their messages from the list.
+        """Start handlers when slots become free, and remove their messages from ``fetched``.
 
         A message whose lease would end too soon after the start of its handler stays in the list.
         """
@@ -411,7 +411,7 @@ class Run:
         answer: object,
         failure: BaseException | None,
     ) -> None:
-        """Settle and count the messages of a call whose handler ended."""
+        """Settle and count the messages of a call whose handler has ended."""
         held: dict[int, Reservation[Any]] = {}
         counted: list[tuple[Reservation[Any], str]] = []
         for place, (message, state) in enumerate(zip(call.messages, states, strict=True)):
@@ -434,7 +434,7 @@ class Run:
             running.count(counter)
         if lost := [message.id for message, counter in counted if counter == "lost"]:
             log.warning(
-                "message %s%s of queue %r: the lease was lost, the result was not applied",
+                "message %s%s of queue %r: the lease was lost, so the result was not applied",
                 lost[0],
                 f" and {len(lost) - 1} more" if len(lost) > 1 else "",
                 running.stage.name,
@@ -468,7 +468,7 @@ class Run:
         return answer, failure
 
     def _handling(self, call: Call) -> AbstractContextManager[object]:
-        """Return the context managers of hooks around the handler."""
+        """Return the context manager of the hooks, which is entered around the handler."""
         hooks = self._runner.hooks
         return nullcontext() if hooks is None else hooks.handling(call.deliveries)
 

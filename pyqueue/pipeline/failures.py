@@ -14,7 +14,7 @@ OnInvalid = Literal["stop", "bury"]
 #: Exceptions, as ``except`` takes them.
 ErrorTypes = type[Exception] | tuple[type[Exception], ...]
 
-#: Errors for which no message is to blame. The message is tried again, unless they are named.
+#: Errors for which no message is to blame: it is tried again, unless ``reject_on`` names them.
 _OF_THE_SERVER: Final = (Unavailable, QueueClosed, LeaseLost)
 
 
@@ -31,7 +31,8 @@ class FailureRules:
     def rejects(self, error: BaseException) -> bool:
         """Return whether an exception sends its message to the dead-letter queue at once.
 
-        If ``retry_on`` and ``reject_on`` both name a base class of it, the nearest one decides.
+        If both ``retry_on`` and ``reject_on`` name a base class of the exception, the nearest base
+        class decides.
         """
         for each in type(error).__mro__:
             if each in self.retry_on:
@@ -47,7 +48,7 @@ class FailureRules:
 
 
 def failure_rules(on_invalid: Any, retry_on: Any, reject_on: Any) -> FailureRules:
-    """Return the rules of a stage.
+    """Check the options of a stage about failures, and return its rules.
 
     Raises:
         ConfigurationError: A value is not allowed, or both lists name an exception.
@@ -56,7 +57,7 @@ def failure_rules(on_invalid: Any, retry_on: Any, reject_on: Any) -> FailureRule
     retried, rejected = _types("retry_on", retry_on), _types("reject_on", reject_on)
     if both := [each.__name__ for each in retried if each in rejected]:
         raise ConfigurationError(
-            f"retry_on, reject_on: {both[0]} is in both; leave it out of one of them"
+            f"retry_on, reject_on: {both[0]} is in both; remove it from one of them"
         )
     return FailureRules(on_invalid, retried, rejected)
 

@@ -36,8 +36,8 @@ class HandlerTerms(TypedDict, total=False):
     on_invalid: OnInvalid
     #: How long a batch waits for more messages, once it has one: up to half of the lease.
     window: Duration | None
-    #: The exceptions after which a message is tried again. If they are given, the message goes to
-    #: the dead-letter queue at once after any other exception, except the errors of a server.
+    #: The exceptions after which a message is tried again. If they are given, any other exception
+    #: sends the message to the dead-letter queue at once, unless it is an error of the server.
     retry_on: ErrorTypes | None
     #: The exceptions after which a message goes to the dead-letter queue at once.
     reject_on: ErrorTypes | None
@@ -101,7 +101,7 @@ class Stage:
 
     @property
     def is_sink(self) -> bool:
-        """Whether its messages leave the pipeline."""
+        """Whether messages leave the pipeline after this stage."""
         return self.kind == "sink" or not self.to
 
     @property
@@ -112,7 +112,7 @@ class Stage:
 
 
 def source_name(queue: object) -> str:
-    """Return the name of the queue of a stage.
+    """Check and return the name of the queue that a stage reads.
 
     Raises:
         ConfigurationError: ``queue`` is not a str.
@@ -121,9 +121,9 @@ def source_name(queue: object) -> str:
         return queue
     text = f"queue: expected the name of a queue, found {type(queue).__name__}"
     if isinstance(queue, StreamBase):
-        text += "; a consumer group of a stream is made by Stream.consumer()"
+        text += "; get a consumer group of the stream from Stream.consumer()"
     elif callable(queue):
-        text += '; a decorator names the queue, as in @worker.on("NAME")'
+        text += '; name the queue in the decorator, as in @worker.on("NAME")'
     raise ConfigurationError(text)
 
 
@@ -134,7 +134,7 @@ def make_stage(
     to: Iterable[str],
     options: HandlerOptions,
 ) -> Stage:
-    """Make a stage, and check it without the other stages of the graph.
+    """Make a stage, and check everything that does not depend on other stages.
 
     Raises:
         ConfigurationError: An argument is not allowed, or the handler does not fit the stage.
@@ -149,14 +149,14 @@ def make_stage(
     if unlisted := [each for each in _annotated_targets(handler) if each not in targets]:
         raise ConfigurationError(
             f"to: the handler of queue {name!r} is annotated to return To({unlisted[0]!r}), "
-            f"which is not in to={list(targets)}; list it there"
+            f"which is not in to={list(targets)}; add it to that list"
         )
     concurrency, time_limit = options.get("concurrency"), options.get("time_limit")
     batch, window = options.get("batch"), options.get("window")
     if batch is None and window is not None:
         raise ConfigurationError(
-            f"window: the handler of queue {name!r} takes one message at a time, so it has no "
-            "effect; set batch=, too"
+            f"window: has no effect, because the handler of queue {name!r} takes one message at a "
+            "time; set batch=, too"
         )
     first, second = ("payload", "delivery") if batch is None else ("payloads", "deliveries")
     return Stage(
@@ -186,7 +186,7 @@ def make_spark_stage(
     group: str | None,
     batches: BatchOptions,
 ) -> Stage:
-    """Make a Spark stage, and check it without the other stages of the graph.
+    """Make a Spark stage, and check everything that does not depend on other stages.
 
     Raises:
         ConfigurationError: An argument is not allowed.
@@ -264,7 +264,7 @@ class Graph:
         """Add a stage.
 
         Raises:
-            ConfigurationError: The graph has a stage that reads the same queue.
+            ConfigurationError: The graph already has a stage that reads the same queue.
         """
         if stage.name in self.stages:
             raise ConfigurationError(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeAliasType
 
-    #: A model that is no class, such as ``int | None``. Handlers are not checked against it.
+    #: A model that is not a class, such as ``int | None``. Handlers are not checked against it.
     OtherModel = UnionType | _SpecialForm | TypeAliasType | None
 else:
     OtherModel = Any

@@ -47,7 +47,7 @@ class Lifespan:
     async def entered(self, threads: DaemonThreadPool) -> AsyncIterator[Any]:
         """Yield the value of the lifespan during a run.
 
-        Its exceptions have a note that names the lifespan.
+        Exceptions that the lifespan raises get a note that names it.
 
         Args:
             threads: The threads that run a blocking lifespan.
@@ -91,7 +91,7 @@ class Lifespan:
             return _InThreads(manager, threads)
         raise ConfigurationError(
             f"lifespan: expected a context manager from {self._name}, found "
-            f"{type(manager).__name__}; decorate it with contextlib.asynccontextmanager"
+            f"{type(manager).__name__}; decorate the function with contextlib.asynccontextmanager"
         )
 
 
@@ -136,7 +136,7 @@ def _maker(given: Any) -> Callable[[], Any]:
         inspect.signature(given).bind()
     except TypeError:
         raise ConfigurationError(
-            "lifespan: expected a function without arguments; give it what it needs by "
+            "lifespan: expected a function without arguments; bind its arguments with "
             "functools.partial"
         ) from None
     except ValueError:  # a builtin without a signature

@@ -39,7 +39,7 @@ class Pulse:
             await anyio.sleep(_TURN_S)
 
     async def reach(self, runner: ClientRunner) -> None:
-        """Read from the server at intervals, until cancelled: an idle worker reads rarely."""
+        """Read from the server at intervals, until cancelled, and record when it answers."""
         while True:
             try:
                 await runner.run(iter(Find({"_id": "~"}, limit=1)))  # there is no such document
@@ -51,7 +51,7 @@ class Pulse:
             await anyio.sleep(_ASK_S)
 
     def why_not_alive(self) -> str | None:
-        """Return why the process should be started again, or None if its event loop runs."""
+        """Return why the process should be restarted, or None if its event loop is not blocked."""
         silent_s = time.monotonic() - self.turned
         if silent_s <= BLOCKED_AFTER_S:
             return None
@@ -60,7 +60,7 @@ class Pulse:
     def why_not_ready(self) -> str | None:
         """Return why the process cannot work now, or None if it can."""
         if not self.receiving():
-            return "no messages are received, because the worker starts or stops"
+            return "no messages are received, because the worker is starting or stopping"
         silent_s = time.monotonic() - (self.reached or 0.0)
         if self.reached is not None and silent_s <= UNREACHED_AFTER_S:
             return None

@@ -21,8 +21,8 @@
     cron = "0 3 * * *"
 
 Durations are seconds, or texts such as "1m" and "2h30m".
-A stage also takes the options of ``Pipeline.link``, or of ``Pipeline.spark``, and a
-schedule the options of ``Client.schedule``. Reading a recipe imports the modules that it names.
+A stage also takes the options of ``Pipeline.link``, or of ``Pipeline.spark``. A schedule also takes
+the options of ``Client.schedule``. Reading a recipe imports the modules that it names.
 """
 
 from __future__ import annotations
@@ -241,13 +241,13 @@ def _parsed(path: Path, text: str) -> object:
             raise ConfigurationError(f"recipe {path}: invalid TOML ({error})") from error
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigurationError(
-            f"recipe {path}: unknown format; use a name that ends in .toml, .yaml or .yml"
+            f"recipe {path}: unknown format; use a file name that ends in .toml, .yaml or .yml"
         )
     try:
         yaml: Any = importlib.import_module("yaml")
     except ImportError as error:
         raise ConfigurationError(
-            f"recipe {path}: reading YAML needs PyYAML; pip install PyYAML, or write it as TOML"
+            f"recipe {path}: reading YAML needs PyYAML; pip install PyYAML, or use TOML"
         ) from error
     try:
         return yaml.safe_load(text)

@@ -57,29 +57,29 @@ class BatchQueueOptions(QueueOptions, total=False):
 
 
 class StageTerms(QueueOptions, HandlerTerms, total=False):
-    """The options of a stage other than its model and ``batch``."""
+    """The options of a stage, except its model and ``batch``."""
 
 
 class BatchTerms(StageTerms):
-    """The options of a stage of batches besides its model."""
+    """The options of a stage whose handler takes batches, except its model."""
 
     batch: int
 
 
 class ModelTerms(StageTerms, Generic[M]):
-    """The options of a stage with a model besides ``batch``."""
+    """The options of a stage that has a model, except ``batch``."""
 
     model: type[M]
 
 
 class ModelBatchTerms(BatchTerms, Generic[M]):
-    """The options of a stage of batches with a model."""
+    """The options of a stage that has a model, and whose handler takes batches."""
 
     model: type[M]
 
 
 class UnmodelledOptions(QueueOptions, HandlerOptions, total=False):
-    """The options of a stage besides its model."""
+    """The options of a stage, except its model."""
 
 
 class StageOptions(BatchQueueOptions, HandlerOptions, total=False):
@@ -87,7 +87,7 @@ class StageOptions(BatchQueueOptions, HandlerOptions, total=False):
 
 
 def _divided(options: Mapping[str, object]) -> tuple[HandlerOptions, BatchQueueOptions]:
-    """Return the options of the handler and the options of the queue."""
+    """Divide the options of a stage into those of its handler and those of its queue."""
     of_handler = {name: options[name] for name in HandlerOptions.__annotations__ if name in options}
     of_queue = {name: options[name] for name in options if name not in of_handler}
     return cast("HandlerOptions", of_handler), cast("BatchQueueOptions", of_queue)
@@ -155,13 +155,13 @@ class Runner(Generic[R_co]):
         return self._client.queue(name, **options)
 
     def use(self, middleware: W) -> W:
-        """Call a middleware in place of the handlers, which calls them by ``call_next``.
+        """Add a middleware, which is called in place of each handler and calls it by ``call_next``.
 
-        ``async def middleware(delivery, call_next)`` returns ``await call_next(delivery)``, or its
-        own answer; it may also be an object with such a ``__call__``. For a handler of batches,
-        ``delivery`` is the list of all deliveries of the call. The first middleware is outermost. A
-        synchronous middleware runs in the thread of the handler, and is allowed only if no handler
-        is async. This is also a decorator. Spark stages have no middleware.
+        A middleware is ``async def middleware(delivery, call_next)``, or an object with such a
+        ``__call__``. It returns ``await call_next(delivery)`` or another answer. For a handler of
+        batches, ``delivery`` is the list of all deliveries of the call. The first middleware is
+        outermost. A synchronous middleware runs in the thread of the handler, and is allowed only
+        if no handler is async. ``use`` is also a decorator. Spark stages have no middleware.
 
         Args:
             middleware: A function or a callable object, as described above.
@@ -203,7 +203,7 @@ class Runner(Generic[R_co]):
         allow_cycles: bool = False,
         handle_signals: bool = True,
     ) -> R_co:
-        """Run until ``stop()``, SIGTERM or SIGINT. With an AsyncClient this is awaited.
+        """Run until ``stop()``, SIGTERM or SIGINT. With an AsyncClient, await it.
 
         A run that is stopped fetches no more messages and lets its handlers end. Handlers that have
         not ended after ``grace`` seconds, or when a second signal arrives, are cancelled: their
@@ -223,16 +223,16 @@ class Runner(Generic[R_co]):
             A Report with the counters of each stage, and the seconds that the run took.
 
         Raises:
-            ConfigurationError: The graph is invalid, and nothing has run. Or most of the first
-                messages of a stage do not fit its model, or its handler returned invalid values for
-                most of them; see ``StageOptions.on_invalid``.
+            ConfigurationError: The graph is invalid, so nothing has run. Or most of the first
+                messages of a stage do not fit its model, or most of its handler's first answers are
+                invalid; see ``StageOptions.on_invalid``.
         """
 
         async def work() -> Report:
             self.graph.check(allow_cycles=allow_cycles)
             if self._run is not None:
                 raise ConfigurationError(
-                    f"{self.name!r} is running already; wait until it ends, or stop it"
+                    f"{self.name!r} is already running; wait until it ends, or stop it"
                 )
             handlers = self._concurrency
             if concurrency is not None:
@@ -291,7 +291,7 @@ class Runner(Generic[R_co]):
         return run.counters
 
     def describe(self) -> dict[str, Any]:
-        """Return the kind, the name, the stages and the current run, as BSON values."""
+        """Return the kind, name, concurrency, stages and current run, as BSON values."""
         about = {"kind": self._kind, "name": self.name, "concurrency": self._concurrency}
         return {**about, **described(self.graph, self._run)}
 
@@ -339,5 +339,5 @@ def has_client(runner: Runner[Any]) -> bool:
 
 
 def around_of(runner: Runner[Any]) -> Around:
-    """Return the ``Around`` of a pipeline or a worker, for the other modules."""
+    """Return the lifespan and the middleware of a pipeline or a worker, as an ``Around``."""
     return runner._around

@@ -46,7 +46,7 @@ class Report:
 
 
 class Notes:
-    """The notes of a stage's handlers on their messages: progress and checkpoints.
+    """Stores what the handlers of a stage note about their messages: progress and checkpoints.
 
     Args:
         queue: The queue of the stage.
@@ -73,7 +73,7 @@ class Notes:
             )
 
     async def checkpoint(self, message: Reservation[Any], state: Any) -> None:
-        """Store a state of the work. The next try finds it in ``message.checkpoint``."""
+        """Store the state of the work. The next try finds this state in ``message.checkpoint``."""
         await self._queue.checkpoint(message, state)
 
 
@@ -82,7 +82,7 @@ class RunningStage:
 
     Args:
         stage: The stage to run.
-        queues: The queues of the run in the async form, keyed by name.
+        queues: The queues of the run, in their async form, keyed by name.
         runner: Runs the plans.
         concurrency: How many handlers run at once, over all stages.
         fail: Stops the run with an error.
@@ -107,7 +107,7 @@ class RunningStage:
                 stage.name,
                 stage.batch,
             )
-        #: One slot for each call until it is settled. The default is twice the number of handlers
+        #: Each call has a slot until it is settled. The default is twice the number of handlers
         #: that run at once: the second half is for calls that are being settled.
         self.slots = anyio.Semaphore(stage.concurrency or 2 * concurrency, fast_acquire=True)
         self.counters = dict.fromkeys(COUNTERS, 0)
@@ -141,7 +141,7 @@ class RunningStage:
 
         Args:
             batch: The messages so far.
-            expected: Whether more messages are expected, or None if they always are.
+            expected: Returns whether more messages are expected. None means that they always are.
         """
         size, window_s = self.stage.batch, self.stage.window
         if size is None or not window_s or not batch:
@@ -160,10 +160,10 @@ class RunningStage:
             batch += await self.reserve(size - len(batch), left_s)
 
     def wait_left(self, message: Reservation[Any]) -> float:
-        """Return the seconds until it is too late in a message's lease to start its handler.
+        """Return how many more seconds a message may wait until its handler starts.
 
-        It is too late after half of the lease. A batch takes up to half of the lease to fill, and
-        may wait another quarter.
+        The handler must start within half of the lease. A batch takes up to half of the lease to
+        fill, and may wait for another quarter.
         """
         least = message.lease / (2 if self.stage.batch is None else 4)
         return self._runner.seconds_left(message) - least

@@ -1,4 +1,4 @@
-"""A run stores the schedules of its program, and ticks every schedule of the namespace."""
+"""A run stores its program's schedules, and pushes due messages of all schedules."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STOP_S: Final = 10.0
 async def keep_ticking(
     runner: ClientRunner, given: Sequence[Definition], fail: Callable[[QueueError], None]
 ) -> None:
-    """Store the schedules of a program, then tick all schedules until cancelled.
+    """Store a program's schedules, then push due messages of all schedules until cancelled.
 
     Args:
         runner: Runs the plans.
@@ -67,7 +67,7 @@ async def keep_ticking(
 
 
 def default_name(function: Callable[..., Any]) -> str:
-    """Return the name of the schedule of a function: "module:function".
+    """Return the default name of a function's schedule: "module:function".
 
     Raises:
         ConfigurationError: The function has no usable name.

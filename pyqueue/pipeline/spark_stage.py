@@ -39,8 +39,8 @@ async def run_batches(
 ) -> None:
     """Transform batch after batch until the caller is cancelled.
 
-    A batch that was begun is finished even if the caller is cancelled. While another process runs
-    the group, this stage stands by.
+    A batch that has begun is finished even if the caller is cancelled. While other processes do
+    the work of the consumer group, this stage stands by.
 
     Args:
         stage: A Spark stage.
@@ -79,16 +79,16 @@ async def run_batches(
 def batches_of(
     stage: Stage, source: QueuePlans, targets: Sequence[QueuePlans], connection: Connection
 ) -> Batches:
-    """Return the object that works on the batches of a Spark stage.
+    """Return the object that processes the batches of a Spark stage.
 
     Args:
         stage: A Spark stage.
         source: The queue that the stage reads.
         targets: The queues that the stage writes.
-        connection: Runs the plans.
+        connection: The connection to the database of these queues.
 
     Raises:
-        ConfigurationError: The stage cannot run.
+        ConfigurationError: PySpark is not installed, or the stage cannot run.
     """
     try:
         from pyqueue.spark.batches import Batches

@@ -17,7 +17,7 @@ async def watch_signals(stop: Callable[[], None], stopping: Callable[[], bool]) 
 
     Args:
         stop: Stops the run. A second call ends it at once.
-        stopping: Returns whether the run is stopping already.
+        stopping: Returns whether the run is already stopping.
     """
     with (
         _signal_handlers_restored(),

@@ -2,7 +2,7 @@
 
 ``Verdicts`` does this for the messages of one stage. Messages of a batch that are settled in the
 same way share a command. The server can refuse a settlement, for instance because the payload is
-too large. Then a second verdict buries the message or has it tried again. If the set-up is wrong,
+too large. Then a second verdict buries the message or retries it. If the set-up is wrong,
 for instance because a privilege was withdrawn, no message is to blame: the messages are released,
 and the run fails.
 """
@@ -84,8 +84,8 @@ class Verdicts:
 
     Args:
         stage: The stage that received the messages.
-        queues: The queues that the stages read, keyed by name. A target among them has a model and
-            options. Any other target is an output.
+        queues: The queues whose model and options are known, keyed by name. Any other target of the
+            stage is known only by its name.
         runner: Runs the plans.
         fail: Stops the run with an error.
     """
@@ -121,11 +121,11 @@ class Verdicts:
         answer: object,
         failure: BaseException | None,
     ) -> list[Decision]:
-        """Return the decisions after a call of the handler.
+        """Return the decision on each message after a call of the handler.
 
         Args:
             held: The messages that this process still holds, keyed by their indexes in the call.
-            number: How many messages the call had.
+            number: How many messages the handler was called with.
             answer: The return value of the handler.
             failure: The exception that the handler raised or returned instead, or None.
         """
@@ -142,7 +142,7 @@ class Verdicts:
         return [(each, self._of_item(each, answers[place])) for place, each in held.items()]
 
     def _of_item(self, message: Reservation[Any], item: object) -> Verdict:
-        """Return the verdict on one message. An exception in a list of answers counts as raised."""
+        """Return the verdict on one message. An exception as its answer counts as raised."""
         if self._stage.batch is not None and isinstance(item, BaseException):
             [(_, verdict)] = self._of_failure([message], item, alone=True)
             return verdict
@@ -162,8 +162,8 @@ class Verdicts:
     def _of_wrong_answer(self, message: Reservation[Any], error: Exception) -> Verdict:
         """Return the verdict on a message whose answer is unusable.
 
-        Such messages are buried. If most of the first answers are wrong, the handler is to blame:
-        the stage stops, and gives back the messages of all further wrong answers.
+        Such messages are buried. With ``on_invalid="stop"``, the stage stops once most of its first
+        answers are wrong. It then releases the message of each further wrong answer.
         """
         if self._stopped:
             return self.release()
@@ -217,8 +217,8 @@ class Verdicts:
     ) -> list[Decision]:
         """Return the decisions on messages whose handler raised ``failure``.
 
-        A Reject does not say which message of a call it is about. Several messages are tried again
-        in smaller calls until that is clear.
+        A Reject does not tell which message of a batch it is about. If the batch has several
+        messages, they are tried again in smaller batches until this is clear.
         """
         reason: BaseException | str | None = failure
         delay: Duration | None = None
@@ -278,11 +278,11 @@ class Verdicts:
         return Verdict("cancelled", self._end, "end")
 
     def release(self) -> Verdict:
-        """Return the verdict to give a message back to its place, without counting the try."""
+        """Return the verdict to return a message to its place, without counting the try."""
         return Verdict("released", self._release, "release")
 
     def _target(self, answer: To[Any]) -> tuple[AsyncQueue[Any] | str, Any]:
-        """Return the queue that an answer names, and the payload in the form that it takes."""
+        """Return the queue that an answer names, and the payload in the form for this queue."""
         if answer.queue not in self._stage.to:
             raise Reject(
                 f"{self._stage.label} returned {shown_answer(answer)}, but "
@@ -300,14 +300,14 @@ class Verdicts:
     ) -> Sequence[tuple[Reservation[Any], str]]:
         """Carry out decisions. Decisions whose verdicts have the same group share a command.
 
-        While the server does not answer, they are tried again as long as the leases last.
+        While the server does not answer, the commands are repeated until the leases end.
 
         Args:
             decisions: The messages, and the verdicts on them.
             hurried: Returns whether to give up instead of waiting for the server.
 
         Returns:
-            The messages, each with the counter that counts it.
+            Each message, with the name of the counter that counts it.
         """
         groups: dict[Hashable, list[Decision]] = {}
         for place, decision in enumerate(decisions):
@@ -334,7 +334,7 @@ class Verdicts:
     async def _settle_group(
         self, group: list[Decision], hurried: Callable[[], bool]
     ) -> list[tuple[Reservation[Any], str]]:
-        """Settle messages in one command, or each alone if the command fails."""
+        """Settle messages with one command, or each message separately if the command fails."""
         counters = {id(each): verdict.counter for each, verdict in group}
         messages = [each for each, _ in group]
         lost: Sequence[Reservation[Any]] = ()
@@ -379,7 +379,7 @@ class Verdicts:
         return [(each, counters[id(each)]) for each in messages]
 
     def _instead(self, message: Reservation[Any], verdict: Verdict, error: Exception) -> Verdict:
-        """Return the verdict on a message for which another verdict could not be carried out."""
+        """Return the second verdict on a message whose first verdict could not be carried out."""
         if not isinstance(error, _OF_THE_MESSAGE):
             return self.retry(message, error)
         if verdict.counter != "out" or isinstance(error, DuplicateKey):
@@ -447,7 +447,7 @@ class Verdicts:
     async def _fan_out(
         self, answer: Many, outputs: Sequence[_Output], group: Sequence[Decision]
     ) -> None:
-        """Commit the message and create all outputs, ``then`` as the last one, or do nothing."""
+        """Commit the message and create all of its outputs (``then`` last), or do neither."""
         [(message, _)] = group
         if not outputs:
             await self._queue.commit(message)
@@ -481,12 +481,12 @@ class Verdicts:
 
 
 def _setup_error(error: Exception, verdict: Verdict) -> ConfigurationError | None:
-    """Return the error if the set-up of the stage is wrong, so that no message is to blame."""
+    """Return ``error`` if the set-up of the stage is to blame for it, and not a message."""
     if not isinstance(error, ConfigurationError):
         return None
     return None if isinstance(error, TargetRefused) and verdict.counter == "out" else error
 
 
 def _identity(error: BaseException | str | None) -> Hashable:
-    """Return a key that is equal for errors that can be stored by one command."""
+    """Return a key. One command can store all errors that have the same key."""
     return id(error) if isinstance(error, BaseException) else error

@@ -144,7 +144,7 @@ class BaseDriver(Generic[L]):
         durability: "majority" or "acknowledged".
         timeout: Seconds that a command may take, including its retries.
         topic: The prefix of the topics on the bus.
-        owner: A function that returns the label of this process, which records show.
+        owner: A function that returns the label of this process, for the records of queues.
         hooks: The hooks of the client, or None.
     """
 
@@ -169,7 +169,7 @@ class BaseDriver(Generic[L]):
         self.topic = topic
         self.hooks = hooks
         self.closed = False
-        #: The signals, events and looks that wait for the commit of a transaction, keyed by the
+        #: The signals, events and checks that wait until a transaction commits, keyed by the
         #: id() of its session, because the sessions of motor cannot be hashed.
         self.sessions: dict[int, list[Signal | Tell | Look]] = {}
         #: Whether the server is a replica set or a mongos. If so, it has transactions.
@@ -206,7 +206,7 @@ class BaseDriver(Generic[L]):
             )
 
     def waiters(self, queue: str) -> Waiters:
-        """Return the consumers of a queue that wait in this client.
+        """Return the consumers of a queue that are waiting in this client.
 
         "STREAM~GROUP" stands for the consumers of a consumer group, which hear the events of the
         stream. A name that begins with "~" is itself a topic.
@@ -226,7 +226,7 @@ class BaseDriver(Generic[L]):
         return found
 
     def _drop_idle(self) -> None:
-        """Forget queues that have not been used for a while. The next use of one costs one rescan.
+        """Forget queues that have not been used for a while. Their next use costs one rescan.
 
         A queue with a listener is kept, because consumers have waited for its events.
         """
@@ -259,7 +259,7 @@ class BaseDriver(Generic[L]):
         return pymongo.timeout(_limit_s(request, self._timeout))
 
     def _preparation(self) -> Plan[None]:
-        """Set the clock by the primary's. If the primary changed, also create missing indexes."""
+        """Set the clock from the primary. If the primary changed, also create missing indexes."""
         if not self.clock.stale:
             return
         if self._prepared:
@@ -278,7 +278,7 @@ class BaseDriver(Generic[L]):
             raise
 
     def _sample(self) -> Plan[tuple[object, ...]]:
-        """Ask the primary for its time, once if the estimate is right. Return its identity."""
+        """Ask the primary for its time, only once if the estimate is right. Return its identity."""
         if self.memory:
             self.clock.touch()
             return ()
@@ -354,10 +354,10 @@ class BaseDriver(Generic[L]):
             waiters.scan.forget()
 
     def _watch(self, request: Wait, listener: L) -> Generator[float | None, bool, bool]:
-        """Wait as the leader. Yield the seconds to listen for, or None to refresh the clock.
+        """Wait as the leader. Yield how many seconds to listen, or None to refresh the clock.
 
         A clock that is behind hides ready messages. While all consumers of this client wait,
-        nothing else may ask for the time.
+        perhaps no other call refreshes the clock.
         """
         clock, changes, rest = self.clock, self.clock.changes, 0.0
         queue = request.waiters.topic.removeprefix(f"{self.topic}/")
@@ -423,7 +423,7 @@ class BaseDriver(Generic[L]):
             self.sessions[id(request.session)].append(request)
 
     def committed(self, session: Any) -> None:
-        """Carry out the signals, events and looks that waited for the commit of a transaction."""
+        """Carry out the signals, events and checks that waited until a transaction committed."""
         for request in self.sessions.get(id(session), ()):
             request.session = None
             self._answer_now(request)
@@ -467,10 +467,10 @@ def _every_waiters(driver: BaseDriver[Any]) -> list[Waiters]:
 
 
 def wake_all(drivers: Sequence[BaseDriver[Any]]) -> None:
-    """Wake the consumers that wait for an instant, after the clocks of their drivers moved.
+    """Wake the consumers that wait for an instant, after a test moved their drivers' clocks.
 
     Args:
-        drivers: The drivers. The bus of the first one tells the consumers of all.
+        drivers: The drivers. The bus of the first driver wakes the consumers of all drivers.
     """
     for driver in drivers:
         for waiters in _every_waiters(driver):

@@ -21,7 +21,7 @@ R = TypeVar("R")
 
 
 class BlockingAdapter(AsyncDriver):
-    """Runs the commands and waits of a blocking driver in threads.
+    """Runs the blocking calls of a driver (its commands, and its waiting) in threads.
 
     The adapter has its own waiting consumers, and coalesces concurrent calls. It uses the clock,
     bus, transactions and counters of the blocking driver. A cancelled call returns at once, as with
@@ -51,7 +51,7 @@ class BlockingAdapter(AsyncDriver):
         super().check_usable()
 
     async def prepare(self, limit_s: float = math.inf) -> None:
-        """Prepare the blocking driver, in a thread."""
+        """Call ``Driver.prepare`` of the blocking driver in a thread."""
         await self._threads.run(self._driver.prepare, limit_s)
         self.replicated = self._driver.replicated
 

@@ -1,7 +1,7 @@
 """Coalescing: concurrent calls of one event loop, or of the threads of a client, share batches.
 
-There is no timer. While a batch runs, further calls accumulate, and they run as one batch when it
-has ended. So a single caller never waits, and many callers share their round trips. This module
+There is no timer. While a batch runs, further calls accumulate. When the batch has ended, they run
+as one batch. So a single caller never waits, and many callers share their round trips. This module
 knows nothing about queues: the plan of a batch defines its meaning.
 """
 
@@ -35,7 +35,7 @@ class Promise(Protocol):
     """The place for the result that a caller waits for."""
 
     def done(self) -> bool:
-        """Return whether the caller no longer waits."""
+        """Return whether the caller is no longer waiting."""
 
 
 P = TypeVar("P", bound=Promise)
@@ -49,7 +49,7 @@ class Drive(Protocol):
 
 
 class PendingCalls(Generic[P]):
-    """The calls with one key that wait for the next batch, in order of arrival."""
+    """The calls with the same key that wait for the next batch, in order of arrival."""
 
     __slots__ = ("running", "waiting")
 
@@ -152,7 +152,7 @@ class Coalescer:
     async def _run_alone(
         self, request: Coalesce[Any, R], calls: PendingCalls[asyncio.Future[Any]]
     ) -> R:
-        """Run one call without a task: no other call is waiting, and nothing must be given back."""
+        """Run one call without a task: no other call is waiting, and its result needs no undo."""
         self._begin(calls)
         try:
             return (await self._drive(request.batch([request.item])))[0]
@@ -210,7 +210,7 @@ class Coalescer:
             self._finish(key, pending)
 
     def admit(self, items: list[Any]) -> None:
-        """Add the waiting calls to a running batch, and their items to its list."""
+        """Add waiting calls to the running batch whose items are in this list; extend the list."""
         batch = self._batches.get(id(items))
         if batch is not None:
             batch.take()
@@ -222,7 +222,7 @@ class Coalescer:
             self.spawn(self._give_back(request.undo(result)))
 
     async def _give_back(self, plan: Plan[None]) -> None:
-        """Run an undo, and log its error, because no caller is left to receive it."""
+        """Run a plan that gives back a result. Log its error, because no caller is left."""
         try:
             await self._drive(plan)
         except QueueError as error:
@@ -262,7 +262,7 @@ class ThreadCoalescer:
 
     The thread of the first call of a batch runs the batch, and then gives the next batch to another
     thread. The main thread shares no batch, because Ctrl-C may interrupt it at any time. A thread
-    with a ``pymongo.timeout`` shares none either, because the timeout limits the whole thread.
+    with a ``pymongo.timeout`` shares no batch either, because the timeout limits the whole thread.
 
     Args:
         drive: A function that runs the plan of a batch.

@@ -1,8 +1,8 @@
-"""Connections: from a target to a database, a bus, a driver and, if named, an embedded server.
+"""Connections: each opens the database, the bus and the driver of a client, from its target.
 
-A connection is the plan runner of its client. Creating one does no I/O: the driver is opened by the
-first plan, or when a ``with`` block starts. A database or a bus that the user passed in is never
-closed here.
+A connection runs the plans of its client. Creating a connection does no I/O: its driver is opened
+by the first plan, or at the start of a ``with`` block. A database or a bus that the user passed in
+is never closed here.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class BaseConnection(Generic[D]):
         self.owner: Callable[[], str] = forks.process_label
         if arguments.owner(owner) is not None:
             self.owner = partial(str, owner)
-        #: The topic on which this client hears that messages it waits for have ended.
+        #: The bus topic on which this client hears that a message it waits for has ended.
         self.results = f"~done:{secrets.token_hex(8)}"
         self._signals = signals
         #: The database of ``memory:NAME``, while this connection is open.
@@ -182,7 +182,7 @@ class BaseConnection(Generic[D]):
             return self._driver
 
     def begin_again(self) -> None:
-        """In a forked child, prepare to open again, if the parent has sent no command."""
+        """In a forked child, prepare to connect again, unless the parent has sent a command."""
         self._opening = threading.Lock()  # a thread of the parent may have held it
         unused = self._driver is not None and not self._driver.stats["commands"]
         if unused and self._mongo is not None and self._server is None:
@@ -246,11 +246,11 @@ class BaseConnection(Generic[D]):
             raise ConfigurationError(f"signals: {error}{remedy}") from error
 
     def _bus_check(self, bus: Any) -> Any:
-        """Check the bus if the user named it. The default bus is allowed to fail."""
+        """Check the bus if ``signals`` was given. The default bus is allowed to fail."""
         return None if self._signals is None or not hasattr(bus, "check") else bus.check()
 
     def waiters(self, queue: str) -> Waiters:
-        """Return the consumers of a queue that wait in this client."""
+        """Return the consumers of a queue that are waiting in this client."""
         return self.open().waiters(queue)
 
     def aside(self, plan: Plan[None]) -> None:
@@ -347,7 +347,7 @@ class Connection(BaseConnection[Driver]):
             yield session
 
     def run_transaction(self, fn: Callable[[Any], R]) -> R:
-        """Call ``fn(session)`` in a transaction, and repeat it when MongoDB asks for a retry."""
+        """Call ``fn(session)`` in a transaction. Repeat the call when MongoDB asks for a retry."""
         checked: Callable[[Any], R] = arguments.transaction_body("fn", fn, awaited=False)
         return transactions.run_transaction(self._transactional(), self._sessions, checked)
 
@@ -423,7 +423,7 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
             yield session
 
     async def run_transaction(self, fn: Callable[[Any], Awaitable[R]]) -> R:
-        """Await ``fn(session)`` in a transaction, and repeat it when MongoDB asks for a retry."""
+        """Await ``fn(session)`` in a transaction. Repeat the call when MongoDB asks for a retry."""
         checked: Callable[[Any], Awaitable[R]] = arguments.transaction_body("fn", fn, awaited=True)
         driver = await self._transactional()
         return await transactions.run_async_transaction(driver, self._sessions, checked)
@@ -496,5 +496,5 @@ class Connected(Generic[C_co]):
 
 
 def runner_of(client: Connected[C_co]) -> C_co:
-    """Return the plan runner of a client, for the other modules of pyqueue."""
+    """Return the connection of a client, which runs its plans, for the modules of pyqueue."""
     return client._connection

@@ -74,10 +74,10 @@ class Driver(BaseDriver[Listener]):
         return self._drive(plan)
 
     def prepare(self, limit_s: float = math.inf) -> None:
-        """Set the clock by the primary's. If the primary changed, also create missing indexes.
+        """Set the clock from the primary. If the primary changed, also create missing indexes.
 
         One thread does this for all concurrent callers. The first time, the other callers wait for
-        it; later, they use the current estimate.
+        that thread; later, they use the current estimate.
 
         Args:
             limit_s: Seconds that this may take, if that is less than the time limit of a command.
@@ -264,7 +264,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
             self.loop = loop
 
     async def prepare(self, limit_s: float = math.inf) -> None:
-        """Set the clock by the primary's. See ``Driver.prepare``."""
+        """Set the clock from the primary. See ``Driver.prepare``."""
 
         async def work() -> None:
             with pymongo.timeout(min(self._timeout, limit_s)):
@@ -407,7 +407,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         return await self._drive(request.plan(None))
 
     async def settled(self) -> None:
-        """Stop the preparation, and wait for the tasks that outlive their callers."""
+        """Cancel a running ``prepare``, and wait for the tasks that outlive their callers."""
         await self._preparing.close()
         await self._coalescer.settled()
 

@@ -1,4 +1,4 @@
-"""Forked processes: their labels, and their use of the connections of their parent."""
+"""Forked processes: their labels, and what becomes of the connections of their parent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Forkable(Protocol):
     """A connection, which may be used in a forked process."""
 
     def begin_again(self) -> None:
-        """In a forked child, prepare to open again, if the parent has sent no command."""
+        """In a forked child, prepare to connect again, unless the parent has sent a command."""
 
 
 #: The connections of this process, for its forked children.

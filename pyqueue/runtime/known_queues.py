@@ -1,6 +1,6 @@
-"""The knowledge of a client about the records of its queues and the indexes of its namespace.
+"""What a client knows about the records of its queues and the indexes of its namespace.
 
-With it, an operation need not read the record of its queue first. A record is read again after some
+So an operation need not always read the record of its queue. A record is read again after some
 time, because the queue may have been deleted. This module does no I/O; the drivers run its plans.
 """
 
@@ -27,8 +27,8 @@ class KnownQueues:
 
     Args:
         collection: The name of the collection.
-        owner: A function that returns the label of this process, which records show.
-        uses: The uses of queues that this client notes, or None to note none.
+        owner: A function that returns the label of this process, for the records of queues.
+        uses: Notes the uses of queues that are deleted when unused, or None to note no uses.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class KnownQueues:
             self._indexes |= needed
 
     def make_indexes(self, hint: str | None = None) -> Plan[None]:
-        """Create the indexes that this client needs, and the index that a command did not find."""
+        """Create the indexes that this client needs, and ``hint``, which a command did not find."""
         every = indexes.all_indexes()
         if hint is not None and hint in every:
             self._indexes[hint] = every[hint]

@@ -1,4 +1,4 @@
-"""Check gathers soon after messages of them have ended, outside of the calls that end messages.
+"""Check a gather soon after one of its messages has ended, but not in the call that ends it.
 
 A check finds out whether all messages of a gather have ended. One check serves all messages that
 end within a short time. If it fails, a process that runs schedules repeats it later.
@@ -33,7 +33,7 @@ _MAX_KNOWN: Final = 1000
 
 
 class Looks:
-    """The gathers that a client checks soon."""
+    """The gathers that a client will check soon."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -52,7 +52,7 @@ class Looks:
         self._begin()
 
     def _begin(self) -> None:
-        """Start the thread or the task that checks, unless it runs."""
+        """Start the thread or the task that checks, unless it is already running."""
         raise NotImplementedError
 
     def plan(self) -> Plan[None]:
@@ -64,7 +64,7 @@ class Looks:
                 if (yield from look(id, self._known.setdefault(id, Known()))):
                     self._known.pop(id, None)
             except QueueError as error:
-                log.warning("gather %s: a worker looks again later: %s", id, error)
+                log.warning("gather %s: not checked; a worker will check it later: %s", id, error)
             if self._pending.get(id) == number:
                 self._pending.pop(id, None)
 
@@ -117,7 +117,7 @@ class TaskLooks(Looks):
 
     Args:
         run: A function that runs a plan.
-        spawn: A function that starts a task, for which closing the client waits.
+        spawn: A function that starts a task. Closing the client waits for this task.
     """
 
     def __init__(

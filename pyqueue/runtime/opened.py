@@ -79,14 +79,14 @@ _closing: set[asyncio.Task[None]] = set()
 
 
 def close_if_dropped(connection: object, name: str, opened: Opened) -> Finalizer:
-    """Close the resources, with a warning, once the connection is garbage; detach to prevent it."""
+    """Return a finalizer, which closes the resources of a dropped connection, with a warning."""
     finalizer = weakref.finalize(connection, _dropped, name, opened, os.getpid())
     finalizer.atexit = False  # nothing needs closing when the process ends
     return finalizer
 
 
 def close_if_dropped_async(connection: object, name: str, opened: Opened) -> Finalizer:
-    """Close the resources, with a warning, once the connection is garbage; detach to prevent it."""
+    """Return a finalizer, which closes the resources of a dropped connection, with a warning."""
     finalizer = weakref.finalize(connection, _dropped_async, name, opened, os.getpid())
     finalizer.atexit = False
     return finalizer

@@ -1,7 +1,7 @@
 """The protocols of plan runners.
 
-Of its client, a queue needs only an object that runs its plans, renews its leases and knows which
-consumers wait. These protocols define this object. So queues, claims and pipelines do not depend on
+A queue needs its client only to run plans, to renew leases and to know which consumers wait. These
+protocols define an object that does so. Therefore queues, claims and pipelines need not depend on
 the client, which depends on them.
 """
 
@@ -39,10 +39,10 @@ class RunnerBase(Protocol):
 
     @property
     def results(self) -> str:
-        """The topic on which this client hears that messages it waits for have ended."""
+        """The bus topic on which this client hears that a message it waits for has ended."""
 
     def waiters(self, queue: str) -> Waiters:
-        """Return the consumers of a queue that wait in this client."""
+        """Return the consumers of a queue that are waiting in this client."""
 
     def aside(self, plan: Plan[None]) -> None:
         """Run a plan in the background; see ``Aside``."""

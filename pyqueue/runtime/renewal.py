@@ -1,7 +1,7 @@
 """Renew leases while a block or a handler runs. Each client has one renewer.
 
 ``Schedule`` knows which leases are due, and which leases share a command. The blocking renewer is a
-thread, the async renewer a task. It starts the renewals that are due, and sleeps until the next.
+thread, the async renewer a task. Each starts the renewals that are due, and sleeps until the next.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ State = Literal["renewed", "suspended", "lost"]
 
 @dataclass(slots=True)
 class Entry(Generic[Extend]):
-    """A reservation that is renewed."""
+    """A reservation whose lease a renewer extends."""
 
     reservation: Leased
     extend: Extend
-    #: Called once when the lease is lost.
+    #: Called once when the lease is lost, or when the client was closed, which ends the renewal.
     lost: Callable[[], object]
     #: Entries with equal groups, except None, are extended together, by ``extend`` of the first.
     group: Hashable = None
@@ -80,7 +80,7 @@ class Entry(Generic[Extend]):
     state: State = "renewed"
     #: How many settlements of the reservation are in progress.
     settling: int = 0
-    #: How many seconds after it was planned the next renewal is due. The schedule groups by this.
+    #: The seconds from planning the next renewal until it is due. The schedule groups by this.
     after: float = 0.0
 
 
@@ -89,9 +89,9 @@ class Schedule(Generic[Extend]):
 
     If the claim took long, the reservation is renewed at once. After a failure, or a renewal that
     took long, the next renewal follows after a tenth of the lease, because a lease runs from the
-    beginning of its renewal. Entries with the same group and the same interval are kept in one line
-    in the order of arrival, which is also the order in which they are due. So each step takes the
-    same time for any number of entries, and failed renewals are repeated separately.
+    beginning of its renewal. Entries with the same group and the same interval form one line, in
+    the order of arrival, which is also the order in which they are due. So each step takes the same
+    time for any number of entries. Failed renewals are repeated separately.
     """
 
     def __init__(self) -> None:
@@ -101,7 +101,7 @@ class Schedule(Generic[Extend]):
         self._asleep_until = -math.inf
 
     def add(self, entry: Entry[Extend], age_s: float = 0.0) -> bool:
-        """Start renewing a reservation. Return whether the renewer must wake up earlier for it."""
+        """Start renewing a reservation. Return whether the renewer must now wake up earlier."""
         self.entries[id(entry.reservation)] = entry
         lease_s = entry.reservation.lease
         # A claim on a slow server may have used up a part of the lease.
@@ -143,7 +143,7 @@ class Schedule(Generic[Extend]):
             entry.settling += 1 if begins else -1
 
     def discard(self, reservation: Leased) -> State | None:
-        """Stop renewing. Return the last state, or None if the reservation was not registered."""
+        """Stop renewing a reservation. Return its last state, or None if it was not registered."""
         entry = self.entries.pop(id(reservation), None)
         if entry is None:
             return None
@@ -185,7 +185,7 @@ class Schedule(Generic[Extend]):
         """Record the outcome of a renewal, and plan the next one unless the lease is lost.
 
         Returns:
-            Whether the reservation is no longer renewed. If so, the caller calls ``entry.lost``.
+            Whether this outcome ends the renewals. If so, the caller calls ``entry.lost``.
         """
         if self.entries.get(id(entry.reservation)) is not entry or entry.state != "renewed":
             return False  # the message was settled in the meantime, or is being settled
@@ -240,7 +240,7 @@ class BaseRenewer(Generic[Extend]):
         raise NotImplementedError
 
     def registered(self, reservations: Iterable[L]) -> list[L]:
-        """Return the reservations that are registered."""
+        """Return those of the reservations that are registered for renewal."""
         with self._guard:
             return [each for each in reservations if id(each) in self._schedule.entries]
 
@@ -266,7 +266,7 @@ class BaseRenewer(Generic[Extend]):
             return self._schedule.state(reservation)
 
     def discard(self, reservation: Leased) -> State | None:
-        """Stop renewing. Return the last state, or None if the reservation was not registered."""
+        """Stop renewing a reservation. Return its last state, or None if it was not registered."""
         if id(reservation) not in self._schedule.entries:
             return None
         with self._guard:
@@ -286,7 +286,7 @@ class BaseRenewer(Generic[Extend]):
     def _note(
         self, batch: Sequence[Entry[Extend]], results: Results, failure: BaseException | None
     ) -> list[Entry[Extend]]:
-        """Record the outcome of a batch. Return the entries whose loss is to be reported.
+        """Record the outcome of a batch. Return the entries whose loss the caller must report.
 
         Args:
             batch: The entries that were renewed together.

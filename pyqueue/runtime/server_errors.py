@@ -52,7 +52,7 @@ def transient(error: Exception) -> errors.AutoReconnect:
 
 
 def translated(error: Exception) -> Exception:
-    """Return the pyqueue error for an error of a database driver; other errors are unchanged."""
+    """Return the pyqueue error for an error of a database driver; return other errors as is."""
     if isinstance(error, QueueError):
         return error
     if isinstance(error, errors.BulkWriteError):
@@ -113,7 +113,7 @@ def _is_time_limit(error: Exception) -> bool:
 def write_failures(error: Exception) -> list[WriteFailure] | None:
     """Return the operations of a batch that the server refused.
 
-    None means that the error does not tell the outcomes of the operations.
+    None means that the error does not tell which operations succeeded.
     """
     if isinstance(error, errors.BulkWriteError):
         details = error.details or {}
@@ -146,7 +146,7 @@ def _failure(place: int, code: int | None, details: Mapping[str, Any]) -> WriteF
 
 
 def _refusal(error: errors.OperationFailure) -> QueueError:
-    """Return the pyqueue error for the refusal of one operation.
+    """Return the pyqueue error for an operation that the server refused.
 
     The error code decides. The text may quote a payload, so it decides only if the code is too
     general.
@@ -169,11 +169,11 @@ def _refusal(error: errors.OperationFailure) -> QueueError:
         )
     if code in (85, 86):
         return ConfigurationError(
-            f"the collection has an index of this name with different options ({text}); drop it"
+            f"an index has the name of a pyqueue index, but different options ({text}); drop it"
         )
     if code == 20 or (code == 263 and "Transaction numbers" in text):
         return ConfigurationError(
-            "session: transactions need a replica set, but this server is a standalone"
+            "session: transactions need a replica set, but this is a standalone server"
         )
     if code == 2 and not isinstance(error, errors.WriteError) and _NO_SUCH_HINT in text:
         return MissingIndex(text)

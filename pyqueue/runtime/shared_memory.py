@@ -1,6 +1,6 @@
-"""The databases of ``memory:NAME``. The clients of one process that use a name share a database.
+"""The databases of ``memory:NAME``. The clients of one process that use the same name share one.
 
-Their clocks show the same time, so if a test moves the clock of one client, it moves all of them. A
+The clocks of these clients show the same time: a test that moves one clock moves all of them. A
 database lasts until no open client uses it.
 """
 
@@ -16,7 +16,7 @@ from pyqueue.memory import memory_database
 from pyqueue.runtime.base_driver import BaseDriver
 from pyqueue.targets import MEMORY
 
-#: The databases, keyed by name. Only their users keep them.
+#: The databases, keyed by name. Only the clients that use a database keep it alive.
 _databases: WeakValueDictionary[str, SharedMemory] = WeakValueDictionary()
 _guard = threading.Lock()
 
@@ -46,7 +46,7 @@ class SharedMemory:
         self._drivers: WeakSet[BaseDriver[Any]] = WeakSet()
 
     def join(self, driver: BaseDriver[Any]) -> None:
-        """Set the clock of a driver that uses the database from now on."""
+        """Add a driver that uses the database, and make its clock follow the shared clock."""
         with _guard:
             driver.clock.follow(self._clock)
             self._drivers.add(driver)
@@ -64,7 +64,7 @@ class SharedMemory:
 
 
 def open_memory(url: str) -> tuple[Any, SharedMemory | None]:
-    """Return the database of ``memory:`` or ``memory:NAME``, and how clients share it.
+    """Return the database of ``memory:`` or ``memory:NAME``, and its ``SharedMemory`` if named.
 
     Raises:
         ConfigurationError: mongomock is not installed.

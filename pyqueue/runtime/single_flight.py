@@ -24,11 +24,11 @@ class SingleFlight:
         self._current: Future[None] | None = None
 
     def run(self, work: Callable[[], None], *, joins: bool, timeout_s: float) -> None:
-        """Do the work, or share the result of the thread that does it.
+        """Do the work, or share the result of the thread that is already doing it.
 
         Args:
             work: The function to call.
-            joins: Whether to wait, or else return at once, if another thread is doing the work.
+            joins: If another thread is doing the work, whether to wait for it or return at once.
             timeout_s: How long to wait for another thread, in seconds.
         """
         mine: Future[None] = Future()
@@ -75,7 +75,7 @@ class AsyncSingleFlight:
 
         Args:
             work: The coroutine function to call.
-            joins: Whether to wait, or else return at once, if the work is already being done.
+            joins: If the work is already being done, whether to wait for it or return at once.
         """
         task = self._task
         if task is None:

@@ -1,8 +1,8 @@
 """The uses of queues that are deleted when unused, as one client notes them.
 
 The client notes its first use of such a queue at once, and then one use in each quarter of the
-queue's time; see ``uses``. As long as a consumer waits, the queue is in use. The drivers run the
-notes in the background, except before a program that names the option reads the record.
+queue's ``auto_delete`` time; see ``uses``. As long as a consumer waits, the queue is in use. Notes
+are stored in the background, except before a program that gives the option reads the record.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Uses:
         self.queues: dict[str, tuple[float, datetime]] = {}
 
     def naming(self, queue: str, shape: object) -> Plan[None]:
-        """Note a use of a queue by a program that names the option, if a note is due.
+        """Note a use of a queue by a program that gives ``auto_delete``, if a note is due.
 
-        The first is noted before the record has the option. Otherwise, if the process died, no
-        pass would find the queue.
+        The first use is noted before the option is stored in the record. Otherwise, if the process
+        died in between, the queue would never be deleted.
 
         Args:
             queue: The name of the queue.
@@ -50,7 +50,7 @@ class Uses:
             self.queues[queue] = seconds_s, self._after(seconds_s)
 
     def follow(self, queue: str, shape: object) -> None:
-        """Learn whether the uses of a queue are noted. ``shape``: its shared options, as read."""
+        """Learn from the shared options of a queue, ``shape``, whether to note its uses."""
         seconds_s = seconds_of(shape)
         if seconds_s is None:
             self.queues.pop(queue, None)
@@ -60,7 +60,7 @@ class Uses:
     def due(self, queue: str) -> Plan[None] | None:
         """Return the plan that notes that a queue is used, or None if no note is due.
 
-        After that, the next note is due only after a quarter of the time.
+        The next note is then due after a quarter of the queue's ``auto_delete`` time.
         """
         with self._lock:
             known = self.queues.get(queue)
@@ -70,7 +70,7 @@ class Uses:
         return _noting(queue, known[0])
 
     def left_s(self, queue: str) -> float:
-        """Return in how many seconds the next note of a queue is due; infinity if none is."""
+        """Return in how many seconds the next note of a queue is due, or infinity if never."""
         known = self.queues.get(queue)
         if known is None:
             return math.inf
@@ -86,7 +86,7 @@ class Uses:
                 self.queues.pop(queue, None)
 
     def _after(self, seconds_s: float) -> datetime:
-        """Return when the next note is due after a note now."""
+        """Return when the next note is due if a use is noted now."""
         return self._now() + timedelta(seconds=interval_s(seconds_s))
 
 

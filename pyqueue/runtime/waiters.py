@@ -32,7 +32,7 @@ class Waiters:
     Args:
         topic: The topic of the queue on the bus.
         count_misfit: A function that is called for each claimed message that cannot be delivered.
-        sweep: The state of upkeep that all queues of the client share, or None to create one.
+        sweep: The time of the next upkeep, which all queues of the client share. None creates it.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Waiters:
         return int(self._has_leader) + len(self._followers)
 
     def upkeep(self, queue: str, now: datetime) -> Plan[None]:
-        """Finish the unfinished operations of dead processes, from time to time."""
+        """Finish operations that dead processes left unfinished, if this is due."""
         return recover_next(queue, self._recovery, now)
 
     def enter(self, wake: Callable[[], object], until: datetime) -> bool:
@@ -88,7 +88,7 @@ class Waiters:
             return True
 
     def guard(self, until: datetime) -> bool:
-        """Return whether this follower must watch ``until``, because nothing watches so early."""
+        """Return whether this follower must watch for ``until``: no consumer watches that early."""
         with self._lock:
             if any(kept is not None and kept <= until for kept in (self._until, self._guarded)):
                 return False
@@ -96,7 +96,7 @@ class Waiters:
             return True
 
     def leave(self, wake: Callable[[], object], led: bool, guards: bool = False) -> None:
-        """Stop waiting. ``led`` and ``guards`` say what ``enter`` and ``guard`` returned."""
+        """Stop waiting. ``led`` and ``guards`` are what ``enter`` and ``guard`` returned."""
         with self._lock:
             if led:
                 self._has_leader, self._until = False, None
@@ -131,7 +131,7 @@ class Waiters:
         return True
 
     def reset(self) -> None:
-        """Forget the facts about the queue, so that consumers that wait now scan all of it."""
+        """Forget the facts about the queue, so that its waiting consumers scan all of it."""
         self.scan.forget()
         self.scan, self.prepared = ScanState(), None
 
@@ -148,7 +148,7 @@ def seconds_left(request: Wait, clock: Clock | None) -> float | None:
 
     Args:
         request: The wait of the consumer.
-        clock: The clock, if this consumer watches the time for all consumers of its queue.
+        clock: The clock if this consumer watches the time for all consumers of its queue, or None.
     """
     limits = []
     if clock is not None:

@@ -1,4 +1,4 @@
-"""Wait for several queues at once; see ``WaitForAny``.
+"""Wait for messages of several queues at once; see ``WaitForAny``.
 
 The consumer enters each queue as a leader or as a follower; see ``waiters``. As a leader, it
 listens to the bus for all consumers of that queue in this client. In async code, each of these
@@ -30,7 +30,7 @@ Steps = Generator[float | None, bool, bool]
 
 
 class _Entered:
-    """The queues in which one consumer waits."""
+    """The queues in which one consumer is waiting."""
 
     def __init__(self, wake: Callable[[], object], clock: Clock) -> None:
         self._wake, self._clock = wake, clock
@@ -117,7 +117,7 @@ class _Led:
         return left_s if self._gives_alerts else min(left_s, _CHECK_S)
 
     def step(self, refresh: Callable[[float], object]) -> bool | None:
-        """Take a step if one is due. Return None while the wait lasts, then whether to scan."""
+        """Take a step if one is due. Return None until the wait ends, and then whether to scan."""
         heard = self._listener.wait(0)
         if not heard and not self._listener.closed and time.monotonic() < self._end:
             return None
@@ -133,7 +133,7 @@ class _Led:
         return None
 
     def close(self) -> None:
-        """Stop listening, before another consumer leads."""
+        """Stop the alerts, before another consumer becomes the leader."""
         if self._gives_alerts:
             self._listener.alert = None
 

@@ -1,4 +1,4 @@
-"""The address of a namespace, which Spark's processes exchange, and their clients."""
+"""The address of a namespace, which Spark's processes exchange, and the clients for it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SECRET: Final = re.compile("@|password|token", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class NamespaceAddress:
-    """The name of a namespace, and its server: the URI, or the variable that holds the URI."""
+    """The name of a namespace, and the URI of its server or the variable that holds the URI."""
 
     uri: str | None
     uri_env: str | None
@@ -41,8 +41,8 @@ class NamespaceAddress:
         """
         if (uri is None) == (uri_env is None):
             raise ConfigurationError(
-                "uri, uriEnv: set one of the two, to the server's URI or to the name of the "
-                "environment variable that holds it"
+                "uri, uriEnv: set either uri to the server's URI, or uriEnv to the name of the "
+                "environment variable that holds the URI"
             )
         if uri is not None and not uri.startswith(("mongodb://", "mongodb+srv://")):
             raise ConfigurationError(
@@ -89,7 +89,7 @@ class NamespaceAddress:
 
 
 class TaskClient(Connected[Connection]):
-    """The client with which the data source runs plans; see ``runner_of``.
+    """The client with which the data source runs plans (command sequences); see ``runner_of``.
 
     Unlike ``Client``, it needs neither pydantic nor anyio, which executors may lack.
     """
@@ -100,7 +100,7 @@ _opening = threading.Lock()
 
 
 def _forked() -> None:
-    """Replace the lock in a forked child. A thread that the child lacks may hold the old one."""
+    """Replace the lock in a forked child: a thread that exists only in the parent may hold it."""
     global _opening
     _opening = threading.Lock()
 
@@ -131,7 +131,7 @@ def shared_client(address: NamespaceAddress, make: Callable[[NamespaceAddress], 
 
 
 def plans_at(address: NamespaceAddress, queue: str, options: QueueOptions, kind: str) -> QueuePlans:
-    """Return the plans of a queue for the client of this process."""
+    """Return the plans (command sequences) of a queue, to run with this process's client."""
     connection = runner_of(client_of(address))
     return plans_of(
         queue,
@@ -146,7 +146,7 @@ def _close_clients() -> None:
     """Close the clients that this process opened, but not those of a parent that forked it."""
     for (pid, _, _), client in list(_clients.items()):
         if pid == os.getpid():
-            with suppress(Exception):  # a server may be gone; closing waits for it a second
+            with suppress(Exception):  # closing waits a second for a server that is gone
                 # Closing a Client also stores its last telemetry.
                 getattr(client, "close", runner_of(client).close)()
 

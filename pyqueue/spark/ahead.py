@@ -36,7 +36,7 @@ from pyqueue.spark.told import Told
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """The messages of the claims ``after + 1`` to ``upto``."""
+    """The messages of the claims with the numbers ``after + 1`` to ``upto``."""
 
     token: str
     after: int
@@ -48,7 +48,7 @@ class Claimed:
 
 
 def claimed_now(claims: NamedClaims, token: str, limit: int) -> Plan[Claimed]:
-    """Return the outstanding claims of the group. If there are none, make a new claim.
+    """Return the messages of the outstanding claims. If there are none, claim new messages.
 
     Raises:
         Fenced: Another process runs the group now.
@@ -61,7 +61,7 @@ def claimed_now(claims: NamedClaims, token: str, limit: int) -> Plan[Claimed]:
 
 
 def _claimed_next(claims: NamedClaims, token: str, after: int, limit: int) -> Plan[Claimed | None]:
-    """Make the claim that follows the claim ``after``, or return None if no message is ready.
+    """Make the next claim after number ``after``. Return None if no message can be claimed.
 
     Raises:
         Fenced: Another process runs the group now.
@@ -99,14 +99,16 @@ def working(
 ) -> Iterator[None]:
     """Return the messages of a claim to the queue if the block fails.
 
-    If another runner has the claim, or the server does not answer, the claim stays unchanged.
+    The claim stays unchanged if the block fails because another runner has taken over, because the
+    client was closed, or because the server does not answer.
 
     Args:
         connection: The connection of a blocking client.
-        claims: The plans of the group.
+        claims: The plans (command sequences) of the group.
         claimed: The claim with the messages.
-        blames: Whether an exception counts as a failed try of the messages. Misuse and interrupts
-            never count. If False, the messages are claimed again in halves.
+        blames: Whether an exception counts as a failed try of each message. A ConfigurationError
+            or an interrupt never counts. If False, the messages are released in two halves that
+            share no document, so that the next claim can be smaller.
     """
     try:
         yield
@@ -133,9 +135,12 @@ class Rejected(Exception):
 
 
 def bury_killer(source: QueuePlans, held: Reservation[Any]) -> Plan[bool]:
-    """Bury a message that killed its processes if it has no try left. Return whether it has none.
+    """Bury a message that killed its processes, unless it has a try left.
 
     A message that another consumer has claimed in the meantime is not buried.
+
+    Returns:
+        Whether the message has no try left.
     """
     most = source.options.max_tries
     if most is None or held.tries <= most:
@@ -160,14 +165,16 @@ class Ahead:
         self._future: Future[Claimed | None] | None = None
 
     def begin(self, claims: NamedClaims, token: str, after: int, limit: int) -> None:
-        """Start to make the claim that follows the claim ``after``, in the thread."""
+        """Start to make the next claim after number ``after``, in the thread."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(1, "pyqueue_ahead")
         plan = _claimed_next(claims, token, after, limit)
         self._future = self._threads.submit(self._connection.run, plan)
 
     def take(self) -> Claimed | None:
-        """Wait for the claim made in advance and return it, once. Return None if there is none.
+        """Wait for the claim made in advance, and return it.
+
+        Return None if there is none, or if an earlier call returned it.
 
         Raises:
             QueueError: The claim failed.

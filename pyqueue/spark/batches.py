@@ -44,7 +44,8 @@ log = logging.getLogger("pyqueue")
 MAX_TRANSACTION: Final = 10_000
 #: How many jobs may fail in the search for the messages that make a batch fail.
 MAX_FAILURES: Final = 40
-#: How often a part is transformed at most. Each time it loses messages, it is transformed again.
+#: How often a part of a batch is transformed at most. If other consumers take messages of the part
+#: in the meantime, the part is transformed again.
 MAX_ATTEMPTS: Final = 3
 
 #: Returns the DataFrame of the messages with these ids.
@@ -89,8 +90,9 @@ class Batches:
             self._sink = TableSink(connection, source, transform, output, max_messages)
         if self._sink is not None and self._sink.takes_number and members != 1:
             raise ConfigurationError(
-                "members: each member numbers its claims from 1, so members would overwrite the "
-                "rows of other members; leave members out, or do not use the number of the claim"
+                "members: each member numbers its claims from 1, so rows written by claim number "
+                "would overwrite those of another member; leave out members, or do not use the "
+                "number of the claim"
             )
         self._connection = connection
         self.run = connection.run
@@ -106,7 +108,7 @@ class Batches:
 
     @property
     def claims(self) -> NamedClaims:
-        """The plans of the group, or of the member that this process runs."""
+        """The plans (command sequences) of the group, or of the member that this process runs."""
         return self._runner.claims
 
     def step(self, session: Callable[[], SparkSession]) -> tuple[Report | None, float]:
@@ -133,14 +135,14 @@ class Batches:
         return report, 0.0
 
     def run_once(self, session: Callable[[], SparkSession], *, ahead: bool = False) -> Report:
-        """Work on one batch. From then on this process runs the group, until ``release``.
+        """Work on one batch. This process then runs the group until ``release`` is called.
 
         See ``SparkStage.run_once``.
 
         Args:
             session: Returns the Spark session. It is called only if there is something to do.
-            ahead: Whether to claim the next batch during the work, if this one is full. The next
-                call works on it, and ``release`` gives it back.
+            ahead: Whether to claim the next batch during the work on this one, if this one is
+                full. The next call works on that batch; ``release`` returns it to the queue.
 
         Raises:
             Occupied: Another process runs the group.
@@ -160,7 +162,7 @@ class Batches:
         return replace(report, seconds=time.monotonic() - began)
 
     def release(self) -> None:
-        """Let another process run the group at once. Give back the claim made in advance."""
+        """Let another process run the group at once. Release the messages claimed in advance."""
         self._ahead.give_back(self.source.release)
         self._ahead.close()
         self._runner.release()
@@ -198,20 +200,21 @@ class Batches:
         return batch.report()
 
     def foreach_batch(self, df: DataFrame) -> None:
-        """Work on a batch of a streaming query that reads the source for the same group.
+        """Work on a batch from a streaming query that reads the stage's source for the same group.
 
         See ``SparkStage.foreach_batch``.
         """
         if self._sink is not None:
             raise ConfigurationError(
-                "to: a stage without a target makes its own claims, and cannot settle the batch of "
-                "a streaming query; set a target, or write the table in your own foreachBatch"
+                "to: a stage without a target claims its messages itself, so it cannot settle the "
+                "batch of a streaming query; set a target, or write the table in your own "
+                "foreachBatch"
             )
         if self.claims.member is not None:
             raise ConfigurationError(
                 "members: a stage with members cannot settle the batches of a streaming query, "
-                "which chooses its member itself; leave members out of both, and use a different "
-                "group for each query"
+                "which chooses its member itself; leave out members in the stage and in the query, "
+                "and use a different group for each query"
             )
         began = time.monotonic()
         progress = self.run(self.claims.progress())
@@ -304,8 +307,9 @@ class Batch:
 
         A batch that is tried for the first time is one part. A batch that was tried before may
         contain a message that kills the process, so each try doubles the number of parts. Each
-        part gets a number before the work on it begins. After a crash the highest number marks the
-        suspects: they are tried last. A suspect that is alone and has no try left is buried.
+        part gets a number before the work on it begins. After a crash, the messages of the part
+        with the highest number are suspects, which are tried last. If there is only one suspect,
+        and it has no try left, it is buried.
         """
         ids = list(self.held)
         if self.is_new:
@@ -331,7 +335,7 @@ class Batch:
                 yield part
 
     def _attempt(self, part: Sequence[Id], frame_of: FrameOf) -> None:
-        """Work on a part; if it fails, work on its halves."""
+        """Transform and settle a part. If that fails, transform and settle each of its halves."""
         if self._failures_left <= 0:
             self._untried += part
             return
@@ -382,8 +386,8 @@ class Batch:
                     tally.lost += size - len(part)
                     return
         raise Rejected(
-            f"a part of the batch lost messages to other consumers {MAX_ATTEMPTS} times; set a "
-            "longer lease"
+            f"other consumers took messages of a part of the batch {MAX_ATTEMPTS} times; set a "
+            "longer lease, so that no lease ends before the part is settled"
         )
 
     def _roll_back(self) -> None:

@@ -2,8 +2,8 @@
 
 The documents of a queue usually have the same fields, so numpy finds the next field of all
 documents at once. A field costs a few array operations, whatever the number of documents. An
-unusual document raises ``Unfit``; the caller then decodes the documents one by one. A value is read
-only if decoding it would give the same result.
+unusual document raises ``Unfit``; the caller then decodes the documents one by one. A value is
+converted only if decoding the document would give the same result.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class Field(NamedTuple):
         return found
 
     def only(self, *types: int) -> Array:
-        """Return which documents have a value of these types.
+        """Return which documents have a value of one of these types.
 
         In all other documents the value must be null or missing.
 
         Raises:
-            Unfit: A value has a different type.
+            Unfit: A value has another type and is not null.
         """
         present = self.has(*types)
         if not (present | self.has(_NULL, _MISSING)).all():
@@ -94,10 +94,10 @@ class Field(NamedTuple):
         return self
 
     def everywhere(self) -> Field:
-        """Return this field if all documents have a value.
+        """Return this field if every document has a value that is not null.
 
         Raises:
-            Unfit: A document has no value.
+            Unfit: In a document, the value is null or missing.
         """
         if self.has(_NULL, _MISSING).any():
             raise Unfit
@@ -130,7 +130,7 @@ class Documents:
         return self._fields(np.arange(len(self._starts)), self._starts, len(self._starts), names)
 
     def inner(self, field: Field, names: Iterable[str]) -> dict[str, Field]:
-        """Find fields of the embedded documents that a field contains."""
+        """Find the types and the offsets of these fields in the documents embedded in ``field``."""
         rows = np.flatnonzero(field.types == _DOCUMENT)
         return self._fields(rows, field.places[rows], len(field.types), names)
 
@@ -177,7 +177,7 @@ class Documents:
         return self.numbers(places, "<i4") + _UNCOUNTED[kind]
 
     def items(self, field: Field) -> tuple[Array, Field]:
-        """Return the number of values of each array, and all values in order."""
+        """Return the length of each array in a field, and the items of all arrays in order."""
         counts = np.zeros(len(field.types), np.int64)
         rows = np.flatnonzero(field.types == _ARRAY)
         at = field.places[rows] + 4
@@ -209,13 +209,13 @@ class Documents:
         return counts, Field(values.types[order], values.places[order])
 
     def numbers(self, places: Array, form: str) -> Array:
-        """Return the numbers at these places, in this numpy format."""
+        """Return the numbers stored at these offsets. ``form`` is their numpy format."""
         width = np.dtype(form).itemsize
         numbers: Array = self._data[places[:, None] + np.arange(width)].view(form).ravel()
         return numbers.astype(np.int64) if form == "<i4" else numbers
 
     def integers(self, field: Field) -> tuple[Array, Array]:
-        """Return the integers, with 0 for a missing value, and a mask of the missing values."""
+        """Return the integers of a field (0 for a missing value), and a mask of missing values."""
         present = field.only(_INT, _LONG)
         values = np.zeros(len(present), np.int64)
         for type, form in ((_INT, "<i4"), (_LONG, "<i8")):
@@ -225,7 +225,7 @@ class Documents:
         return values, ~present
 
     def slices(self, field: Field, type: int, arrow: pa.DataType) -> pa.Array:
-        """Return the values of a field as texts, or as whole documents."""
+        """Return the strings or the documents of a field, as ``type`` says, in an Arrow array."""
         present = field.only(type)
         places = field.places[present]
         sizes = self.numbers(places, "<i4")
@@ -247,11 +247,11 @@ class Documents:
         return texts
 
     def strings(self, field: Field) -> pa.Array:
-        """Return the values of a field of strings."""
+        """Return the values of a field that contains only strings."""
         return self.slices(field, _STRING, pa.string())
 
     def texts(self, field: Field) -> pa.Array:
-        """Return the values of a field of strings and of ObjectIds, which become hex digits."""
+        """Return the strings and ObjectIds of a field as strings. ObjectIds become hex digits."""
         ids = field.types == _OBJECT_ID
         if not ids.any():
             return self.strings(field)
@@ -268,7 +268,7 @@ class Documents:
         return pc.coalesce(self.strings(others), hexes.take(pa.array(chosen, mask=~ids)))
 
     def instants(self, field: Field, type: pa.DataType) -> pa.Array:
-        """Return the values of a field of dates, in microseconds.
+        """Return the dates of a field as Arrow values of this timestamp type.
 
         Raises:
             Unfit: An instant is not between the years 1 and 9999.
@@ -281,7 +281,7 @@ class Documents:
         return pa.array(values * 1000, mask=~present).cast(type)
 
     def parts(self, field: Field) -> tuple[list[int], bytes]:
-        """Return the rows whose value is a document, and these documents in one piece."""
+        """Return the rows whose value is a document, and the joined bytes of these documents."""
         present = field.only(_DOCUMENT)
         found = self.slices(field, _DOCUMENT, pa.binary()).drop_null()
         return np.flatnonzero(present).tolist(), b"".join(found.to_pylist())

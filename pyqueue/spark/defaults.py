@@ -12,7 +12,7 @@ _OPTIONS: Final = ("uriEnv", "namespace", "numPartitions", "maxMessagesPerBatch"
 
 
 def with_defaults(given: dict[str, str], defaults: Mapping[str, str]) -> dict[str, str]:
-    """Add the defaults of options that are not given. A given URI replaces ``uriEnv``."""
+    """Add the defaults of options that are not given, without ``uriEnv`` if a URI is given."""
     names = {name.lower() for name in given}
     if names & {"uri", "url"}:
         names.add("urienv")
@@ -36,8 +36,8 @@ def session_defaults(settings: Mapping[str, str]) -> dict[str, str]:
     }
     if unknown := sorted(defaults.keys() - set(_OPTIONS)):
         raise ConfigurationError(
-            f"{prefix}{unknown[0]}: unknown setting; set it as an option, because only "
-            f"{', '.join(_OPTIONS)} can be settings. For the address, set uriEnv, because Spark "
-            "shows the values of settings"
+            f"{prefix}{unknown[0]}: not allowed as a setting, because only {', '.join(_OPTIONS)} "
+            "can be settings; set an option instead. To give the address in a setting, use uriEnv, "
+            "because Spark shows the values of settings"
         )
     return defaults

@@ -18,20 +18,20 @@ from pyqueue.errors import ConfigurationError, InvalidMessage
 from pyqueue.spark.columns import COLUMNS, NEEDED
 from pyqueue.spark.row_reader import from_json
 
-#: The operators of the option ``match``.
+#: The operators that the ``match`` option allows.
 _OPERATORS: Final = ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte", "$in", "$nin", "$exists")
 
 Condition = dict[str, Any]
 
 
 def fields_of(columns: Iterable[str]) -> dict[str, int]:
-    """Return the projection of the fields that these columns need."""
+    """Return the projection to the stored fields that these columns need."""
     more = (field for name in columns for field in COLUMNS[name].fields)
     return dict.fromkeys((*NEEDED, *more), 1)
 
 
 def matching(text: str) -> Condition:
-    """Return the database filter that the value of the option ``match`` describes.
+    """Return the database filter that a value of the ``match`` option describes.
 
     Raises:
         ConfigurationError: The text is not a JSON object of conditions on fields of the payload.
@@ -51,8 +51,8 @@ def matching(text: str) -> Condition:
             wrong += [each for each in wanted if each not in _OPERATORS]
         if wrong:
             raise ConfigurationError(
-                f"match: {wrong[0]!r} is not allowed; name fields of the payload, and use "
-                f"{', '.join(_OPERATORS)}"
+                f"match: {wrong[0]!r} is not allowed; name fields of the payload, and use only the "
+                f"operators {', '.join(_OPERATORS)}"
             )
     return {f"payload.{name}": wanted for name, wanted in given.items()}
 
@@ -61,7 +61,10 @@ def matching(text: str) -> Condition:
 
 
 def condition(filter: datasource.Filter) -> Condition | None:
-    """Return a condition that matches wherever the filter does, or None if there is none."""
+    """Return a database condition that matches every message that the filter matches.
+
+    Return None if no such condition is known.
+    """
     column = getattr(filter, "attribute", ())
     value = getattr(filter, "value", None)
     if column == ("id",):
@@ -81,9 +84,10 @@ def condition(filter: datasource.Filter) -> Condition | None:
 
 
 def ids_of(filter: datasource.Filter) -> list[str | ObjectId] | None:
-    """Return the ids that a filter allows, in all stored forms, or None if it is not about ids.
+    """Return the ids that a filter allows, in every form in which they may be stored.
 
-    The column ``id`` shows an ObjectId as its hex digits.
+    The column ``id`` shows an ObjectId as its hex digits. Return None if the filter is about
+    another column, or allows a range of ids.
     """
     values: Iterable[Any]
     match filter:

@@ -150,7 +150,7 @@ _CONVERTS: Final[Sequence[tuple[type[DataType] | tuple[type[DataType], ...], Con
 
 
 def _to_arrow(type: DataType) -> Convert | None:
-    """Return the conversion of a BSON value for Arrow, or None if Arrow takes it unchanged."""
+    """Return the function that converts a BSON value for Arrow, or None if none is needed."""
     for types, convert in _CONVERTS:
         if isinstance(type, types):
             return convert
@@ -209,7 +209,7 @@ def batch(documents: Sequence[Document], payload: DataType | None) -> pa.RecordB
 
 
 def schema_of(payload: DataType | None) -> pa.Schema:
-    """Return the columns of the rows that are read, in Arrow. A payload type of None means JSON."""
+    """Return the Arrow schema of the rows that are read. A payload type of None means JSON."""
     return to_arrow_schema(columns(payload), **_ZONE)
 
 

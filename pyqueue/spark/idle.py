@@ -1,4 +1,4 @@
-"""The waits of an idle query between checks of its queue. This needs Spark 4.2."""
+"""Let an idle query wait between checks of its queue. This module needs Spark 4.2."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class IdleWait:
     the waits of the other sources.
 
     Args:
-        max_wait_s: How long to wait, in seconds. If 0, it neither waits nor listens for signals.
+        max_wait_s: The longest wait, in seconds. If 0, this neither waits nor listens for signals.
         listen: Starts listening for signals of the queue. It is called before the first wait.
     """
 
@@ -56,7 +56,7 @@ class IdleWait:
         self._look_at = time.monotonic() + min(due_s, IDLE_LOOK_S)
 
     def answered(self) -> None:
-        """Record that Spark gets its answer now."""
+        """Record that Spark is getting its answer now."""
         self._answered_at = time.monotonic()
 
 

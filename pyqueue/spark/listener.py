@@ -71,9 +71,9 @@ class SourceNumbers:
 class QueueProgressListener(StreamingQueryListener):
     """A listener that finishes the messages of streaming reads once Spark has committed them.
 
-    ``register`` and ``spark_session`` add this listener, and ``register`` returns it. Without it,
-    no message is lost or delivered twice, but the last batch of a stopped query stays reserved
-    until the query starts again.
+    ``register`` and ``spark_session`` add this listener, and ``register`` returns it. Even
+    without it, no message is lost or delivered twice, but the last batch of a stopped query stays
+    reserved until the query starts again.
 
     The listener needs the server's address. It cannot act for a source whose ``uri`` contains a
     password: use ``uriEnv`` there.

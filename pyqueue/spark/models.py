@@ -99,8 +99,8 @@ def _type_of(name: str, annotation: Any) -> DataType:
     elif isinstance(annotation, type) and issubclass(annotation, Enum):
         return _type_of(name, typing.Literal[tuple(each.value for each in annotation)])
     raise ConfigurationError(
-        f"model: Spark has no type for {name} ({annotation!r}); use another type, or a queue "
-        "without a model, whose payloads are JSON"
+        f"model: Spark has no type for {name} ({annotation!r}); use another type for this field, "
+        "or a queue without a model, whose payloads are read as JSON"
     )
 
 
@@ -108,7 +108,7 @@ def model_of(path: str) -> object:
     """Return the model that an import path names.
 
     Args:
-        path: "module:Model".
+        path: The import path, such as "module:Model".
 
     Raises:
         ConfigurationError: The path is invalid, or the module cannot be imported.
@@ -140,7 +140,7 @@ def payload_type(model: object) -> DataType | None:
     if isinstance(model, type) and issubclass(model, BaseModel):
         return struct_of(model)
     raise ConfigurationError(
-        f"model: {model!r} cannot become a struct; use a pydantic model, or no model"
+        f"model: {model!r} is not a pydantic model; use a pydantic model, or no model"
     )
 
 

@@ -56,7 +56,7 @@ class Offset:
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the offset from the form that ``to_json`` made.
+        """Return the offset from the fields that ``to_json`` returned.
 
         Raises:
             KeyError, TypeError: The offset belongs to another kind of source.
@@ -68,9 +68,9 @@ class Offset:
         return cls(address=address, lineage=lineage_of(fields), **given)
 
     def claims(self) -> NamedClaims:
-        """Return the plans of the group or the member, with the options of the queue's programs.
+        """Return the plans (command sequences) of the group or the member.
 
-        These options decide how messages leave the queue. They come from the queue's record.
+        They use the options in the queue's record that decide how messages leave the queue.
 
         Raises:
             ConfigurationError: The record contains an invalid option.
@@ -89,7 +89,9 @@ class Offset:
         return NamedClaims(plans_at(self.address, queue, options, kind), self.group, self.member)
 
     def acknowledge(self) -> ClaimProgress:
-        """Finish the messages of these claims, unless that was done. Return the group's progress.
+        """Finish the messages of these claims, and return the progress of the group.
+
+        If these claims were acknowledged before, this writes nothing.
 
         Raises:
             Fenced: Another runner took the group over.
@@ -102,9 +104,9 @@ class Offset:
 
 
 def lineage_of(fields: Mapping[str, Any]) -> str:
-    """Return the first token of the runner that made this offset.
+    """Return the lineage in an offset: the first token of the chain of runners that made it.
 
-    An offset of version 0.1 has no lineage. Its token takes the place of the lineage.
+    An offset of version 0.1 has no lineage, so its token is returned instead.
     """
     return str(fields.get("lineage", fields["token"]))
 

@@ -1,6 +1,6 @@
-"""The options of the data source "pyqueue", each in one place.
+"""The options of the data source "pyqueue", each declared in one place.
 
-Each field declares the option's name, its uses, the check of its value and its default.
+Each field declares an option: its name, its uses, the check of its value, and its default.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ _MAX_BYTES: Final = 2**40
 
 
 class Way(Flag):
-    """A use of the data source, or several of them."""
+    """One or several uses of the data source."""
 
     READ = auto()
     READ_STREAM = auto()
@@ -41,7 +41,7 @@ class Way(Flag):
 
 @dataclass(frozen=True, eq=False)
 class Option:
-    """An option. Uses other than ``ways`` ignore it, unless ``REFUSED`` lists it for them."""
+    """An option. Uses that are not in ``ways`` ignore it, unless ``REFUSED`` lists them."""
 
     name: str
     ways: Way
@@ -50,7 +50,7 @@ class Option:
     default: str | None = None
 
     def value(self, given: Mapping[str, str]) -> Any:
-        """Return the checked value. An empty text means the default."""
+        """Return the checked value of this option. No text, or an empty one, means the default."""
         found = given.get(self.name) or self.default
         return None if found is None else self.check(self.name, found)
 
@@ -148,7 +148,7 @@ class WriteOptions:
     ]
 
 
-_POSITIONS: Final = "only a stream has positions: name one with the option stream instead of queue"
+_POSITIONS: Final = "only a stream has positions; set the stream option instead of queue"
 #: The options that some uses refuse, rather than ignore, if the value is not the default.
 REFUSED: Final = (
     (
@@ -159,7 +159,7 @@ REFUSED: Final = (
     (
         "stream",
         Way.WRITES,
-        "this option is for reads; append in foreachBatch, with Stream.append_many",
+        "this option is for reads; to write to a stream, call Stream.append_many in foreachBatch",
     ),
     ("startingPosition", Way.QUEUES, _POSITIONS),
     ("endingPosition", Way.QUEUES, _POSITIONS),
@@ -172,15 +172,15 @@ REFUSED: Final = (
         "match, pushFilters",
         Way.READ_STREAM,
         "these options are for batch reads; a streaming read claims every message, so filter "
-        "its DataFrame (it also finishes the messages that you filter out)",
+        "its DataFrame (the query also finishes the messages that you filter out)",
     ),
     (
         "epoch, query, staged",
         Way.WRITE_STREAM,
         "these options are for batch writes; a streaming write numbers its batches itself, and "
-        "takes delivery instead of staged",
+        "has the delivery option instead of staged",
     ),
-    ("delivery", Way.WRITE, "this option is for streaming writes; leave it out"),
+    ("delivery", Way.WRITE, "this option is for streaming writes; leave out delivery"),
 )
 
 

@@ -23,7 +23,7 @@ _UNITS: Final = {"ms": 0.001, "s": 1, "m": 60, "h": 3600}
 
 
 def position(name: str, given: str) -> str:
-    """Return the place where reading a stream begins or ends, in its checked form."""
+    """Check the place where reading a stream begins or ends, and return it."""
     if given in ("first", "last") or (given.isascii() and given.isdecimal() and len(given) < 16):
         return given
     try:
@@ -36,7 +36,7 @@ def position(name: str, given: str) -> str:
 
 
 def payload_type(name: str, given: str) -> str:
-    """Return the type of a payload."""
+    """Check the type of a payload, and return it."""
     if not _PAYLOAD_TYPE.match(given):
         raise ConfigurationError(
             f'{name}: {given!r} is not allowed; use "json", "variant" or a Spark type, for '
@@ -46,12 +46,12 @@ def payload_type(name: str, given: str) -> str:
 
 
 def queue_name(name: str, given: str) -> str:
-    """Return the name of a queue or of a stream."""
+    """Check the name of a queue or a stream, and return it."""
     return arguments.queue_name(given)
 
 
 def queue_names(name: str, given: str) -> tuple[str, ...]:
-    """Return the names of the queues that may be written to."""
+    """Check the names of the queues that may be written to, and return them."""
     queues = tuple(arguments.queue_name(each) for each in names(name, given))
     if len(set(queues)) < len(queues):
         raise ConfigurationError(
@@ -66,22 +66,22 @@ def names(name: str, given: str) -> list[str]:
 
 
 def group(name: str, given: str) -> str:
-    """Return the name of a group, a stage or a query."""
+    """Check the name of a group, a stage or a query, and return it."""
     return arguments.group(given, name)
 
 
 def batch_number(name: str, given: str) -> int:
-    """Return the number of a batch."""
+    """Check the number of a batch, and return it."""
     if not given.isdecimal() or int(given) > _MAX_EPOCH:
         raise ConfigurationError(
-            f"{name}: {given!r} is not allowed; use the number of the batch, which foreachBatch "
-            "passes as its second argument"
+            f"{name}: {given!r} is not allowed; use the number of the batch, which Spark passes "
+            "to the function of foreachBatch as the second argument"
         )
     return int(given)
 
 
 def id_prefix(name: str, given: str) -> str:
-    """Return the prefix of ids."""
+    """Check a prefix of ids, and return it."""
     try:
         return str(arguments.identity(given))
     except ConfigurationError as error:
@@ -94,7 +94,7 @@ def one_of(*allowed: str) -> Callable[[str, str], str]:
 
 
 def either(no: str, yes: str) -> Callable[[str, str], bool]:
-    """Return a function that checks for one of two words, and returns whether it is ``yes``."""
+    """Return a function that accepts one of two words, and returns whether the word is ``yes``."""
     return lambda name, given: arguments.one_of(name, given, (no, yes)) == yes
 
 
@@ -117,7 +117,7 @@ def count(most: int, *, least: int = 1) -> Callable[[str, str], int]:
 
 
 def delay(name: str, given: str) -> float:
-    """Return the seconds of a time such as "30s", in the form of Spark's Kafka source."""
+    """Return the seconds in a duration such as "30s", written as for Spark's Kafka source."""
     found = _TIME.fullmatch(given)
     if found is None or not (length := float(found[1]) * _UNITS[found[2]]):
         raise ConfigurationError(

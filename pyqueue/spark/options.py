@@ -47,7 +47,7 @@ class Options(ReadOptions):
     """The checked options for reading or writing rows."""
 
     address: NamespaceAddress
-    #: The queue, or the first of ``queues``, or if a stream is read, the stream.
+    #: The queue, the first of ``queues``, or the stream that is read.
     queue: str
     #: The queues that the rows of a write may name. If empty, the rows name no queue.
     queues: tuple[str, ...]
@@ -66,7 +66,7 @@ class Options(ReadOptions):
         return (log_columns if self.by_position else columns)(payload)
 
     def backend(self, queue: str | None = None) -> QueuePlans:
-        """Return the plans of a queue, of its recorded kind. Create the record if it is missing.
+        """Return the plans (command sequences) of a queue. Create its record if it is missing.
 
         Args:
             queue: The name of the queue, or None for the queue of the options.
@@ -75,16 +75,16 @@ class Options(ReadOptions):
         return self._plans(queue, self.run(_kind(queue, make=True)))
 
     def source(self) -> QueuePlans:
-        """Return the plans of the queue that is read. This writes nothing.
+        """Return the plans (command sequences) of the queue that is read. This writes nothing.
 
         Raises:
-            ConfigurationError: The queue does not exist, and the option mustExist is true.
+            ConfigurationError: The queue does not exist, and ``mustExist`` is true.
         """
         kind = self.source_kind()
         if not kind and self.must_exist:
             raise ConfigurationError(
                 f"queue: there is no queue {self.queue!r} in namespace {self.address.namespace!r}; "
-                'check both names, or set .option("mustExist", "false") to read no rows'
+                'check both names, or set .option("mustExist", "false") to get no rows instead'
             )
         return self._plans(self.queue, kind or GUESSED_KIND)
 
@@ -97,13 +97,13 @@ class Options(ReadOptions):
         return plans_at(self.address, queue, options, kind)
 
     def claims(self, member: int | None = None) -> NamedClaims:
-        """Return the plans of the group, or of a member of it."""
+        """Return the plans (command sequences) of the group, or of one of its members."""
         assert self.group is not None
         kind = self.source_kind() or GUESSED_KIND
         return NamedClaims(self._plans(self.queue, kind), self.group, member)
 
     def run(self, plan: Plan[R]) -> R:
-        """Run a plan with the client of this process."""
+        """Run a plan (a command sequence) with the client of this process."""
         return runner_of(client_of(self.address)).run(plan)
 
 
@@ -170,13 +170,13 @@ def checked(given: Mapping[str, str], ways: Way = Way.ALL) -> Options:
         raise ConfigurationError("payloadType, payloadModel: set one of the two, not both")
     if found.batch.min_messages > (most := found.batch.max_messages):
         raise ConfigurationError(
-            f"minMessagesPerBatch: {found.batch.min_messages} is not allowed; a batch has at most "
-            f"{most} messages"
+            f"minMessagesPerBatch: {found.batch.min_messages} is more than maxMessagesPerBatch, "
+            f"which is {most}; decrease the former or increase the latter"
         )
     if found.of_write.id_prefix is not None and found.of_write.id_column is None:
         raise ConfigurationError(
-            "idPrefix: requires idColumn, whose values it prefixes; or set stage instead, which "
-            "generates ids that begin with the stage's name"
+            "idPrefix: requires idColumn, whose values get the prefix; set idColumn, too, or set "
+            "stage instead, which generates ids that begin with the stage's name"
         )
     _check_columns(found)
     _check_bad_records(found)
@@ -223,19 +223,20 @@ def _check_ways(given: Mapping[str, str], ways: Way) -> None:
 
 
 def _address(source: Source) -> NamespaceAddress:
-    """Return the address. Warn of a password in ``uri``, which Spark shows, unlike ``url``."""
+    """Return the address of the namespace. Warn of a password in ``uri``: Spark may show it."""
     uri, uri_env = source.uri or source.url, source.uri_env
     given = [each for each in (source.uri, source.url, uri_env) if each is not None]
     if not given and os.environ.get(DEFAULT_ENV):
         uri_env = DEFAULT_ENV
     elif len(given) != 1:
         raise ConfigurationError(
-            "uri, url, uriEnv: set one of them, to the server's URI or to the name of the variable "
-            f"that holds it; or set the environment variable {DEFAULT_ENV}"
+            "uri, url, uriEnv: set exactly one, uri or url to the server's URI, or uriEnv to the "
+            "name of the environment variable that holds the URI; or set none, and the environment "
+            f"variable {DEFAULT_ENV}"
         )
     address = NamespaceAddress.of(uri, uri_env, source.namespace)
     if source.uri is not None and address.has_secret:
-        _warn("uri: Spark may show its password in plans and in the event log; use url, or uriEnv")
+        _warn("uri: Spark may show the password in plans and in its event log; use url or uriEnv")
     return address
 
 
@@ -259,17 +260,18 @@ def _check_bad_records(options: Options) -> None:
     column = options.corrupt_column
     if column is not None and options.on_bad_record != "null":
         raise ConfigurationError(
-            "columnNameOfCorruptRecord: this column shows the payloads that are read as null; "
-            'set .option("onBadRecord", "null"), too'
+            'columnNameOfCorruptRecord: requires onBadRecord "null", because this column shows the '
+            'payloads that are read as null; set .option("onBadRecord", "null"), too'
         )
     if options.on_bad_record == "bury" and options.by_position:
         raise ConfigurationError(
-            'onBadRecord: messages of a stream stay there and cannot be buried; use "fail" (the '
-            'default) or "null"'
+            'onBadRecord: messages of a stream stay in the stream and cannot be buried; use "fail" '
+            '(the default) or "null"'
         )
     if column in options.known_columns().names:
         raise ConfigurationError(
-            f"columnNameOfCorruptRecord: the rows already have a column {column!r}; use another"
+            f"columnNameOfCorruptRecord: the rows already have a column {column!r}; use another "
+            "name"
         )
 
 
@@ -292,7 +294,7 @@ def payload_column(options: Options, schema: StructType) -> DataType | None:
     payload = schema["payload"].dataType if "payload" in schema.names else StringType()
     if schema.names != names or (json and not isinstance(payload, StringType)):
         raise ConfigurationError(
-            f"schema: does not fit the columns {', '.join(names)}; leave it out, and set the type "
-            "of the payload with payloadType"
+            f"schema: does not fit the columns that are read ({', '.join(names)}); leave out the "
+            "schema, and set the type of the payload with payloadType"
         )
     return None if json or "payload" not in schema.names else payload

@@ -1,4 +1,4 @@
-"""The output of a Spark stage: run the transform, and settle a part of a batch with its rows."""
+"""The output of a Spark stage: run the transform, and settle part of a batch with the result."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Route:
 
 
 class Output:
-    """Where the messages of a stage go: through a transform, into the next queues.
+    """The output of a stage: runs the transform, and moves the messages to the target queues.
 
     Args:
         connection: The connection of a blocking client.
@@ -102,7 +102,7 @@ class Output:
         arguments.one_of("output", output, ("move", "transaction"))
         if transform is not None and not callable(transform):
             raise ConfigurationError(
-                f"transform: expected a function of a DataFrame, found {type(transform).__name__}"
+                f"transform: expected a function of one DataFrame, found {type(transform).__name__}"
             )
         self._connection = connection
         self._source = route.source
@@ -155,7 +155,7 @@ class Output:
 
         Args:
             held: The messages that this process holds.
-            rows: The rows that the transform returned for them.
+            rows: The rows that the transform returned for these messages.
             payloads: The stored payloads, as far as they are known. A payload that the row does not
                 change is not written again.
             tally: The counts, to which the outcome is added.

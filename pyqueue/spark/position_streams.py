@@ -1,4 +1,4 @@
-"""The reader of a stream by position, for streaming queries. It needs Spark 4.2."""
+"""The reader with which streaming queries read a stream by position. It needs Spark 4.2."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyqueue.spark.positions import PositionReader
 
 
 class PositionStreamReader(IdleReader):
-    """Reads a stream by position.
+    """Reads a stream by position for a streaming query.
 
     The checkpoint alone records how far the query has come, so there is nothing to do at a commit.
     """
@@ -43,7 +43,7 @@ class PositionStreamReader(IdleReader):
         if position > end:
             raise ConfigurationError(
                 f"startingPosition: {position} is not allowed; stream {self._options.queue!r} ends "
-                f'at {end}; use a position up to that, or "last" to begin with the next message'
+                f'at {end}; use a position up to {end}, or "last" to begin with the next message'
             )
         return self._offset(position)
 

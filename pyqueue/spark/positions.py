@@ -41,8 +41,8 @@ class PositionReader:
     Args:
         options: The options for reading the stream.
         payload: The type of the payloads. None means JSON.
-        fails: Whether reading fails if messages were deleted before they were read. Otherwise it
-            skips them with a warning.
+        fails: Whether reading fails if messages were deleted before they were read. Otherwise the
+            reader skips these messages with a warning.
     """
 
     def __init__(self, options: Options, payload: DataType | None, *, fails: bool = False) -> None:
@@ -51,7 +51,7 @@ class PositionReader:
         self._fails = fails
 
     def position(self, place: str) -> int:
-        """Return the position that the value of an option denotes."""
+        """Return the position for ``place``: "first", "last", a position, or an instant."""
         return self._options.run(_position_at(self._options.queue, place))
 
     def bounds(self) -> tuple[int, int]:
@@ -81,7 +81,7 @@ class PositionReader:
         )
         if self._fails:
             raise QueueError(
-                f"{text}, because the query is slower than the retention; set a longer retention, "
+                f"{text}, because the query is too slow for the retention; set a longer retention, "
                 'or set .option("failOnDataLoss", "false") to skip these messages'
             )
         log.warning("%s", text)
@@ -114,7 +114,7 @@ def _position_at(stream: str, place: str) -> Plan[int]:
 
 
 def _documents(stream: str, pack: Pack, low: int, end: int) -> Iterator[Document]:
-    """Yield the messages of a pack between two positions, in the form of a queue's messages."""
+    """Yield messages of a pack (a document), with the fields that a queue's messages have."""
     for position in range(max(low, pack.first), min(end, pack.end)):
         entry = pack.entries[position - pack.first]
         yield {

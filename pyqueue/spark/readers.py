@@ -52,7 +52,7 @@ class StreamReader(IdleReader):
     read parts of the claims. While another process runs the group, the query stands by: it gets no
     new messages.
 
-    A restarted query continues the lineage of its checkpoint (see ``Offset``), and so its claims.
+    A restarted query continues the claims in its checkpoint, as its lineage says (see ``Offset``).
     If another query ran the group in between, the claims in the checkpoint no longer belong to this
     query. Their outstanding messages become part of the next batch; none of them counts as
     processed.
@@ -109,8 +109,8 @@ class StreamReader(IdleReader):
         """Return the first offset of a query that has committed no batch.
 
         Spark also calls this before it repeats the first batch after a crash. Only the offset of
-        that batch, which Spark passes later, shows the lineage. So this method does not take the
-        group over.
+        that batch, which Spark passes later, shows whose work the query continues. So this method
+        does not take the group over.
         """
         self._exists()  # a server that does not answer ends the query here
         return self._first.to_json()
@@ -123,7 +123,7 @@ class StreamReader(IdleReader):
         return self._since is not None
 
     def _next(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Finish the committed batch, and claim the next."""
+        """Finish the batch that Spark has committed, and claim the next one."""
         if not self._exists():
             self._idle.rest(math.inf)
             return start
@@ -141,7 +141,7 @@ class StreamReader(IdleReader):
             return start
 
     def _exists(self) -> bool:
-        """Return whether the queue exists. If not, its kind is unknown and nothing is claimed."""
+        """Return whether the queue exists. If not, its kind is unknown, and nothing is claimed."""
         if self._is_there:
             return True
         options = self._options
@@ -207,9 +207,9 @@ class StreamReader(IdleReader):
         return 0.0 if ready >= options.batch.min_messages else left_s
 
     def _held(self, runner: StreamRunner, token: str, after: int, upto: int) -> Mapping[Id, int]:
-        """Return the documents of a batch, each with the number of its messages.
+        """Return the number of messages in each document of a batch, keyed by document id.
 
-        Spark asks first for the end of a batch, and then for its parts.
+        The result is kept, because Spark asks first for the end of a batch, and then for its parts.
         """
         if self._batch[:2] != (after, upto):
             sizes = self._options.run(runner.claims.sizes(token, after, upto))
@@ -217,7 +217,7 @@ class StreamReader(IdleReader):
         return self._batch[2]
 
     def reportLatestOffset(self) -> dict[str, Any]:
-        """Return the last claim, the number of ready messages, and the age of the oldest one."""
+        """Return the last claim's number, the count of ready messages, and the age of the first."""
         if self._count_at is not None and time.monotonic() >= self._count_at:
             options = self._options
             with suppress(Unavailable):  # a missing count must not end the query
@@ -250,7 +250,7 @@ class StreamReader(IdleReader):
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read the messages in a part of the claims, and note the bad records among them."""
+        """Read the messages in a part of a batch, and note the bad records among them."""
         assert isinstance(partition, _ClaimPartition)
         part, run, claims = (
             partition.range,
@@ -279,9 +279,9 @@ class StreamReader(IdleReader):
     def _acknowledge(
         self, runner: StreamRunner, token: str, n: int, claim: Plan[int | None] | None = None
     ) -> int | None:
-        """Finish the claims up to ``n``, and make the next claim at the same time.
+        """Acknowledge the claims up to ``n``, and make the next claim at the same time.
 
-        The claim does not wait for the acknowledgement: if the acknowledgement fails, the next
+        The next claim does not wait for the acknowledgement. If the acknowledgement fails, the next
         runner takes over all of these claims.
 
         Returns:

@@ -67,8 +67,8 @@ def register(spark: SparkSession) -> QueueProgressListener:
         The listener of the session, which has the figures of its queries.
 
     Raises:
-        ConfigurationError: A setting ``spark.pyqueue.NAME`` does not name an option that can have a
-            default.
+        ConfigurationError: In a setting ``spark.pyqueue.NAME``, NAME is not an option that can have
+            a default.
     """
     listener: QueueProgressListener | None = getattr(spark, "_pyqueue", None)
     if listener is None:
@@ -106,7 +106,7 @@ def _source(tasks: int, options: Mapping[str, str]) -> type[QueueDataSource]:
 
 
 def _parallelism(spark: SparkSession) -> int:
-    """Return how many tasks Spark divides a table into by default."""
+    """Return the number of tasks into which Spark divides a table by default."""
     try:
         for name in _PARALLELISM:
             given = spark.conf.get(name, None)
@@ -127,7 +127,7 @@ def _defaults(spark: SparkSession) -> Mapping[str, str]:
 
 
 def _ship(spark: SparkSession, module: Path) -> None:
-    """Send the archive that contains a module to all processes, if there is one.
+    """Send the archive that contains ``module`` to all processes, if it is in an archive.
 
     Spark sends the wheel to the executors, but adds only files that end in .zip to their import
     path. It adds nothing to the path of the process that runs next to the driver and plans a

@@ -52,7 +52,7 @@ Faults = dict[int, str]
 
 
 def from_json(text: str) -> Any:
-    """Return the payload of a JSON text.
+    """Return the payload that a JSON text represents.
 
     Raises:
         InvalidMessage: The text is not valid JSON.
@@ -75,7 +75,7 @@ def _to_decimal(name: str, value: Decimal) -> Decimal128:
 
 
 def _to_bson(type: DataType, name: str) -> Convert | None:
-    """Return the conversion of an Arrow value for BSON, or None if there is nothing to convert."""
+    """Return the function that converts an Arrow value for BSON, or None if none is needed."""
     if isinstance(type, VariantType):
         return lambda value: from_json(VariantVal(value["value"], value["metadata"]).toJson())
     if isinstance(type, DecimalType):
@@ -95,7 +95,7 @@ def _to_bson(type: DataType, name: str) -> Convert | None:
     if isinstance(type, MapType):
         if not isinstance(type.keyType, StringType):
             raise ConfigurationError(
-                f"payload: {name} is a map with keys that are not strings; cast them to string"
+                f"payload: {name} is a map with keys that are not strings; cast the keys to string"
             )
         convert = _to_bson(type.valueType, name)
         return lambda value: {key: applied(convert, each) for key, each in value}
@@ -110,7 +110,7 @@ def _to_bson(type: DataType, name: str) -> Convert | None:
 def _has(
     schema: StructType, name: str, types: type[DataType] | tuple[type[DataType], ...], cast: str
 ) -> bool:
-    """Return whether there is a column of this name.
+    """Return whether the schema has a column with this name.
 
     Raises:
         ConfigurationError: The column is not of one of these types.
@@ -144,16 +144,18 @@ class _Rows:
         return f"row {number}" if id is None else f"the row with id {id}"
 
     def refuse(self, number: int, text: str, error: type[QueueError] = ConfigurationError) -> None:
-        """Raise an error about a row or, with ``bury``, record it if it is the row's first."""
+        """Raise an error about a row. With ``bury``, record the first error of each row instead."""
         if self.faults is None:
             raise error(text) from None
         self.faults.setdefault(number, text)
 
     def checked(self, values: Sequence[Any], check: Convert) -> list[Any]:
-        """Return the values of a column as ``check`` returns them. Invalid values become None.
+        """Return the values of a column, checked and converted by ``check``.
+
+        With ``bury``, an invalid value becomes None.
 
         Raises:
-            ConfigurationError: A value is invalid. The text names its row.
+            ConfigurationError: A value is invalid, and ``bury`` is false. The text names the row.
         """
         checked = []
         for number, value in enumerate(values):
@@ -166,7 +168,7 @@ class _Rows:
 
 
 def _microseconds(column: pa.Array | pa.ChunkedArray) -> list[int | None]:
-    """Return instants as numbers, which is several times faster than datetimes."""
+    """Return instants as microseconds since 1970, several times faster than as datetimes."""
     numbers: list[int | None] = column.cast(pa.timestamp("us", "UTC")).cast(pa.int64()).to_pylist()
     return numbers
 
@@ -193,7 +195,7 @@ _key = partial(applied, arguments.key)
 
 
 def _only(column: pa.Array) -> Any:
-    """Return the value of a column of one row, as a text if Python cannot represent it."""
+    """Return the only value of a column, as a text if Python cannot represent the value."""
     try:
         return column.to_pylist()[0]
     except MISFITS:  # Spark's calendar is longer than Python's
@@ -243,13 +245,13 @@ class Reader:
 
     Args:
         schema: The schema of the DataFrame. It needs a column ``payload``: JSON in a string, a
-            struct, a variant or any value. It may have columns ``headers`` and ``key``, and
+            struct, a variant or any other value. It may have columns ``headers`` and ``key``, and
             ``when`` or ``delay``, which determine when a message becomes ready.
         id: The column of the ids, or None if there is none.
         queues: The queues that the column ``queue`` may name. If empty, this column is ignored.
-        prefix: The prefix of the ids, before the values of their column.
-        bury: Whether to return a row that cannot be stored with its fault, instead of raising an
-            error.
+        prefix: A text that is put before each id in the column of the ids.
+        bury: What to do with a row that cannot be stored: if true, return its message with the
+            reason in ``fault``; if false, raise an error.
 
     Raises:
         ConfigurationError: A column is missing or has a type that cannot be stored.
@@ -304,13 +306,12 @@ class Reader:
 
         Args:
             batch: The rows, one for each message.
-            capabilities: The capabilities of the kinds of the target queues. Without "priority" and
-                "group", the columns ``priority`` and ``group`` are ignored.
+            capabilities: What the target queues support. Without "priority" and "group", the
+                columns ``priority`` and ``group`` are ignored.
 
         Raises:
-            InvalidMessage: A payload is not valid JSON, or cannot be stored. With ``bury`` this is
-                not an error.
-            ConfigurationError: An id is null or a ``queue`` is invalid. Without ``bury``, also if a
+            InvalidMessage: A payload is not valid JSON, or cannot be stored, and ``bury`` is false.
+            ConfigurationError: An id is null or a ``queue`` is invalid; or ``bury`` is false, and a
                 ``when``, ``delay``, ``priority`` or ``group`` is invalid.
         """
         none: list[Any] = [None] * batch.num_rows
@@ -320,7 +321,7 @@ class Reader:
         headers = batch.column("headers").to_pylist() if self._headers else none
         keys = batch.column("key").to_pylist() if self._key else none
         if self._id is not None and None in ids:
-            raise ConfigurationError(f"the column {self._id!r} has a null; every row needs an id")
+            raise ConfigurationError(f"the column {self._id!r} has a null; give every row an id")
         if self._prefix:
             rows.ids = [f"{self._prefix}{each}" for each in ids]
         delays, instants, queues, levels, groups = [none] * 5
@@ -337,7 +338,7 @@ class Reader:
         for number, both in enumerate(zip(delays, instants, strict=True)):
             if None not in both:
                 text = f"when, delay: {rows.name(number)} has both"
-                rows.refuse(number, f"{text}; drop the column when, or make one of the two null")
+                rows.refuse(number, f"{text}; drop the when column, or make one of the two null")
         if rows.faults is None:  # the writer of the messages checks these
             headers = [self._named(each) for each in headers]
         else:
@@ -354,13 +355,13 @@ class Reader:
         if value not in self._queues:
             raise ConfigurationError(
                 f"queue: {'null' if value is None else repr(value[:120])} is not one of "
-                f"{', '.join(sorted(self._queues))}; add it to the option queues, or to the list "
-                "to= of the stage, or leave the row out"
+                f"{', '.join(sorted(self._queues))}; add it to the queues option or to the to= "
+                "list of the stage, or leave out the row"
             )
         return value
 
     def _payloads(self, column: pa.Array | pa.ChunkedArray, rows: _Rows) -> list[Any]:
-        """Return the payloads. If ``rows`` records errors, a bad payload becomes its text."""
+        """Return the payloads of a column. If ``rows`` records errors, a bad one becomes a text."""
 
         def values(some: pa.Array | pa.ChunkedArray) -> list[Any]:
             return [applied(self._convert, value) for value in some.to_pylist()]

@@ -32,12 +32,12 @@ _FIELDS: Final = (*NEEDED, *chain.from_iterable(each.fields for each in COLUMNS.
 
 
 def decoded(found: Sequence[bytes]) -> list[Document]:
-    """Return stored messages as the database returns them."""
+    """Decode stored messages from BSON, as the database driver would."""
     return bson.decode_all(b"".join(found), OPTIONS)
 
 
 def encoded_batch(found: Sequence[bytes], payload: DataType | None) -> pa.RecordBatch | None:
-    """Return stored messages as the rows that ``frames.batch`` makes of them, or None.
+    """Return the rows that ``frames.batch`` would make of stored messages, or None.
 
     None means that a value is unusual, such as a payload that does not fit the type, or that numpy
     is not installed. The caller then decodes the messages and calls ``frames.batch``.
@@ -114,7 +114,7 @@ def rows_of(
         default: How to handle bad records if the options do not set it.
 
     Returns:
-        The rows, and why messages are to be buried, keyed by message id.
+        The rows, and the reasons for burying messages, keyed by message id.
 
     Raises:
         InvalidMessage: A payload does not fit, and ``onBadRecord`` is "fail".
@@ -154,7 +154,7 @@ def log_rows_of(
 def _with_corrupt(
     options: Options, rows: pa.RecordBatch, corrupt: Sequence[str | None]
 ) -> pa.RecordBatch:
-    """Add the column for payloads that do not fit, if the options name it.
+    """Add the column for payloads that do not fit their type, if the options name one.
 
     With such a column, no message is buried, so ``corrupt`` has a value for each row.
     """
@@ -167,7 +167,7 @@ def _with_corrupt(
 def _decoded_rows(
     options: Options, documents: Sequence[Document], payload: DataType | None, default: str
 ) -> tuple[pa.RecordBatch, list[str | None], dict[Id, str]]:
-    """Return the rows, the JSON of payloads that do not fit, and why messages are to be buried."""
+    """Return the rows, the JSON of payloads that do not fit, and the reasons to bury messages."""
     action = options.on_bad_record or default
     reasons: dict[int, str] = {}
     bad: dict[Id, str] = {}
@@ -177,7 +177,7 @@ def _decoded_rows(
     except InvalidMessage as error:
         if action == "fail":
             raise InvalidMessage(
-                f'{error}; .option("onBadRecord", "null") reads such payloads as null'
+                f'{error}; to read such payloads as null, set .option("onBadRecord", "null")'
             ) from None
         if payload is not None:
             reasons = dict(misfits(documents, payload))

@@ -28,7 +28,7 @@ from pyqueue.runtime.renewal import NamedLease
 
 
 def members_of(source: QueuePlans, group: str, members: int) -> list[NamedClaims]:
-    """Return the plans of each member of a group.
+    """Return the plans (command sequences) of each member of a group.
 
     Raises:
         ConfigurationError: An argument is invalid.
@@ -43,16 +43,16 @@ def members_of(source: QueuePlans, group: str, members: int) -> list[NamedClaims
 
 
 class GroupRunner:
-    """Runs a claim group, or one member of it, from the call of ``take`` on.
+    """Runs a claim group, or one of its members, once ``take`` has been called.
 
-    Until ``drop`` or ``release`` it renews the runner's lease, and the leases of all messages that
-    the group has claimed.
+    Until ``drop`` or ``release`` is called, this renews the runner's lease and the leases of all
+    messages that the group has claimed.
 
     Args:
         connection: The connection of a blocking client.
-        members: The plans of the group, or of each of its members.
+        members: The plans (command sequences) of the group, or of each of its members.
         lease_s: The length of the lease of the messages, in seconds.
-        owner: Returns the label of this process.
+        owner: A function that returns the label of this process.
     """
 
     #: Whether a takeover counts as a try of the messages.
@@ -88,10 +88,10 @@ class GroupRunner:
         return self.token or self._take(self._candidate(owner, owner))
 
     def _candidate(self, owner: str, known: str | None) -> Candidate:
-        """Return a candidate that continues the work of a known owner or runner at once.
+        """Return a candidate that may take over from the owner or runner ``known`` at once.
 
-        A runner that was fenced waits like any other runner. Otherwise two runners of one process
-        would take the group from each other again and again.
+        After it was fenced, a runner has to wait for the end of the other runner's lease.
+        Otherwise two runners of one process would take the group from each other again and again.
         """
         return Candidate(owner, None if self._fenced else known, seen=self._looks)
 
@@ -107,7 +107,7 @@ class GroupRunner:
         return token
 
     def _lost(self, token: str) -> None:
-        """Record that the renewal found another runner."""
+        """Stop running the group, because a renewal found that another runner has taken over."""
         if self.token == token:
             self.drop(fenced=True)
 
@@ -134,11 +134,11 @@ class GroupRunner:
 
 
 class StreamRunner(GroupRunner):
-    """Runs a group for a streaming query. The query stands by while another process runs it.
+    """Runs a group for a streaming query, which stands by while another process runs the group.
 
     Args:
         connection: The connection of a blocking client.
-        members: The plans of the group, or of each of its members.
+        members: The plans (command sequences) of the group, or of each of its members.
         lease_s: The length of the lease of the messages, in seconds.
     """
 
@@ -163,7 +163,11 @@ class StreamRunner(GroupRunner):
 
     @property
     def lineage(self) -> str | None:
-        """The lineage that new offsets carry. An offset of another lineage acknowledges nothing."""
+        """The lineage in new offsets, or None before the first takeover.
+
+        A lineage is the first token of a chain of runners that continue each other's work. An
+        offset of another lineage acknowledges nothing.
+        """
         return self.lineages[-1] if self.lineages else None
 
     def take_for(self, known: str | None, *, wait: bool) -> str | None:
@@ -171,7 +175,8 @@ class StreamRunner(GroupRunner):
 
         Args:
             known: The lineage in the checkpoint, or None if the checkpoint has none.
-            wait: Whether to wait once for the end of another runner's lease, and then raise.
+            wait: Whether to wait once for the end of another runner's lease, and to raise an error
+                if the group is still occupied then.
 
         Raises:
             Occupied: Another process runs the group, and ``wait`` is true.
@@ -213,6 +218,6 @@ class StreamRunner(GroupRunner):
                 f"group: another query of this application already runs {self.claims.group!r} on "
                 f"queue {self.claims.backend.queue!r}, and a group delivers each message to one "
                 "query. For two outputs of one DataFrame, write both in one foreachBatch; to share "
-                "the messages between queries, set the option members; for unrelated queries, use "
+                "the messages between queries, set the members option; for unrelated queries, use "
                 "another group"
             )

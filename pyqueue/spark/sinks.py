@@ -34,7 +34,7 @@ PARTS: Final = 8
 
 
 class TableSink:
-    """A stage without a target: its function writes the claims of a group.
+    """A stage without a target: its function writes the claimed messages to a table.
 
     Args:
         connection: The connection of a blocking client.
@@ -63,7 +63,8 @@ class TableSink:
             )
         if output != "move":
             raise ConfigurationError(
-                "output: a stage without a target writes no messages; leave output out"
+                "output: not allowed in a stage without a target, because such a stage writes no "
+                "messages to a queue; leave out output"
             )
         self.takes_number = arguments.takes_second("transform", function, ("df", "number"))
         self._connection = connection
@@ -79,7 +80,7 @@ class TableSink:
     def run_once(
         self, claims: NamedClaims, token: str, session: Callable[[], SparkSession]
     ) -> Report:
-        """Write the outstanding claim; if there is none, claim ready messages and write them.
+        """Write the messages of the outstanding claim, or of a new claim if there is none.
 
         Raises:
             Exception: The function's own error, if it fails on one message after another.
@@ -121,10 +122,10 @@ class TableSink:
             return Report(count, done, lost=count - done)
 
     def _divided(self, claims: NamedClaims, claimed: Claimed) -> bool:
-        """End a claim on which processes have died. Return whether it was ended.
+        """End a claim during which processes have died. Return whether the claim was ended.
 
-        Its messages are claimed again in parts. A message that is alone is buried if it has no try
-        left.
+        Its messages are then claimed again in parts. A claim of a single message ends only if that
+        message has no try left. The message is then buried.
         """
         run, held = self._connection.run, [*claimed.held.values()]
         if len(held) == 1:

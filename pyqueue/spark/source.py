@@ -42,8 +42,8 @@ class QueueDataSource(DataSource):
             variable is PYQUEUE_URL.
         namespace: The collection that holds the queues; "pyqueue" by default.
 
-    A setting of the session, such as spark.pyqueue.uriEnv, is the default for the option uriEnv,
-    namespace, numPartitions, maxMessagesPerBatch or maxWaitMs, if it was set before ``register``.
+    Settings of the session, such as spark.pyqueue.uriEnv, are the defaults of the options uriEnv,
+    namespace, numPartitions, maxMessagesPerBatch and maxWaitMs. Set them before ``register``.
 
     Options for queues:
         queue: The name of the queue. A write may have several; see ``queues``.
@@ -60,8 +60,8 @@ class QueueDataSource(DataSource):
             query with an error that names the message; it is the default for batch reads and for
             reads of a stream. "null" reads the payload as null. "bury" moves the message to the
             dead-letter queue when the batch is committed; only streaming reads of a queue
-            support it, and it is their default. A message that was already dead is read as null
-            instead.
+            support it, and it is their default. A message that is already dead, because it was
+            read from a dead-letter queue, is not buried again: its payload is read as null.
         columnNameOfCorruptRecord: With ``onBadRecord`` "null", the name of a further column of type
             string. It holds each payload that does not fit, as JSON.
 
@@ -71,13 +71,13 @@ class QueueDataSource(DataSource):
         mustExist: With "true" (default), reading a queue that does not exist is an error; with
             "false", such a read returns no rows.
         pushFilters: With "true", the database applies filters on id, key, when and tries; "false"
-            by default. It needs the Spark setting spark.sql.python.filterPushdown.enabled.
+            by default. "true" needs the Spark setting spark.sql.python.filterPushdown.enabled.
 
     Options for streaming reads:
         maxMessagesPerBatch: The maximum number of messages in a batch; 10000 by default.
-        maxWaitMs: How many milliseconds an idle query waits for the signal of a push each time that
-            Spark asks for new data: 100 by default, 0 to 60000. All sources of a query share this
-            time. With the trigger ``availableNow`` a query never waits.
+        maxWaitMs: How long an idle query waits for the signal of a push each time that Spark asks
+            for new data, in milliseconds: 0 to 60000, 100 by default. All sources of a query share
+            this time. With the trigger ``availableNow`` a query never waits.
 
     Options for streaming reads of a queue:
         group: The durable name of this consumer. One query at a time runs a group; further queries
@@ -131,7 +131,7 @@ class QueueDataSource(DataSource):
     Options for batch writes:
         epoch: In ``foreachBatch``, together with ``stage``: the number of the batch. A batch that
             the query has already written is not written again. A number below the last one fails
-            the write, and so does the last number with different rows.
+            the write, and so does a repetition of the last number with different rows.
         query: With ``epoch``, a name for the query, if Spark does not pass its id to the data
             source, as on Connect. Use a different name for each checkpoint.
         staged: With "true" (default), all messages appear at the end of the write. "false", which
@@ -140,8 +140,8 @@ class QueueDataSource(DataSource):
 
     Options for streaming writes:
         delivery: "exactly-once" (default) publishes each batch once. "at-least-once" is faster:
-            the messages appear as they are written, but a batch that Spark repeats writes consumed
-            messages again.
+            the messages appear as they are written, but if Spark repeats a batch, messages that
+            were already consumed are written again.
 
     Columns read from a queue: id, queue, payload, headers, key, when, pushed, tries, priority,
         group.
@@ -156,7 +156,7 @@ class QueueDataSource(DataSource):
             once.
         delay: Instead of ``when``, the seconds until the message becomes ready, counted from the
             write of the row: a number or an interval. A row with both is a bad row.
-        queue: With the option ``queues``, the queue of the row. Otherwise it has no effect.
+        queue: With the ``queues`` option, the queue of the row. Otherwise it has no effect.
         priority: In a queue with priorities, a whole number from 0 to 9; null means the default.
         group: In a queue with ordered groups, the group of the message; null means none. In a queue
             of another kind it has no effect.
@@ -207,8 +207,8 @@ class QueueDataSource(DataSource):
             return LogReader(options, payload_column(options, schema))
         if options.on_bad_record == "bury":
             raise ConfigurationError(
-                'onBadRecord: a batch read writes nothing, so it cannot bury; use "fail" (the '
-                'default) or "null"'
+                'onBadRecord: a batch read writes nothing, so it cannot bury messages; use "fail" '
+                '(the default) or "null"'
             )
         reader = FilteringReader if options.push_filters else BatchReader
         return reader(options, payload_column(options, schema))
@@ -229,8 +229,8 @@ class QueueDataSource(DataSource):
         writes = options.of_write
         if overwrite:
             raise ConfigurationError(
-                'mode: a queue cannot be overwritten; use .mode("append"), and Queue.purge() to '
-                "empty it first"
+                'mode: a queue cannot be overwritten; use .mode("append"). To empty the queue '
+                "first, call Queue.purge()"
             )
         if (writes.stage is None) != (writes.epoch is None):
             raise ConfigurationError(
@@ -238,11 +238,14 @@ class QueueDataSource(DataSource):
                 "batch; a batch of a stage is written once, even if it is repeated"
             )
         if writes.query and writes.epoch is None:
-            raise ConfigurationError("query: set stage and epoch, too, or leave query out")
+            raise ConfigurationError(
+                "query: has no effect without stage and epoch; set both, or leave out query"
+            )
         if not writes.staged and (writes.id_column is None or writes.epoch is not None):
             raise ConfigurationError(
-                "staged: false needs idColumn, without stage and epoch, because only the ids show "
-                "which rows have been written if Spark repeats a task"
+                'staged: "false" needs idColumn, and excludes stage and epoch, because only the '
+                "ids show which rows have been written if Spark repeats a task; set idColumn, and "
+                "leave out stage and epoch"
             )
         if writes.epoch is not None:
             _refuse_on_duplicate(writes, "leave out stage and epoch, and set idColumn")
@@ -269,9 +272,9 @@ class QueueDataSource(DataSource):
             )
         if writes.stage is None and writes.id_column is None:
             raise ConfigurationError(
-                "stage, idColumn: set one of the two. Spark may repeat a batch, which must then "
-                'write the same ids. With .option("stage", "..."), they are made from the column '
-                '"id"; idColumn names a column that has the ids'
+                "stage, idColumn: set at least one. Spark may repeat a batch, which must then "
+                'write the same ids. With .option("stage", "..."), the ids are made from the '
+                'column "id"; idColumn names a column that has the ids'
             )
         if not writes.at_least_once:
             _refuse_on_duplicate(writes, 'use .option("delivery", "at-least-once")')
@@ -281,17 +284,17 @@ class QueueDataSource(DataSource):
 
 
 def _refuse_on_duplicate(writes: WriteOptions, remedy: str) -> None:
-    """Refuse "replace" and "error": messages are published after the epoch is committed."""
+    """Refuse "replace" and "error", because messages are published after the commit."""
     if writes.on_duplicate != "ignore":
         raise ConfigurationError(
-            'onDuplicate: a batch that is written once supports only "ignore", because a key may '
-            f"be taken after the batch is committed; for {writes.on_duplicate!r}, {remedy}"
+            'onDuplicate: only "ignore" is allowed for exactly-once writes, because a key may be '
+            f"taken after the batch is committed; for {writes.on_duplicate!r}, {remedy}"
         )
 
 
 @contextmanager
 def _needs(version: str, use: str) -> Iterator[None]:
-    """Explain why an import fails: the class is missing in older releases of Spark."""
+    """If an import fails, explain that older releases of Spark lack the imported class."""
     try:
         yield
     except ImportError as error:

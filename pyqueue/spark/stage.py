@@ -33,7 +33,7 @@ def _counting(address: NamespaceAddress) -> Client:
 
 
 class SparkStage:
-    """A transform between queues.
+    """A stage that transforms the messages of one queue with Spark and passes them on.
 
     The driver claims a batch, Spark transforms it, and the driver settles it. The queue is the
     checkpoint. A stage can be pickled if its transform can, and connects when it is first used.
@@ -47,20 +47,20 @@ class SparkStage:
             transform's result chooses one of them for each row. If None, the transform itself
             writes the messages to a table.
         group: The durable name of this consumer. One process at a time runs each member of a
-            group; further processes stand by, and one takes over within seconds if it dies.
+            group; further processes stand by, and one takes over within seconds if the first dies.
         members: How many processes share the work of the group. Each of them runs one member. If a
             member has no process, the messages that it has claimed wait for the end of their lease.
         transform: A function that takes a DataFrame of messages, as the data source reads them,
             and returns a DataFrame. None passes all rows on unchanged. Without ``to``, the function
-            returns nothing, and may take the number of the claim as a second argument. Claims with
-            the same number have the same messages, so a function that overwrites or skips the rows
-            of a number that it has already written writes each message once.
+            returns nothing, and may take the number of the claim as a second argument. A claim
+            that is repeated keeps its number and its messages. So a function that overwrites, or
+            skips, the rows of a number that it has already written writes each message once.
         output: With "move", the transform returns the columns ``id`` and ``payload``, and
             optionally ``headers`` and ``key``, with at most one row for each id. One atomic update
-            moves each message; messages whose ids are missing are finished. With "transaction", it
-            returns any rows with a ``payload``, and each becomes a new message; the whole batch is
-            one transaction, which needs a replica set. With either output, a column ``when`` or
-            ``delay`` sets the time at which a message becomes ready, as in a write.
+            moves each message; messages whose ids are missing are finished. With "transaction", the
+            transform returns any rows with a ``payload``, and each becomes a new message; the whole
+            batch is one transaction, which needs a replica set. With either output, a column
+            ``when`` or ``delay`` sets the time at which a message becomes ready, as in a write.
         model: A pydantic model. The payload becomes a struct with the fields of the model. If None,
             the payload is a JSON string.
         max_messages: The maximum number of messages in a batch; up to 10 000 with "transaction". A
@@ -137,8 +137,9 @@ class SparkStage:
         These are rolled back with backoff, or buried after their last try; all other messages move
         on. If the transform fails on every message, all are rolled back, and its error is raised.
 
-        If the process that ran the group was killed, this waits for its runner's lease to end: a
-        quarter of ``lease``, but no more than 5 s. A process with the same owner does not wait.
+        If the process that ran the group was killed, this waits until that process's lease on the
+        group ends: a quarter of ``lease``, but no more than 5 s. A process with the same owner does
+        not wait.
 
         Args:
             spark: A Spark session, classic or Connect.
@@ -170,13 +171,13 @@ class SparkStage:
         process ends, or within seconds after it is killed.
 
         Args:
-            spark: A session.
+            spark: A Spark session, classic or Connect.
             until_empty: Whether to end when no message is ready. Otherwise the stage waits for
-                more.
+                more messages.
 
         Returns:
-            An iterator of the reports of all batches that had messages. Close it, or let the loop
-            end, so that the batch that was claimed ahead is given back.
+            An iterator of the reports of all batches that had messages. Close the iterator, or let
+            the loop end, so that messages claimed in advance return to the queue.
         """
         batches = self._connected()
         try:

@@ -66,11 +66,15 @@ class BatchReader(DataSourceReader):
 class FilteringReader(BatchReader):
     """Passes Spark's filters on to the database.
 
-    Spark refuses a reader with this method unless a setting allows it, so this class is separate.
+    Unless a setting allows it, Spark refuses a reader with a ``pushFilters`` method, so this class
+    is separate.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Keep the filters that the database can apply. Return all, for Spark to apply, too."""
+        """Keep the filters that the database can apply.
+
+        Return all filters, so that Spark applies all of them, too.
+        """
         known = [each for each in map(condition, filters) if each is not None]
         self._choice = replace(
             self._choice,

@@ -24,7 +24,7 @@ class Told:
 
     Args:
         connection: The connection of the client.
-        plans: The plans of the queue.
+        plans: The plans (command sequences) of the queue.
     """
 
     def __init__(self, connection: Connection, plans: QueuePlans) -> None:
@@ -50,7 +50,7 @@ class Told:
         error: LeaseLost | None = None,
         to: str | None = None,
     ) -> None:
-        """Report messages that were settled, except those in ``error``."""
+        """Report that messages were settled, except the messages that ``error`` lists."""
         if (hooks := self._connection.hooks) is not None:
             for each in telling.tells_of(self._plans, verb, held, to=to):
                 each.error = error

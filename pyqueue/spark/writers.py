@@ -1,4 +1,4 @@
-"""The writers of the data source: batches that appear at once, and epochs that appear once."""
+"""The writers of the data source, for batch writes and for streaming writes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Chunk(NamedTuple):
     dead: bool
 
     def place(self, part: str) -> str:
-        """Return the name of the staging place for these messages."""
+        """Return the name of the place (a part of the staged messages) for these messages."""
         return place_of(part, self.queue, dead=self.dead)
 
 
@@ -95,7 +95,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class DirectBatchWriter(DataSourceArrowWriter):
-    """Appends messages with ids. Each is visible at once."""
+    """Appends messages with ids. Each message is visible as soon as it is written."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
         self._options = options
@@ -151,10 +151,10 @@ class _Written(WriterCommitMessage):
 
 
 class _EpochWriter:
-    """Writes the rows of an epoch once, however often Spark runs it.
+    """Writes the rows of an epoch (a numbered batch) once, however often Spark runs the epoch.
 
-    An abort changes nothing, because the epoch may already have been committed. If not, the next
-    attempt replaces the rows.
+    An abort changes nothing, because the epoch may already have been committed. If the epoch was
+    not committed, the next attempt replaces the rows.
     """
 
     def __init__(self, options: Options, schema: StructType) -> None:
@@ -183,17 +183,18 @@ class _EpochWriter:
         return _Written(epochs, self._job, attempt, counts, known)
 
     def _named(self, kind: Kind, rows: Sequence[NewMessage]) -> Sequence[NewMessage]:
-        """Return rows with the ids that their messages get. A row without an id gets a new id."""
+        """Return the rows. If they can share documents, remove the ids derived from the source."""
         if self._options.of_write.id_column is not None:
             return rows
         # The ids were derived from the source. The record has a sample of them.
         return contents_of(kind).without_derived_ids(rows)
 
     def _join(self, epochs: EpochWrites, epoch: int) -> int | None:
-        """Return the number of the attempt at an epoch, or None if the epoch is committed.
+        """Join the attempt at an epoch. Return its number, or None if the epoch is committed.
 
-        If another query has written the same stage a moment ago, wait, so that a replica takes over
-        the stage of a query that has died. If the other query writes again, this write fails.
+        If another query wrote to the same stage a moment ago, wait to find out whether that query
+        has died. If so, this query takes over the stage. If that query writes again, this write
+        fails.
         """
         until = None
         while True:
@@ -232,7 +233,7 @@ class _EpochWriter:
 
 
 class EpochBatchWriter(_EpochWriter, DataSourceArrowWriter):
-    """Writes a batch whose epoch the caller numbers, as in ``foreachBatch``."""
+    """Writes a batch whose number is given by the ``epoch`` option, as in ``foreachBatch``."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Stage the rows of a task."""
@@ -248,7 +249,7 @@ class StreamWriter(_EpochWriter, DataSourceStreamArrowWriter):
     """Writes the epochs of a streaming query."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Stage the rows of a task, or append them if they may be written again."""
+        """Stage the rows of a task, or append them at once if delivery is "at-least-once"."""
         if self._options.of_write.at_least_once:
             return _appended(self._options, self._messages(iterator))
         query, epoch = _local(_QUERY), _local("streaming.sql.batchId")
@@ -260,7 +261,7 @@ class StreamWriter(_EpochWriter, DataSourceStreamArrowWriter):
         return self._write(query, int(epoch), iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Publish the staged rows. Appended rows are already visible: wake the consumers."""
+        """Publish the staged rows, or wake the consumers if the rows were appended at once."""
         if self._options.of_write.at_least_once:
             _notify(self._options)
         else:
@@ -297,7 +298,7 @@ def _reader(options: Options, schema: StructType, id: str | None) -> Reader:
 
 
 def _chunks(options: Options, reader: Reader, batches: Iterator[pa.RecordBatch]) -> Chunks:
-    """Read the rows of all batches, in lists of up to ``CHUNK``, each for one queue."""
+    """Yield the messages in the rows of all batches, in lists that are each for one queue."""
     capabilities = options.backend().kind.capabilities
     for pieces in _at_once(batches):
         by_queue: dict[str | None, list[NewMessage]] = {}

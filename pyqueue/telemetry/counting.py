@@ -33,7 +33,7 @@ _COUNTED: Final = {
 
 
 class ErrorGroup:
-    """Failed tries with one fingerprint in one queue."""
+    """The failed tries in one queue that have the same fingerprint."""
 
     __slots__ = ("dead", "error", "ids", "tries")
 
@@ -69,7 +69,7 @@ class Counting:
         self.reset()
 
     def reset(self) -> None:
-        """Forget all figures in a forked child, and replace the lock, which a thread may hold."""
+        """In a forked child, forget all figures, and replace the lock, which may be held."""
         self._lock = threading.Lock()
         self._figures: dict[str, Figures] = {}
         self._errors: dict[tuple[str, str], ErrorGroup] = {}
@@ -89,7 +89,7 @@ class Counting:
     # ---- hooks
 
     def pushed(self, queue: str, ids: Sequence[Id | None], error: BaseException | None) -> None:
-        """Count pushed messages. After a ``DuplicateKey``, ``ids`` has those that were written."""
+        """Count the messages that were written: those with an id in ``ids``."""
         if self.off or not (error is None or isinstance(error, DuplicateKey)):
             return
         if number := sum(each is not None for each in ids):
@@ -97,7 +97,7 @@ class Counting:
                 self._count(queue, "pushed", number)
 
     def received(self, queue: str, messages: Sequence[Message[Any]], waited: float) -> None:
-        """Count received messages. Popped messages are finished."""
+        """Count received messages. Popped messages also count as finished."""
         if self.off:
             return
         now = self._now()
@@ -116,7 +116,7 @@ class Counting:
         error: BaseException | None,
         to: str | None,
     ) -> None:
-        """Count the messages that were surely settled, or surely lost."""
+        """Count the messages that were certainly settled or certainly lost."""
         if self.off or (counted := _COUNTED.get(verb)) is None:
             return
         lost: Sequence[Message[Any]] = ()
@@ -191,10 +191,10 @@ def parted(
 
 
 def _is_of(error: ErrorInfo, held: Reservation[Any]) -> bool:
-    """Return whether an error belongs to this try. Earlier errors were counted at their time.
+    """Return whether an error belongs to the current try. Earlier errors are already counted.
 
     Stored times have a precision of milliseconds, so the previous try may have failed in the same
-    millisecond as this claim. Messages of packs store no errors.
+    millisecond as this claim. Packed messages store no errors.
     """
     if error.at == held.reserved:
         return isinstance(held, PackedReservation)

@@ -46,7 +46,7 @@ class Histogram:
         self.seconds += seconds * number
 
     def add_since(self, instants: Iterable[datetime], now: datetime) -> None:
-        """Add the times from instants until now. Messages of one pack share most instants."""
+        """Add the time from each instant until now. Neighbors often share an instant."""
         for instant, run in groupby(instants):
             self.add((now - instant).total_seconds(), sum(1 for _ in run))
 
@@ -63,7 +63,7 @@ class Figures:
         self.times = {name: Histogram() for name in TIMES}
 
     def move(self, target: str, number: int) -> None:
-        """Count moved messages."""
+        """Count messages that moved to a target."""
         if target not in self.moved and len(self.moved) >= MAX_TARGETS:
             target = OTHER
         self.moved[target] += number

@@ -56,9 +56,9 @@ class Pace:
     def __init__(self) -> None:
         #: How many flushes failed in a row.
         self.failures = 0
-        #: How many queues are in the last flush.
+        #: How many queues the last flush had.
         self.queues = 0
-        #: How many workers run, in all processes.
+        #: How many workers are running, in all processes.
         self.workers = 0
 
     def interval_s(self) -> float:
@@ -98,7 +98,7 @@ class BaseTelemetry:
         connection.hooks = hooks
 
     def begin_again(self) -> None:
-        """Count from zero in a forked child. The parent stores its figures."""
+        """Count from zero in a forked child. The parent itself stores the earlier figures."""
         self.counting.reset()
         self.presence.reset()
         self._driver = None
@@ -155,7 +155,7 @@ class BaseTelemetry:
             self._pace.workers = yield from storing.live_workers((yield from ServerTime()))
 
     def _failed(self, error: Exception) -> None:
-        """Record that a flush was lost. Stop counting if the figures may not be stored."""
+        """Record that a flush was lost. Stop counting if the user may not store the figures."""
         if isinstance(error, QueueClosed):
             return
         if isinstance(error, NotPermitted):
@@ -215,7 +215,7 @@ class Telemetry(BaseTelemetry):
                 self._failed(error)
 
     def close(self) -> None:
-        """Store the figures, and end."""
+        """Store the figures, and stop."""
         if not self._closed:
             self._closed = True
             self._closing.set()
@@ -266,7 +266,7 @@ class AsyncTelemetry(BaseTelemetry):
                 self._failed(error)
 
     async def close(self) -> None:
-        """Store the figures, and end."""
+        """Store the figures, and stop."""
         if self._closed:
             return
         self._closed = True

@@ -1,8 +1,8 @@
-"""Traces and metrics of OpenTelemetry: hooks that follow its conventions for messaging.
+"""Traces and metrics for OpenTelemetry: hooks that follow its conventions for messaging.
 
-No other module imports ``opentelemetry``. The context of a push is in two headers of its messages,
-in the form of W3C Trace Context, so it goes wherever the messages go. Nothing here waits for a
-server, except ``record_queues``.
+No other module imports ``opentelemetry``. Two headers of each message carry the trace context of
+its push, in the form of W3C Trace Context. Nothing here waits for a server, except
+``record_queues``.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Push:
         self.began = time.perf_counter()
 
     def end(self, ids: Sequence[Id | None] = (), error: BaseException | None = None) -> None:
-        """End the span, unless that has been done."""
+        """End the span, unless it has already ended."""
         span, self.span = self.span, None
         if span is not None:
             if len(ids) == 1 and ids[0] is not None:
@@ -236,7 +236,7 @@ class OpenTelemetry(Hooks):
         error: BaseException | None,
         to: str | None,
     ) -> None:
-        """Trace a settlement, and measure how long finished messages took from their push."""
+        """Trace a settlement. For finished messages, also record the time since the first push."""
         if verb == "lost":  # a renewal found it, and no operation was tried
             return
         error = None if isinstance(error, Uncommitted) else error
@@ -303,7 +303,7 @@ class OpenTelemetry(Hooks):
             del self._recorded[name]
 
     def _record(self, queue: str, counts: Mapping[str, int]) -> None:
-        """Record the numbers of messages of a queue. A gauge keeps them until they change."""
+        """Record how many messages a queue has in each state. A gauge keeps its last value."""
         self._recorded[queue] = tuple(counts)
         for state, number in counts.items():
             self._messages.set(number, _place(queue) | {"state": state})
@@ -313,7 +313,7 @@ class OpenTelemetry(Hooks):
 
 
 def _place(queue: str) -> Attributes:
-    """Return the attributes that name a queue, or a stream and a consumer group of it."""
+    """Return the attributes that name a queue, or a stream and its consumer group."""
     name, _, group = queue.partition("~")
     found: Attributes = {"messaging.system": _SYSTEM, "messaging.destination.name": name}
     if group:
@@ -331,7 +331,7 @@ def _about(queue: str, operation: str) -> Attributes:
 
 
 def _about_messages(ids: Sequence[Id | None]) -> Attributes:
-    """Return the attributes of the messages of a span. An unknown id is None."""
+    """Return the attributes that describe the messages of a span. An unknown id is None."""
     if len(ids) != 1:
         return {_COUNT: len(ids)}
     return {} if ids[0] is None else {_ID: str(ids[0])}
@@ -361,7 +361,7 @@ def _fail(span: Span, error: BaseException | None) -> None:
 
 
 def _record(histogram: Histogram, start: datetime, end: datetime, about: Attributes) -> None:
-    """Record a time. The clocks of two computers differ, so it may be negative."""
+    """Record the time between two instants, or 0 if it is negative, because clocks differ."""
     histogram.record(max(0.0, (end - start).total_seconds()), about)
 
 
@@ -387,10 +387,10 @@ def _fit(headers: Mapping[str, Any]) -> bool:
 
 
 def _origin(messages: Sequence[Message[Any]]) -> tuple[Context | None, list[Link]]:
-    """Return the parent of a span about received messages, and its links.
+    """Return the parent and the links of a span about received messages.
 
-    The parent of a span about one message is its push. A span about several messages links their
-    pushes.
+    The parent of a span about one message is the push of that message. A span about several
+    messages has links to their pushes instead.
     """
     links = _links(each.headers for each in messages)
     if len(messages) == 1 and links:
@@ -399,7 +399,7 @@ def _origin(messages: Sequence[Message[Any]]) -> tuple[Context | None, list[Link
 
 
 def _links(headers: Iterable[Mapping[str, Any]]) -> list[Link]:
-    """Return links to the contexts in headers. Messages of one push have the same context."""
+    """Return a link to each context in the headers. Messages of one push share a context."""
     found: dict[tuple[Any, Any], Link] = {}
     for each in headers:
         key = each.get(_PARENT), each.get(_STATE)
@@ -411,7 +411,7 @@ def _links(headers: Iterable[Mapping[str, Any]]) -> list[Link]:
 
 
 def _context(parent: object, state: object) -> SpanContext | None:
-    """Return the context in two headers, or None if they have no valid context."""
+    """Return the trace context in two headers, or None if they have no valid context."""
     if not isinstance(parent, str):
         return None
     carrier = {_PARENT: parent} | ({_STATE: state} if isinstance(state, str) else {})

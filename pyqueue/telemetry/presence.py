@@ -1,4 +1,4 @@
-"""The hook of telemetry that records which workers and pipelines run."""
+"""The hook of telemetry that records which workers and pipelines are running."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class _Lag:
 
 
 class _Run:
-    """A run, and its event loop."""
+    """A run, and the lag of its event loop."""
 
     def __init__(self, runner: Running) -> None:
         self.runner = runner
@@ -68,7 +68,7 @@ class _Run:
 
 
 class Presence:
-    """Records which workers and pipelines of a client run.
+    """Records which workers and pipelines of a client are running.
 
     Args:
         owner: Returns the label of the client.
@@ -113,10 +113,10 @@ class Presence:
             self._began.pop(id, None)
 
     def beats(self, now: datetime, every_s: float) -> list[Upsert]:
-        """Return the upserts that show the runs.
+        """Return the upserts that record each run, and the graph of each pipeline.
 
         Args:
-            now: The instant of the beat.
+            now: The instant of this beat, the sign of life of the runs.
             every_s: The seconds until the next beat.
         """
         upserts: list[Upsert] = []
@@ -139,7 +139,7 @@ class Presence:
 
 
 def _graph(described: dict[str, Any], now: datetime) -> Upsert:
-    """Return the upsert of a pipeline's graph, which is also kept while the pipeline is not run."""
+    """Return the upsert that stores a pipeline's graph, to be kept for a week after a run."""
     name = described["name"]
     graph = {"kind": "graph", "name": name, "stages": described["stages"]}
     return {"_id": f"graph {name}"}, {"$set": {**graph, "expires": now + _KEPT_GRAPH}}

@@ -1,7 +1,7 @@
 """Metrics of a namespace as text for Prometheus.
 
 The text has the numbers of messages of up to 500 queues and 500 consumer groups, and the sums that
-telemetry has stored. Its cost is bounded: messages are counted up to a cap, and counting stops
+telemetry has stored. The cost is bounded: messages are counted up to a cap, and counting stops
 after 5 seconds.
 """
 
@@ -125,7 +125,7 @@ def states_of(info: QueueInfo) -> dict[str, int]:
 
 
 def _count_groups(family: _Family, stream: str, room: int) -> Plan[int]:
-    """Add the groups of a stream, the first ``room`` separately. Return how many were separate."""
+    """Add a stream's groups, up to ``room`` in separate lines. Return how many are separate."""
     found = yield from consumers.groups(stream)
     for place, group in enumerate(found):
         alone = place < room
@@ -139,7 +139,7 @@ def _count_groups(family: _Family, stream: str, room: int) -> Plan[int]:
 
 
 def _add_totals(page: _Page, documents: Sequence[Document]) -> None:
-    """Add the sums of all processes."""
+    """Add the stored sums, which cover all processes."""
     for name in COUNTS:
         family = page.family(f"pyqueue_{name}_total", "counter", f"Messages {name}.")
         for each in documents:
@@ -158,7 +158,7 @@ def _add_totals(page: _Page, documents: Sequence[Document]) -> None:
 
 
 def _add_workers(page: _Page, documents: Sequence[Document], now: datetime) -> None:
-    """Add how many workers and pipelines run, or are silent."""
+    """Add how many workers and pipelines are running or silent, and how busy they are."""
     family = page.family("pyqueue_workers", "gauge", "Workers and pipelines.")
     busy = page.family("pyqueue_worker_messages", "gauge", "Messages that handlers work on.")
     about = "The longest delay of an event loop between two reports."
@@ -221,7 +221,7 @@ class _Page:
         self._groups: set[str] = set()
 
     def family(self, name: str, kind: str, about: str) -> _Family:
-        """Return the lines of a metric. A new metric has no values yet."""
+        """Return the family of a metric, created without values at the first call."""
         return self._families.setdefault(name, _Family(name, kind, about))
 
     def name(self, queue: str) -> str:

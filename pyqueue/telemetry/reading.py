@@ -41,7 +41,7 @@ def stats(queue: str, since: Duration | datetime) -> Plan[QueueStats]:
 def stats_over_time(
     queue: str, since: Duration | datetime
 ) -> Plan[tuple[QueueStats, dict[datetime, dict[str, Latency]]]]:
-    """Return the figures of a queue since a time, and the latencies at each of their points.
+    """Return the figures of a queue since a time, and its latencies in each minute or hour.
 
     The arguments are those of ``stats``.
     """
@@ -51,9 +51,10 @@ def stats_over_time(
 
 
 def with_moves(stats: QueueStats, since: Duration | datetime) -> Plan[QueueStats]:
-    """Return the figures of a queue, and the messages that moved to it as the count ``CAME``.
+    """Return the figures of a queue, and as the count ``CAME``, how many messages moved to it.
 
-    The sums of all time tell from which queues messages moved here. Of these, up to 10 are read.
+    The stored totals tell from which queues messages moved here. Up to 10 of these queues are
+    read.
     """
     moves = f"to.{escaped(stats.queue)}"
     match = {"_id": {"$gte": TOTAL.id(stats.since, ""), "$lt": "t!"}, moves: {"$exists": True}}
@@ -76,7 +77,7 @@ def with_moves(stats: QueueStats, since: Duration | datetime) -> Plan[QueueStats
 def _documents(
     queue: str, since: Duration | datetime
 ) -> Plan[tuple[datetime, datetime, list[Document]]]:
-    """Return the beginning and the end of a time, and the documents of a queue in it."""
+    """Return the beginning and the end of a period, and the queue's documents in that period."""
     now = yield from ServerTime()
     start = _start(since, now)
     span = MINUTE if now - start <= MINUTE.kept else HOUR
@@ -108,14 +109,14 @@ def _start(since: Duration | datetime, now: datetime) -> datetime:
     instant = arguments.instant("since", since)
     if instant > now:
         raise ConfigurationError(
-            f"since: {shown(since)} is not allowed; use an instant in the past, or how many "
+            f"since: {shown(since)} is in the future; use an instant in the past, or how many "
             "seconds ago"
         )
     return max(instant, now - HOUR.kept)
 
 
 def _starts(span: Span, start: datetime, end: datetime) -> Iterator[datetime]:
-    """Yield the beginnings of the minutes, or of the hours, from one time to another."""
+    """Yield the beginning of each minute, or of each hour, between two instants."""
     each = span.start(start)
     while each <= end:
         yield each
@@ -141,7 +142,7 @@ def moved_of(documents: Sequence[Document]) -> dict[str, int]:
 
 
 def histogram_of(documents: Sequence[Document], name: str) -> tuple[list[int], float]:
-    """Return the sum of histograms with a name: the number in each bucket, and total seconds."""
+    """Add up the histograms with this name. Return the bucket sums and the total seconds."""
     stored: list[dict[str, Any]] = [each[name] for each in documents if name in each]
     numbers = [
         sum(each.get(str(place), 0) for each in stored) for place in range(len(BOUNDS_S) + 1)
@@ -150,7 +151,7 @@ def histogram_of(documents: Sequence[Document], name: str) -> tuple[list[int], f
 
 
 def latency(documents: Sequence[Document], name: str) -> Latency:
-    """Return the latency that the histograms with a name show."""
+    """Return the latency that the histograms with this name show."""
     numbers, seconds = histogram_of(documents, name)
     if not (count := sum(numbers)):
         return Latency()

@@ -47,7 +47,7 @@ Upsert = tuple[Filter, UpdateDocument]
 
 
 class Span(NamedTuple):
-    """A length of time that has a document for each queue."""
+    """A length of time for which each queue has a document."""
 
     letter: str
     #: The format of the beginning of the time. It puts the ids of documents in chronological order.
@@ -56,7 +56,7 @@ class Span(NamedTuple):
     kept: timedelta
 
     def start(self, instant: datetime) -> datetime:
-        """Return the beginning of the time that contains an instant."""
+        """Return the beginning of the minute or hour that contains an instant."""
         whole = instant.replace(second=0, microsecond=0)
         return whole if self.length < timedelta(hours=1) else whole.replace(minute=0)
 
@@ -83,7 +83,7 @@ def unescaped(name: str) -> str:
 
 
 def metrics(figures: Mapping[str, Figures], now: datetime) -> Iterator[Upsert]:
-    """Yield the upserts that add figures of queues to the documents of the current time."""
+    """Yield the upserts that add figures to the documents of this minute, hour and all time."""
     for queue, each in figures.items():
         added = _added(each)
         for span in (MINUTE, HOUR, TOTAL):
@@ -100,7 +100,7 @@ def metrics(figures: Mapping[str, Figures], now: datetime) -> Iterator[Upsert]:
 
 
 def _added(figures: Figures) -> dict[str, float]:
-    """Return the fields of a document to which figures are added, and the numbers."""
+    """Return the numbers to add to a document, keyed by field."""
     added: dict[str, float] = dict(figures.counts)
     for target, number in figures.moved.items():
         added[f"to.{escaped(target)}"] = number
@@ -137,7 +137,7 @@ def write(
     """Write documents, and delete the documents of workers that have ended.
 
     Args:
-        prepared: The suffixes of collections whose index exists. New ones are added.
+        prepared: The suffixes of collections whose index exists. New suffixes are added here.
         writes: The upserts, keyed by the suffix of the collection.
         ended: The ids of the workers that have ended.
     """
@@ -159,6 +159,6 @@ def _prepare(prepared: set[str], suffix: str) -> Plan[None]:
 
 
 def live_workers(now: datetime) -> Plan[int]:
-    """Return how many workers and pipelines run."""
+    """Return how many workers and pipelines are running."""
     recent = {"beat": {"$gte": now - timedelta(minutes=1)}}
     return (yield from aside(WORKERS, Count(recent, hint="_id_", cap=_MAX_WORKERS)))

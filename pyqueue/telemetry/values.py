@@ -1,4 +1,4 @@
-"""The values that readers of metrics get."""
+"""The values that ``Queue.stats`` returns."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from datetime import datetime
 class Latency:
     """How long something took, in seconds.
 
-    The percentiles are estimates from histograms. They and the mean are None if there was nothing
-    to measure.
+    The percentiles are estimates from histograms. If nothing was measured, the percentiles and the
+    mean are None.
     """
 
     #: How many messages were measured.
@@ -26,10 +26,10 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class QueueStats:
-    """The figures of a queue over a time, as ``Queue.stats`` returns them."""
+    """The figures of a queue over a period, as ``Queue.stats`` returns them."""
 
     queue: str
-    #: The beginning and the end of the time.
+    #: The beginning and the end of the period.
     since: datetime
     until: datetime
     #: How many messages were pushed, received, finished, moved, retried, released, dead (buried),
@@ -43,13 +43,13 @@ class QueueStats:
     working: Latency
     #: From the first push until it was finished.
     end_to_end: Latency
-    #: The counts of each minute, or of each hour if the time is longer than a day, keyed by its
+    #: The counts of each minute, or of each hour if the period is longer than a day, keyed by its
     #: beginning. Counts that are 0 are missing, and so are minutes in which nothing happened.
     points: Mapping[datetime, Mapping[str, int]]
 
     @property
     def seconds(self) -> float:
-        """The length of the time in seconds."""
+        """The length of the period in seconds."""
         return (self.until - self.since).total_seconds()
 
     def rate(self, name: str) -> float:

@@ -49,7 +49,7 @@ class ErrorSummary:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """A worker or a pipeline that runs, or that has stopped reporting."""
+    """A worker or a pipeline that is running, or that has stopped reporting."""
 
     kind: str
     name: str
@@ -66,14 +66,14 @@ class RunSummary:
     silent: bool
 
     def works_on(self, queue: str) -> bool:
-        """Return whether this run receives from a queue, or from a group of a stream."""
+        """Return whether this run receives from ``queue``, or from any consumer group of it."""
         names = {str(each.get("q")) for each in self.stages}
         return queue in names or any(name.partition("~")[0] == queue for name in names)
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSummary:
-    """The graph of a pipeline that runs, or has run in the last few days."""
+    """The graph of a pipeline that is running, or has run in the last few days."""
 
     name: str
     #: For each stage the queue ``q``, ``to``, ``handler``, ``kind`` and other options.
@@ -97,7 +97,7 @@ def recent_stats(minutes: int = 60) -> Plan[dict[str, QueueStats]]:
 
 
 def moved_in(stats: Mapping[str, QueueStats]) -> dict[str, float]:
-    """Return how many messages per second moved to each queue from queues with these figures."""
+    """Return how many messages per second moved to each queue, by the figures of the sources."""
     found: dict[str, float] = {}
     for each in stats.values():
         for target, number in each.moved.items():
@@ -126,9 +126,9 @@ def error_groups() -> Plan[list[ErrorSummary]]:
 
 
 def runs() -> Plan[list[RunSummary]]:
-    """Return the workers and pipelines that run, and those that have been silent for up to an hour.
+    """Return the running workers and pipelines, and those that have been silent for up to an hour.
 
-    They are sorted by name.
+    The result is sorted by name.
     """
     now = yield from ServerTime()
     match = {"kind": {"$in": ["worker", "pipeline"]}}

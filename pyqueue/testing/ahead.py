@@ -1,7 +1,7 @@
 """The moved clock of a test client, for commands in which a server reads its own clock.
 
 The server counts a rate by its own clock. Once a test client has moved its clock forward, its
-commands add the difference. In memory, the clocks of clients are the only clocks.
+commands add the difference to the server's time. In memory, only clients have clocks.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _METHODS: Final = frozenset(
 
 
 def sharing(connection: BaseConnection[Any]) -> list[BaseDriver[Any]]:
-    """Return the driver of a connection, and then the other drivers of its ``memory:NAME``."""
+    """Return the driver of a connection, followed by the other drivers of its ``memory:NAME``."""
     driver = connection.open()
     others = [] if connection.shared is None else connection.shared.drivers()
     return [driver, *(each for each in others if each is not driver)]
@@ -90,7 +90,7 @@ class _Database:
         return getattr(self._database, name)
 
     def command(self, command: Any, **options: Any) -> Any:
-        """Send a command. It is changed in place, because its type protects its time limit."""
+        """Send a command, changed in place: a copy would lose the type with its time limit."""
         if "query" in command:
             command["query"] = _moved(command["query"], self._clock)
         if "updates" in command:

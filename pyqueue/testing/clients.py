@@ -31,9 +31,9 @@ class TestClient(Client):
     def advance(self, seconds: Duration) -> None:
         """Move the clock of this client forward, as if time had passed.
 
-        Delays, backoffs, leases and rates end accordingly, also for the other clients of a
-        ``memory:NAME``. The clocks of other clients of a server, and the expiry of histories, do
-        not move.
+        Delays, backoffs, leases and rates follow the moved clock, which all clients of the same
+        ``memory:NAME`` share. On a server, the clocks of other clients do not move. The expiry of
+        histories never follows the moved clock.
 
         Args:
             seconds: Seconds or a timedelta.
@@ -46,7 +46,7 @@ class TestClient(Client):
     def clear(self) -> None:
         """Delete every queue and stream of the namespace, with all messages.
 
-        Afterwards, create the objects of streams and their consumer groups again.
+        Afterwards, create new objects for the streams and their consumer groups.
         """
         self._connection.run(_clear(self._connection))
 
@@ -57,7 +57,7 @@ class AsyncTestClient(AsyncClient):
     __test__ = False
 
     def advance(self, seconds: Duration) -> None:
-        """Move the clock forward, without I/O: do not await it. See ``TestClient.advance``."""
+        """Move the clock forward; see ``TestClient.advance``. This does no I/O: do not await it."""
         move_clock(self._connection, seconds)
 
     def clear(self) -> Coroutine[Any, Any, None]:

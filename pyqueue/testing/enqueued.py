@@ -52,7 +52,8 @@ def assert_enqueued(client: AnyClient, queue: str, *, where: Where | None = None
         client: A Client or an AsyncClient. With an AsyncClient, await the result.
         queue: The name of a queue or a stream.
         where: The values that a message must have, keyed by path, such as ``{"payload.order": 7}``,
-            as for ``Queue.browse``; "state" is a path, too. Or a function that takes a Message.
+            as for ``Queue.browse``; "state" is a path, too. A function that takes a Message, and
+            returns whether it matches, is also allowed. None matches every message.
 
     Returns:
         The matching messages, in the order of the queue.
@@ -66,7 +67,7 @@ def assert_enqueued(client: AnyClient, queue: str, *, where: Where | None = None
 
 
 def refute_enqueued(client: AnyClient, queue: str, *, where: Where | None = None) -> Any:
-    """Check that a queue has no matching message. It takes the arguments of ``assert_enqueued``.
+    """Check that a queue has no matching message. The arguments are as for ``assert_enqueued``.
 
     Raises:
         AssertionError: A message matches.

@@ -24,7 +24,7 @@ def pyqueue_url() -> str:
 
 @pytest.fixture
 def pyqueue_target(pyqueue_url: str) -> Iterator[str]:
-    """Return the URL of an empty database for this test, also for clients of the program."""
+    """Return the URL of an empty database for this test and for the program under test."""
     token = secrets.token_hex(6)
     if pyqueue_url.startswith("memory:"):
         from pyqueue.runtime.shared_memory import shared_memory
@@ -54,14 +54,14 @@ def pyqueue_client(pyqueue_target: str) -> Iterator[TestClient]:
 
 @pytest.fixture
 def pyqueue_async_client(pyqueue_target: str) -> AsyncTestClient:
-    """Return an ``AsyncTestClient`` of the same database. Enter it with ``async with``."""
+    """Return an ``AsyncTestClient`` of an empty database. Enter it with ``async with``."""
     from pyqueue.testing import AsyncTestClient
 
     return AsyncTestClient(pyqueue_target)
 
 
 def _with_database(url: str, name: str) -> str:
-    """Return the URL with another database in place of its database."""
+    """Return the URL with the database ``name`` in place of its database."""
     front, _, query = url.partition("?")
     scheme, _, rest = front.partition("://")
     hosts, _, former = rest.partition("/")

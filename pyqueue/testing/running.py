@@ -131,7 +131,7 @@ class _Drain(_TestRun):
                 return
 
     async def _start(self, running: RunningStage, handling: TaskGroup) -> bool:
-        """Start the handlers of the messages that may start now. Return whether there were any."""
+        """Start the handlers of messages that may start now. Return whether there were messages."""
         try:
             messages = await running.reserve(running.stage.batch or _FETCHED, 0)
             running.check()
@@ -147,7 +147,7 @@ class _Drain(_TestRun):
         return started
 
     async def _pass_time(self) -> bool:
-        """Move the clock to the next message. Return False if there is none within the horizon."""
+        """Move the clock to when the next message may start. Return False if that is too late."""
         connection = connection_of(self._client)
         now = connection.open().clock.now()
         times = [await self._next_start(each, now) for each in self._stages.values()]
@@ -183,7 +183,7 @@ class _Drain(_TestRun):
 
 @dataclass(frozen=True, slots=True)
 class Performed:
-    """The outcome of ``perform`` for its message."""
+    """The outcome of ``perform`` for the message that it handled."""
 
     #: "committed", "moved" (to another queue), "dropped", "retried", "dead" (in the dead-letter
     #: queue), "lost" (the handler lost the lease), or "cancelled".
@@ -204,15 +204,15 @@ def perform(
 ) -> Any:
     """Handle one message with the handler of a queue, as a worker would.
 
-    The message is stored and settled in the queue, but no other message is handled. After a failure
-    it waits there for its next try, or it is in the dead-letter queue. Limits and groups do not
-    delay it.
+    The message is stored and settled in the queue, but no other message is handled. After a
+    failure, the message waits there for its next try, or is in the dead-letter queue. Limits and
+    groups do not delay the message.
 
     Args:
         worker: A Worker or a Pipeline. If its client is async, await the result.
         queue: The queue whose handler is called.
         payload: The payload of the message.
-        tries: The number of this try. If it equals ``max_tries`` of the stage, it is the last one.
+        tries: The number of this try. If it equals the stage's ``max_tries``, this is the last try.
         headers: The headers of the message.
 
     Returns:
@@ -231,7 +231,8 @@ def perform(
         )
     if isinstance(stage.queue, ConsumerBase):
         raise ConfigurationError(
-            f"queue: {queue!r} is a consumer group; append to the stream, and drain the worker"
+            f"queue: {queue!r} is a consumer group, which perform does not support; append to the "
+            "stream, and call drain"
         )
     arguments.count("tries", tries)
 
@@ -293,7 +294,7 @@ class _Perform(_TestRun):
 
 
 class _Recorder(Notes):
-    """The notes of a handler. It remembers the last progress."""
+    """Stores the notes of a handler, and remembers the last progress."""
 
     last: Mapping[str, Any] | None = None
 

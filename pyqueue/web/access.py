@@ -63,7 +63,7 @@ class Access(NamedTuple):
         host = _name(request.headers.get("host", ""))
         if not self.any_host and host not in self.hosts:
             raise HTTPException(
-                400, f"Host: {host[:100]!r} is not allowed; name it in hosts= of the dashboard"
+                400, f"Host: {host[:100]!r} is not allowed; add it to hosts= of the dashboard"
             )
         if self.password is not None and not self._knows_password(request):
             realm = {"www-authenticate": 'Basic realm="pyqueue", charset="UTF-8"'}
@@ -121,7 +121,7 @@ class Viewer:
 
     Args:
         request: The request of the person.
-        access: The rules: who may do what.
+        access: The rules that say who may do what.
         form: The fields of the form that was sent.
     """
 
@@ -153,7 +153,7 @@ class Viewer:
         return int(text) if text.isascii() and text.isdigit() and len(text) <= 15 else default
 
     async def may(self, action: str, queue: str | None = None) -> bool:
-        """Return whether an action on a queue is allowed. A group counts as its stream."""
+        """Return whether an action on a queue is allowed; for a consumer group, on its stream."""
         queue = queue if queue is None else queue.partition("~")[0]
         if (action, queue) not in self._answers:
             self._answers[action, queue] = await self._ask(action, queue)
@@ -183,7 +183,7 @@ class Viewer:
         return Viewer(self.request, self._access, self.form)
 
     async def sees(self, queue: str) -> bool:
-        """Return whether a queue may be viewed."""
+        """Return whether this person may view a queue."""
         return await self.may("view", queue)
 
 

@@ -56,7 +56,7 @@ async def act(site: Site, viewer: Viewer, action: str) -> str:
 
 
 async def _queue(site: Site, viewer: Viewer) -> AsyncQueue[Any]:
-    """Return the queue of a form."""
+    """Return the queue that a form names."""
     _, row = await row_of(site, viewer.form.get("queue", ""))
     return site.queue(row.info)
 
@@ -163,7 +163,7 @@ async def _run(site: Site, viewer: Viewer) -> str:
 
 
 async def _schedule(site: Site, viewer: Viewer) -> str:
-    """Return the name of the schedule in a form. It must be for the queue of the permission."""
+    """Return the name of the schedule in a form. The schedule must be for the queue in the form."""
     name = viewer.form.get("schedule", "")
     queues = {each.name: each.queue for each in await site.client.schedules()}
     if queues.get(name) != viewer.form.get("queue", ""):
@@ -178,7 +178,7 @@ async def _purge(site: Site, viewer: Viewer) -> str:
 
 
 async def _group(site: Site, viewer: Viewer) -> Any:
-    """Return the consumer group of a form."""
+    """Return the consumer group that a form names."""
     _, row = await row_of(site, viewer.form.get("queue", ""), stream=True)
     name, stream = viewer.form.get("group", ""), site.client.stream(row.info.name)
     if name not in [each.name for each in await stream.consumers()]:

@@ -1,4 +1,4 @@
-"""``Dashboard``: the ASGI app. It has the routes, and checks permissions before each."""
+"""``Dashboard``: the ASGI app. It defines the routes, and checks permissions for each request."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _check_texts_and_functions(
 ) -> None:
     if password is not None and (not isinstance(password, str) or not password):
         found = type(password).__name__ if password else "none"
-        raise ConfigurationError(f"password: expected a text, found {found}; set a long one")
+        raise ConfigurationError(f"password: expected a text, found {found}; set a long password")
     if not isinstance(label, str):
         raise ConfigurationError(
             f'label: expected a str, found {type(label).__name__}; pass a word such as "staging"'
@@ -92,7 +92,8 @@ def _check_texts_and_functions(
     for name, function in functions.items():
         if function is not None and not callable(function):
             raise ConfigurationError(
-                f"{name}: expected a function, found {type(function).__name__}; pass one, or None"
+                f"{name}: expected a function, found {type(function).__name__}; "
+                "pass a function, or None"
             )
 
 
@@ -105,11 +106,12 @@ class Dashboard:
     Args:
         client: The client of the namespace to show.
         allow: Called with the request, an action and the name of a queue (None for pages of all
-            queues) before anything is shown or changed. Returns, or awaits, whether it is allowed.
-            The action is "view", "metrics" (all queues, as text) or the name of a change, such as
-            "redrive". "anyone" allows everyone to view.
-        writable: Whether changes are possible, if ``allow`` allows them. None means that they are
-            if ``allow`` is a function.
+            queues) before anything is shown or changed. Returns whether the action is allowed; this
+            may be an awaitable. The action is "view", "metrics" (all queues, as text) or the name
+            of a change, such as "redrive". "anyone" allows everyone to view and, if ``writable``,
+            to make changes.
+        writable: Whether changes are possible, if ``allow`` allows them. By default, they are
+            possible only if ``allow`` is a function.
         hosts: The host names under which browsers reach the dashboard, besides those of this
             machine. "*" allows any name.
         password: A password that the browser must send, or None if no password is needed.

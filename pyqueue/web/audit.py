@@ -47,7 +47,7 @@ class Audit:
         return str(id)
 
     async def end(self, id: str, result: str) -> None:
-        """Add the result of an action to its entry. Log a failure, because the action is done."""
+        """Add the result of an action to its entry. Only log a failure: the action is done."""
         try:
             await self._store(ObjectId(id), {"result": result[:500]})
         except QueueError as error:

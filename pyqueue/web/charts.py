@@ -67,7 +67,7 @@ def per_minute(stats: QueueStats | None, names: Sequence[str], minutes: int = 60
 
 
 def line(values: Sequence[float], size: tuple[int, int] = _SPARK, high: float = 1) -> str:
-    """Return the points of a line. Its top is ``high`` or the highest value."""
+    """Return the points of a line. The top stands for ``high`` or, if higher, the highest value."""
     (width, height), high = size, max(*values, high)
     step = width / max(1, len(values) - 1)
     return " ".join(
@@ -163,9 +163,9 @@ def _pieces(look: str, places: Sequence[tuple[float, float] | None]) -> Iterator
 
 
 def _starts(stats: QueueStats) -> tuple[list[datetime], int]:
-    """Return the beginnings of the minutes or hours of figures, and the length of each in seconds.
+    """Return when each minute or hour of the figures begins, and how many seconds it lasts.
 
-    They are hours if the figures are of more than a day.
+    The figures are by the hour if they cover more than a day.
     """
     step_s = 3600 if _has_days(stats) else 60
     number = int(stats.seconds // step_s) + 1
@@ -215,7 +215,7 @@ def groups(some: Mapping[str, QueueStats]) -> Markup:
 
 
 def lanes(some: Sequence[Lane]) -> Markup:
-    """Return a drawing of a message's way: a lane for each queue, on one scale of time."""
+    """Return a drawing of a message's way, with a lane for each queue, on one scale of time."""
     width, left, right = _LANES
     start, end = some[0].start, max(each.end for each in some)
     total_s, across = max((end - start).total_seconds(), 0.001), width - left - right

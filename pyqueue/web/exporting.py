@@ -1,6 +1,6 @@
 """Download the messages of a queue's page, as JSON lines or as CSV.
 
-A file has the messages that the filter of the page finds, up to a number, in the order of the page.
+A file has the messages that the filter of the page finds, up to ``MOST``, in the same order.
 Secrets are hidden as on the page.
 """
 
@@ -41,7 +41,7 @@ Line = Mapping[str, Any]
 
 
 class _Found(NamedTuple):
-    """The messages of a file."""
+    """The messages to write to a file."""
 
     lines: Sequence[Line]
     #: Whether there may be more messages.
@@ -136,7 +136,7 @@ def _csv(lines: Sequence[Line]) -> str:
 
 
 def _cell(name: str, value: Any) -> object:
-    """Return the value of a cell. No spreadsheet takes it for a formula."""
+    """Return the value of a cell, in a form that no spreadsheet takes for a formula."""
     if name in _JSON:
         value = json.dumps(value, ensure_ascii=False)
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

@@ -18,7 +18,7 @@ from pyqueue.where import Condition, contains, exists, ge, gt, le, lt
 #: The maximum length of a filter, in characters, and the maximum number of conditions.
 MAX_TEXT: Final = 500
 _MAX_CONDITIONS: Final = 10
-#: Numbers of at least this size are texts.
+#: Numbers of at least this size are treated as texts.
 _MAX_NUMBER: Final = 1 << 63
 _TERM: Final = re.compile(
     r"""([\w-]+(?:\.[\w-]+)*)      # the path
@@ -87,7 +87,8 @@ def _value(path: str, text: str) -> str | int | float | bool | datetime | None:
             instant = datetime.fromisoformat(text.strip('"'))
         except ValueError:
             raise ConfigurationError(
-                f"filter: expected a time for {path}, found {text[:40]!r}; use 2030-01-31T08:00Z"
+                f"filter: expected a time for {path}, found {text[:40]!r}; use a time such as "
+                "2030-01-31T08:00Z"
             ) from None
         return instant if instant.tzinfo else instant.replace(tzinfo=UTC)
     try:

@@ -1,7 +1,8 @@
 """The graph of a pipeline as SVG, drawn on the server: queues as boxes, and arrows between them.
 
-A page has it twice: in columns for a wide screen, and below each other for a narrow one. The style
-sheet shows one of them. Colours come from there, too. The script of the page changes the numbers.
+A page has the graph twice: with the boxes in columns for a wide screen, and with one box below the
+other for a narrow screen. The style sheet shows one of the two graphs, and sets the colors. The
+script of the page changes the numbers.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Edge = Mapping[str, Any]
 
 
 class Box(NamedTuple):
-    """The place of a queue."""
+    """Where the box of a queue is drawn."""
 
     x: float
     y: float
@@ -51,12 +52,12 @@ class Box(NamedTuple):
 
     @property
     def right(self) -> float:
-        """The end of the box."""
+        """The x coordinate of the right edge."""
         return self.x + self.width
 
 
 class Picture(NamedTuple):
-    """A form of the graph."""
+    """The graph in one of its two forms, wide or narrow."""
 
     boxes: Mapping[str, Box]
     arrows: Sequence[Markup]
@@ -83,7 +84,7 @@ def drawing(pipeline: Mapping[str, Any], root: str) -> Markup:
 def levels(names: Sequence[str], edges: Sequence[Edge]) -> dict[str, int]:
     """Return the column of each queue, in an order in which arrows lead forward.
 
-    Arrows that lead back, so that they close a circle, do not count.
+    Arrows that lead back, and so close a cycle, do not count.
     """
     targets = _targets(edges)
     order: list[str] = []
@@ -158,7 +159,7 @@ def _row_before(
 
 
 def _across(edge: Edge, boxes: Mapping[str, Box], stroke: float) -> Markup:
-    """Return an arrow to a later column; to an earlier column, it leads around below."""
+    """Return an arrow between boxes. To an earlier column, the arrow leads around below them."""
     source, target = boxes[edge["source"]], boxes[edge["target"]]
     x1, y1, x2, y2 = source.right, source.y + _MIDDLE, target.x, target.y + _MIDDLE
     bend = _ACROSS / 2
@@ -197,7 +198,7 @@ def _narrow(nodes: Mapping[str, Node], edges: Sequence[Edge]) -> Picture:
 
 
 def _down(edge: Edge, boxes: Mapping[str, Box], step: float, stroke: float) -> Markup:
-    """Return an arrow to a box below, on its left; to a box above, it leads up on the right."""
+    """Return an arrow: to a box below, it runs on the left; to a box above, on the right."""
     source, target = boxes[edge["source"]], boxes[edge["target"]]
     end = target.y + _MIDDLE
     if target.y > source.y:
@@ -250,7 +251,7 @@ def _boxes(nodes: Mapping[str, Node], form: Picture, root: str) -> Iterator[Mark
 
 
 def _box(node: Node, box: Box, root: str) -> Markup:
-    """Return a queue: its name, its handler, and its numbers."""
+    """Return the box of a queue, with its name, its handler and its numbers."""
     name = node["name"]
     text = (
         '<rect class="box {look}" x="{x}" y="{y}" width="{width}" '

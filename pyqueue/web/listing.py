@@ -41,7 +41,7 @@ async def stream_page(site: Site, viewer: Viewer) -> View:
 
 
 async def errors_page(site: Site, viewer: Viewer) -> View:
-    """Show the groups of errors, of one queue if the URL names it."""
+    """Show the groups of errors, or only those of the queue that the URL names."""
     sample, wanted = await site.sampler.sample(), viewer.argument("queue")
     found = []
     for each in sample.errors:
@@ -105,7 +105,7 @@ async def audit_page(site: Site, viewer: Viewer) -> View:
 
 
 async def search(site: Site, viewer: Viewer) -> str:
-    """Return the path of the page that the text of a search leads to."""
+    """Return the path of the page that shows the result of a search."""
     text = viewer.argument("q").strip()[:512]
     sample = await site.sampler.sample()
     row = sample.rows.get(text)

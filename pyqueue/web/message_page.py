@@ -34,10 +34,10 @@ _ACTIONS: Final[dict[str, tuple[str, ...]]] = {
 
 
 async def find(site: Site, viewer: Viewer, id: str) -> Message[Any]:
-    """Return a message that may be viewed.
+    """Return a message, if the viewer may see it.
 
     Raises:
-        HTTPException: There is no such message.
+        HTTPException: There is no such message, or the viewer may not see it.
     """
     try:
         message = await site.client.find(id)
@@ -92,14 +92,14 @@ async def message_page(site: Site, viewer: Viewer) -> View:
 
 
 def _actions(message: Message[Any], row: Row | None) -> tuple[tuple[str, ...], str]:
-    """Return the actions that a message allows, and why it allows no other."""
+    """Return the actions that a message allows, and why no other action is possible."""
     if isinstance(message, StreamMessage):
         return (), "A stream keeps its messages. To read them again, let a group seek."
     packed = row is not None and row.info.kind == "bucket" and _PACKED.search(str(message.id))
     if message.state == "reserved" and packed:
         return (), "It is in a pack, whose messages are held together."
     if message.dead is not None and message.dead.group is not None:
-        return ("remove",), "It came from a stream, so it can be moved to a queue, by the bulk bar."
+        return ("remove",), "It came from a stream; the bulk bar can move it to a queue."
     return _ACTIONS.get(message.state, ()), ""
 
 
@@ -114,7 +114,7 @@ def _workers(runs: Sequence[RunSummary], id: str) -> list[dict[str, Any]]:
 
 
 async def _holder(site: Site, message: Message[Any], row: Row | None) -> dict[str, Any] | None:
-    """Return the message that holds the group for which a message waits."""
+    """Return the held message that keeps another message of its group waiting, or None."""
     if message.deferred != "group" or row is None:
         return None
     where = {"group": message.group}
@@ -163,7 +163,7 @@ def _error(site: Site, message: Message[Any]) -> dict[str, Any] | None:
 
 
 async def _lanes(viewer: Viewer, message: Message[Any], now: datetime) -> list[Lane]:
-    """Return the queues of a message that may be viewed, in order."""
+    """Return the queues that a message passed through and that the viewer may see, in order."""
     found: list[Lane] = []
     came = message.pushed
     for stop in message.trail:

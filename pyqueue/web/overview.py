@@ -76,14 +76,17 @@ def _grouped(row: Row, group: ConsumerInfo) -> dict[str, Any]:
 
 
 async def visible(sample: Sample, viewer: Viewer) -> list[Row]:
-    """Return the rows that may be viewed, without dead-letter queues that another row counts."""
+    """Return the rows that the viewer may see.
+
+    A dead-letter queue gets no row if the row of another queue already includes its count.
+    """
     rows = [each for each in sample.rows.values() if await viewer.sees(each.info.name)]
     owned = {each.dead_letter for each in rows if each.info.dead is not None}
     return [each for each in rows if each.info.name not in owned]
 
 
 async def visible_runs(sample: Sample, viewer: Viewer) -> list[RunSummary]:
-    """Return the workers and pipelines, with the queues and messages that may be viewed."""
+    """Return the workers and pipelines, with the queues and messages that the viewer may see."""
     found = []
     for run in sample.runs:
         stages = [each for each in run.stages if await viewer.sees(str(each.get("q")))]
@@ -94,7 +97,7 @@ async def visible_runs(sample: Sample, viewer: Viewer) -> list[RunSummary]:
 
 
 async def board(sample: Sample, viewer: Viewer) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the rows that may be viewed, and their sums."""
+    """Return the rows that the viewer may see, and the sums over these rows."""
     rows = await visible(sample, viewer)
     every = [await shown_row(viewer, each, sample.cap) for each in rows]
     runs = await visible_runs(sample, viewer)
@@ -114,7 +117,7 @@ async def board(sample: Sample, viewer: Viewer) -> tuple[list[dict[str, Any]], d
 
 
 async def attention(site: Site, sample: Sample, viewer: Viewer) -> list[dict[str, Any]]:
-    """Return the troubles that may be viewed, by kind."""
+    """Return the troubles that the viewer may see, grouped by kind."""
     found: list[troubles.Trouble] = list(troubles.of_runs(await visible_runs(sample, viewer)))
     for row in await visible(sample, viewer):
         found += troubles.of_row(sample, row, site.redactor)
@@ -150,7 +153,7 @@ async def overview(site: Site, viewer: Viewer) -> View:
 
 
 async def shown_row(viewer: Viewer, row: Row, cap: int) -> dict[str, Any]:
-    """Return the values of a row and their texts, without dead letters that may not be viewed."""
+    """Return the values of a row, and their texts, without queues that the viewer may not see."""
     values = _described(row, cap)
     if row.info.dead is not None and not await viewer.sees(row.dead_letter):
         values["dead"] = values["dead_path"] = None
@@ -182,7 +185,7 @@ def _sort(rows: list[dict[str, Any]], by: str) -> None:
 
 
 def _tiles(rows: Sequence[Row], every: Sequence[dict[str, Any]], cap: int) -> dict[str, Any]:
-    """Return the sums. The messages of a stream stay there, so they do not count as ready."""
+    """Return the sums over the rows. The messages of streams are not counted as ready."""
     queues = [each for each in every if each["kind"] != STREAM]
     oldest = [each["oldest"] for each in queues if each["oldest"] is not None]
     apart = [each["ready"] for each in queues if each["name"].endswith(".dead")]

@@ -39,7 +39,7 @@ async def pipelines_page(site: Site, viewer: Viewer) -> View:
 
 
 async def _pipeline(sample: Sample, viewer: Viewer, graph: GraphSummary) -> dict[str, Any]:
-    """Return the queues of a pipeline that may be viewed, and the arrows between them."""
+    """Return the queues of a pipeline that the viewer may see, and the arrows between them."""
     nodes: dict[str, dict[str, Any]] = {}
     targets: dict[str, list[str]] = {}
     for stage in graph.stages:
@@ -75,7 +75,7 @@ async def _pipeline(sample: Sample, viewer: Viewer, graph: GraphSummary) -> dict
 async def _node(
     sample: Sample, viewer: Viewer, name: str, stage: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the values of a queue. Without a stage, the pipeline does not receive from it."""
+    """Return the values of a queue. ``stage`` is empty if the pipeline does not receive from it."""
     row = sample.rows.get(name)
     if row is None:  # no program has used it yet
         unknown = ("ready", "reserved", "scheduled", "done", "dead", "dying", "p95")

@@ -47,7 +47,7 @@ _BULK: Final[dict[str, tuple[str, ...]]] = {
 
 
 def states_of(row: Row) -> list[tuple[str, str, int]]:
-    """Return the tabs of a queue: state, name, and number of messages."""
+    """Return the tabs of a queue: for each tab, the state, the name and the number of messages."""
     counts = row.info.counts
     numbers = {"ready": counts.ready, "reserved": counts.reserved, "scheduled": counts.scheduled}
     if row.info.name.endswith(".dead"):
@@ -155,7 +155,7 @@ def _latency(stats: QueueStats) -> list[dict[str, Any]]:
 
 
 def failure(site: Site, sample: Sample, group: ErrorSummary) -> dict[str, Any]:
-    """Return the values of a group of errors."""
+    """Return the values of a group of errors for its row in a table."""
     row = sample.rows.get(group.queue)
     stream, _, consumer = group.queue.partition("~")
     dead = f"{stream}.{consumer}.dead" if consumer else f"{group.queue}.dead"
@@ -180,7 +180,7 @@ def failure(site: Site, sample: Sample, group: ErrorSummary) -> dict[str, Any]:
 
 
 def ran(run: RunSummary) -> dict[str, Any]:
-    """Return the values of a worker or a pipeline."""
+    """Return the values of a running worker or pipeline for its row in a table."""
     process = run.process
     return {
         "name": run.name,
@@ -229,7 +229,7 @@ async def bulk_page(site: Site, viewer: Viewer) -> View:
         values["wrong"] = str(error)
     except TimeoutError:
         values["wrong"] = (
-            f"filter: its messages were not counted within {_COUNT_S:g} s; use a filter that "
-            "matches more messages, or `pyqueue redrive --where`"
+            f"filter: the messages that match were not counted within {_COUNT_S:g} s; use a filter "
+            "that matches more messages, or `pyqueue redrive --where`"
         )
     return View("bulk.html", values)

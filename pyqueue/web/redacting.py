@@ -27,8 +27,8 @@ class Redactor:
     """Hides secrets: fields with certain names, and parts of texts that look like secrets.
 
     Args:
-        names: Parts of the names of fields.
-        redact: Called with the path and the value of each other field.
+        names: Parts of names. A field whose name contains one of them is hidden.
+        redact: Called with the path and the value of each other field; returns the value to show.
     """
 
     def __init__(self, names: Iterable[str], redact: Redact | None = None) -> None:
@@ -48,7 +48,7 @@ class Redactor:
         return any(part in _plain(name) for name in path.split(".") for part in self._names)
 
     def value(self, path: str, value: Any) -> Any:
-        """Return the value to show in place of a value. This does not look into lists and dicts."""
+        """Return what to show for a value. Values inside lists and dicts are not examined."""
         if self.hides(path):
             return HIDDEN
         shown = value if self._redact is None else self._redact(path, value)
@@ -59,7 +59,7 @@ class Redactor:
         return None if text is None else str(self.value(path, text))
 
     def _clean(self, text: str) -> str:
-        """Hide the parts of a text that look like secrets, and cut it."""
+        """Hide the parts of a text that look like secrets, and shorten a long text."""
         if len(text) > MAX_TEXT:
             text = text[:MAX_TEXT]
             # The end of a login in a URL may have been cut off.

@@ -1,4 +1,4 @@
-"""The sampler: it reads the state of all queues once for all viewers, and only while they ask."""
+"""The sampler: it reads the state of all queues once for all viewers, and only on request."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Row:
         return dead_letter_of(self.info.name, self.info.options)
 
     def last_minutes(self, *names: str) -> int:
-        """Return the sum of the counts with these names over the minutes of a trend."""
+        """Return the sum of the counts with these names over the last five whole minutes."""
         return sum(per_minute(self.stats, names, _TREND_MIN + 1)[:-1])
 
 
@@ -198,7 +198,7 @@ class Sampler:
 
 
 class _Read(NamedTuple):
-    """The things that a sample reads once for all queues."""
+    """The values of a sample that are read once for all queues."""
 
     #: The figures of the last hour, and of the last few minutes.
     hour: Mapping[str, QueueStats]
@@ -269,7 +269,7 @@ def _badges(row: Row, now: datetime) -> list[Badge]:
 
 
 def _trend(row: Row) -> list[Badge]:
-    """Return a badge that says that a queue grows, or when it will be empty, or no badge."""
+    """Return a badge if a queue is growing, or one that says when it will be empty, or none."""
     ready, minutes = row.info.counts.ready, _TREND_MIN
     pushed = row.last_minutes("pushed") + row.came * 60 * minutes
     done = row.last_minutes(*_DONE)
@@ -284,7 +284,7 @@ def _trend(row: Row) -> list[Badge]:
 
 
 def why_waiting(message: Message[object], row: Row | None, now: datetime) -> str:
-    """Return why no consumer works on a message, or "" if one does or none should."""
+    """Return why no consumer is working on a message, or "" if one is, or none should be."""
     if isinstance(message, StreamMessage) or message.state in ("reserved", "finished"):
         return ""
     if message.state == "dead":

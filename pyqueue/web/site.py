@@ -53,11 +53,11 @@ class View(NamedTuple):
 
 @dataclass(frozen=True)
 class Site:
-    """A dashboard.
+    """The parts of a dashboard that all its pages use.
 
     Args:
         client: The client of the namespace that is shown.
-        access: The rules: who may do what.
+        access: The rules that say who may do what.
         redactor: Hides secrets.
         label: A word in the head of each page, such as "staging".
     """
@@ -83,7 +83,7 @@ class Site:
             return self.client.queue(info.name, kind=kind)
 
     async def html(self, viewer: Viewer, view: View, notice: bool = True) -> Response:
-        """Return a page. With ``notice``, it shows the result of the action that led to it."""
+        """Return a page, with the result of the action that led to it if ``notice`` is true."""
         text = (
             environment()
             .get_template(view.template)
@@ -124,7 +124,7 @@ def path_to(kind: str, name: object) -> str:
 
 
 def query(values: Mapping[str, object]) -> str:
-    """Return the values that are not empty as the query of a URL."""
+    """Return the query string of a URL with all values that are not empty."""
     given = [(name, each) for name, each in values.items() if each not in ("", None)]
     return f"?{urlencode(given, doseq=True)}" if given else ""
 
@@ -134,7 +134,7 @@ def query(values: Mapping[str, object]) -> str:
 
 @cache
 def environment() -> Environment:
-    """Return the templates. Every value is escaped."""
+    """Return the environment of the templates, which escapes every value."""
     made = Environment(
         loader=PackageLoader("pyqueue.web"),
         autoescape=True,
@@ -164,7 +164,7 @@ def static_files() -> Mapping[str, bytes]:
 
 
 def static_paths() -> Mapping[str, str]:
-    """Return the paths of these files, which change when the contents of the files change."""
+    """Return the paths of the static files. A path changes when the contents of its file change."""
     return {
         name: f"/static/{name}?v={sha256(data).hexdigest()[:12]}"
         for name, data in static_files().items()

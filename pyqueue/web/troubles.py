@@ -34,7 +34,7 @@ _WAIT_S: Final = 60.0
 #: A group that is fewer messages behind, or that catches up in less time, is no trouble.
 _LEAST_BEHIND: Final = 1000
 _CATCH_UP_S: Final = 3600.0
-#: A limit is used up if this share of its rate is.
+#: A limit counts as used up if at least this share of its rate is used.
 _USED_UP: Final = 0.9
 
 
@@ -50,7 +50,7 @@ class Trouble(NamedTuple):
 
 
 def caught_up_s(row: Row, group: ConsumerInfo) -> float | None:
-    """Return in how many seconds a consumer group will have caught up, or None if it will not."""
+    """Return in how many seconds a consumer group will catch up, or None if it will not."""
     done = rate_of(row.group_stats.get(group.name), ("finished", "moved"))
     faster = (done or 0.0) - (rate_of(row.stats, ("pushed",)) or 0.0)
     return group.counts.total / faster if group.counts.total and faster > 0 else None
@@ -86,7 +86,7 @@ def of_row(sample: Sample, row: Row, redactor: Redactor) -> Iterator[Trouble]:
 
 
 def _is_used_up(sample: Sample, row: Row) -> bool:
-    """Return whether messages wait for the limit of a queue."""
+    """Return whether messages are waiting because the limit of a queue is used up."""
     info, limit = row.info, row.info.limit
     if limit is None or _age_s(sample, info.oldest) <= _WAIT_S:
         return False
@@ -98,7 +98,7 @@ def _is_used_up(sample: Sample, row: Row) -> bool:
 
 
 def _why_blocked(sample: Sample, row: Row) -> str:
-    """Return for what the messages of a group wait, or "" if they do not wait long."""
+    """Return what the messages of a group are waiting for, or "" if they have not waited long."""
     assert row.blocked is not None
     _, _, first, holder = row.blocked
     if holder:

@@ -49,7 +49,7 @@ DAMAGES: list[tuple[Callable[[Any], object], str]] = [
     (change("~group:clicks~audit", {"next": 10}), "'audit' is at 10, and the stream ends at 9"),
     (change("~group:clicks~audit", {"next": 2}), "'audit' is at 2 and holds messages beyond it"),
     (change("~group:clicks~audit", {"next": None}), "'audit' has no position: run `pyqueue stream"),
-    (insert(_id="m", q="clicks", when=None), "messages of a queue under its name: m; no receive"),
+    (insert(_id="m", q="clicks", when=None), "messages of a queue under its name: m; no consumer"),
     (delete("~queue:clicks"), "it has packs and no record"),
     (change("~queue:clicks", {"kind": "standard"}), "the record of a 'standard' queue"),
 ]

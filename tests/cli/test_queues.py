@@ -152,7 +152,7 @@ WRONG_INPUT: list[tuple[list[str], str, str]] = [
     (["push", "a", "1", "--header", "x"], "", "NAME=VALUE"),
     (["push", "a", "--file", "nowhere"], "", "nowhere"),
     (["push", "a", "--ndjson", "--key", "k"], "1", "--key"),
-    (["push", "a", "1", "--ndjson"], "2", "leave PAYLOAD out"),
+    (["push", "a", "1", "--ndjson"], "2", "leave out PAYLOAD"),
     (["push", "a", "1", "--file", "one.json"], "", "not both"),
     (["push", "a", "1", "--delay", "-1"], "", "delay"),
     (["push", "no name", "1"], "", "invalid queue name"),

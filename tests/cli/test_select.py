@@ -62,11 +62,11 @@ def test_rm_with_a_condition_keeps_the_queue(shell: Shell, client: Client) -> No
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("rm", "a", "--dry-run"), "--dry-run: select messages with --where, --state"),
-        (("rm", "a", "--rate", "1"), "--rate: select messages with --where, --state"),
-        (("rm", "a", "--limit", "1"), "--limit: select messages with --where, --state"),
-        (("rm", "a", "--state", "ready", "--force"), "--force: messages that a consumer holds"),
-        (("move", "a", "b", "--dry-run"), "--dry-run: select messages with --where, --state"),
+        (("rm", "a", "--dry-run"), "--dry-run: needs a condition; add --where, --state"),
+        (("rm", "a", "--rate", "1"), "--rate: needs a condition; add --where, --state"),
+        (("rm", "a", "--limit", "1"), "--limit: needs a condition; add --where, --state"),
+        (("rm", "a", "--state", "ready", "--force"), "--force: has no use here, because"),
+        (("move", "a", "b", "--dry-run"), "--dry-run: needs a condition; add --where, --state"),
         (("move", "a", "b", "--where", "payload"), "--where: 'payload' is not allowed"),
         (("redrive", "a", "--where", "x=1"), "where: unknown path 'x'"),
         (("redrive", "a", "--rate", "0"), "rate: 0.0 is not allowed"),

@@ -250,7 +250,7 @@ def test_worker_is_alive_and_not_ready_while_it_starts(shell: Shell, client: Cli
         answers.extend(answer(f"{url}/{path}") for path in ("live", "ready"))
 
     status, out, _ = serve(shell, ask)
-    why = "no messages are received, because the worker starts or stops\n"
+    why = "no messages are received, because the worker is starting or stopping\n"
     assert answers == [(200, "ok\n"), (503, why)]
     assert status == 0
     assert "closed" not in out

@@ -33,7 +33,7 @@ def test_password_is_needed_beyond_this_machine(
 ) -> None:
     monkeypatch.delenv(web.PASSWORD, raising=False)
     errors = shell.refused("web", "--host", "0.0.0.0")
-    assert "--host: expected a password for 0.0.0.0, found none; set PYQUEUE_WEB_PASSWORD" in errors
+    assert "--host: a dashboard on 0.0.0.0 needs a password; set PYQUEUE_WEB_PASSWORD" in errors
 
 
 def test_missing_extra_is_named(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,7 @@ def test_receive_refuses_its_arguments(
 ) -> None:
     foreign = world.connect().queue(queue.name)
     for error, call in (
-        ("queues: expected a list.*put it into a list", lambda: client.receive(queue, 1)),
+        ("queues: expected a list.*pass a list, such as", lambda: client.receive(queue, 1)),
         ("queues: expected a list", lambda: client.receive(None, 1)),
         ("queues: expected a list", lambda: client.receive("jobs", 1)),
         ("found str", lambda: client.receive([queue, "jobs"], 1)),

@@ -559,7 +559,7 @@ def test_second_query_of_a_stage_is_refused_while_fresh(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene.run(run_of(scene.writes, "a"))
-    with pytest.raises(Occupied, match=r"another query writes to .* stage 's'") as other:
+    with pytest.raises(Occupied, match=r"another query is writing to .* stage 's'") as other:
         scene.run(run_of(scene.query("query-2"), "b"))
     assert 0 < other.value.wait_s <= 20
     scene.run(run_of(scene.query("query-2", "other"), "b"))

@@ -118,7 +118,7 @@ def test_renew_refuses_its_arguments(client: AnyClient, queue: AnyQueue, other: 
     refuses("found NoneType", lambda: enter(held, None))
     assert renewed(client, held, foreign) == []
     with queue.renew(held):
-        refuses("is renewed already", lambda: enter(held))
+        refuses("is already being renewed", lambda: enter(held))
         assert renewed(client, held) == [held]
     with queue.renew():
         pass
@@ -152,7 +152,7 @@ def test_renew_of_a_consumer_group(world: World, client: AnyClient, name: str) -
         assert world.connect().stream(name).consumer("g").reserve(0) is None
         group.commit(held[0])
         assert renewed(client, *held) == [held[1]]
-        refuses("is renewed already", lambda: group.renew(held[1]).__enter__())
+        refuses("is already being renewed", lambda: group.renew(held[1]).__enter__())
     refuses("by group", lambda: log.consumer("other").renew(held[1]).__enter__())
     assert group.counts().reserved == 1
     group.commit(held[1])

@@ -255,7 +255,7 @@ def test_spark_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyqueue.demo.spark", None)
     monkeypatch.delattr(demo, "spark", raising=False)
     with pytest.raises(
-        ConfigurationError, match=r'--spark: .*; pip install "pyqueue-mongo\[spark\]"'
+        ConfigurationError, match=r'--spark: .*: pip install "pyqueue-mongo\[spark\]"'
     ):
         demo.run_spark(10)
 

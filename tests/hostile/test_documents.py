@@ -314,7 +314,7 @@ def test_pop_of_an_unreadable_message_raises_once(place: Place) -> None:
     queue = place.client.queue(name)
     place.raw.insert_many(unreadable(name)[:1])
     queue.push("next")
-    with pytest.raises(InvalidMessage, match="the popped message cannot be read, and is gone"):
+    with pytest.raises(InvalidMessage, match="popped message cannot be decoded, and was deleted"):
         queue.pop(0)
     popped = queue.pop(0)
     assert popped is not None

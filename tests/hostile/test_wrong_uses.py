@@ -133,7 +133,10 @@ many: Any = Many
 #: A wrong use, and words that its error has: the argument and the remedy.
 WRONG: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
     "no target": (lambda client: Client(None), ("target: None", "mongodb://host/db")),
-    "a mongo client": (lambda client: Client(client.database.client), ("target", "a database of")),
+    "a mongo client": (
+        lambda client: Client(client.database.client),
+        ("target", "one of its databases"),
+    ),
     "a collection": (lambda client: Client(client.database["a"]), ("target", "namespace=")),
     "empty target": (lambda client: Client(""), ("target: ''", "mongodb://host/db")),
     "pickled client": (pickle.dumps, ("cannot be pickled", "Client.url")),
@@ -187,7 +190,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], tuple[str, ...]]] = {
     ),
     "a popped message": (
         lambda client: client.queue("a").commit(popped(client)),
-        ("reservations", "found Message; pop() has removed it already"),
+        ("reservations", "found Message; pop() has already removed the message"),
     ),
     "a message as id": (
         lambda client: client.queue("a").remove(popped(client)),

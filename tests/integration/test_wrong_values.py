@@ -78,7 +78,7 @@ WRONG: dict[str, Callable[[Any, Any], object]] = {
     "reservations: expected reservations from reserve(), found str": lambda q, h: q.move_many(
         ["ab"], to="b"
     ),
-    "update: expected some of $set, ": lambda q, h: q.move(h, to="b", update={"a": 1}),
+    "update: expected operators, each with ": lambda q, h: q.move(h, to="b", update={"a": 1}),
     "fraction: ": lambda q, h: q.progress(h, math.nan),
     "note: ": lambda q, h: q.progress(h, 0.5, 5),
     "id: None is not": lambda q, h: q.get(None),

@@ -88,7 +88,7 @@ def test_testing_kit_needs_a_client(offline: Client) -> None:
 
 
 def test_wrong_uses_of_bind_are_refused(offline: Client, memory: Place) -> None:
-    with pytest.raises(ConfigurationError, match="'worker' has had a client from the beginning"):
+    with pytest.raises(ConfigurationError, match="'worker' was created with a client"):
         Worker(offline).bind(offline)
     wrong: Any = "memory:"
     with pytest.raises(ConfigurationError, match="client: expected a Client"):

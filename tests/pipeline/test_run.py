@@ -491,7 +491,7 @@ def test_second_run_at_a_time_is_refused(server: Place) -> None:
     async def again() -> None:
         await running.runner.run(handle_signals=False)
 
-    with pytest.raises(ConfigurationError, match="is running already"):
+    with pytest.raises(ConfigurationError, match="is already running"):
         running.runner.run(handle_signals=False) if server.blocking else asyncio.run(again())
     running.finish()
 

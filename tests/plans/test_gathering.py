@@ -472,7 +472,7 @@ def test_seal_of_a_deleted_gather_fails() -> None:
     steps = open_gather(1, sealed=False)
     steps.seconds = DAY + 1
     steps.run(ticks())
-    with pytest.raises(Unavailable, match="was deleted, because it was not sealed for a day"):
+    with pytest.raises(Unavailable, match="because its gather was not sealed within a day"):
         steps.run(gathering.seal(ID))
     audit(steps, False)
 

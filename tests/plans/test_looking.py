@@ -81,7 +81,7 @@ def test_look_that_fails_is_left_to_whoever_ticks(
     looks.add(ID)
     steps.run(looks.plan(), lost_request(0))
     assert not looks.pending
-    assert "a worker looks again later: no answer" in caplog.text
+    assert "a worker will check it later: no answer" in caplog.text
 
 
 def test_process_remembers_few_gathers(

@@ -180,7 +180,7 @@ def test_run_once_says_that_another_process_runs_the_group(
     other = flow.stage(owner="alive")
     other.run_once(no_session)
     sleeps.append(lambda: other.run(hold(other.claims, state(flow)["token"], 600)))
-    with pytest.raises(Fenced, match=r"is run by another runner, alive; .* set members"):
+    with pytest.raises(Fenced, match=r"is run by another runner, alive; .* set the members option"):
         spark_stage(flow, database).run_once(None)
 
 

@@ -177,7 +177,7 @@ def test_perform_refuses_what_it_cannot_call(client: TestClient, worker: Worker)
         perform(worker, "mail", 1)
     consumer = client.stream("events").consumer("all")
     worker.on(consumer, Log())
-    with pytest.raises(ConfigurationError, match=r"consumer group; append .* and drain"):
+    with pytest.raises(ConfigurationError, match=r"consumer group, .*; append .* and call drain"):
         perform(worker, consumer.name, 1)
     with pytest.raises(ConfigurationError, match="tries"):
         perform(worker, "ship", 1, tries=0)

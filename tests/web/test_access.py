@@ -124,9 +124,9 @@ def test_arguments_are_checked(world: World) -> None:
         ("hosts", 5, "expected a list of str, found int; use"),
         ("hosts", [5], "expected a list of str, found int; use"),
         ("secrets", [b"pin"], "expected a list of str, found bytes; use"),
-        ("password", 5, "expected a text, found int; set a long one"),
-        ("who", "me", "expected a function, found str; pass one, or None"),
-        ("redact", {"pin": "***"}, "expected a function, found dict; pass one, or None"),
+        ("password", 5, "expected a text, found int; set a long password"),
+        ("who", "me", "expected a function, found str; pass a function, or None"),
+        ("redact", {"pin": "***"}, "expected a function, found dict; pass a function, or None"),
         ("label", None, "expected a str, found NoneType; pass a word"),
     ],
 )
@@ -203,7 +203,7 @@ def test_unknown_hosts_are_refused(world: World) -> None:
     for host in ("evil.example", "localhost.evil.example", "", "[", "x@localhost.evil"):
         response = pages.send("GET", "/", headers={"host": host})
         assert response.status_code == 400
-        assert "name it in hosts=" in response.text
+        assert "add it to hosts=" in response.text
     anywhere = world.pages(hosts=["*"])
     assert anywhere.send("GET", "/", headers={"host": "evil.example"}).status_code == 200
 

@@ -74,7 +74,7 @@ class PackContents(Contents):
         return list(map(packs.naming(document), packs.places(packs.alive_of(document))))
 
     def by_id(self, document: Document, notes: Any) -> Mapping[Id, Any]:
-        """Return the stored notes on the messages in a document, by message id."""
+        """Return the stored notes on the messages in a document, keyed by message id."""
         if not packs.is_pack(document):
             return super().by_id(document, notes)
         name = packs.naming(document)
@@ -111,13 +111,13 @@ class PackContents(Contents):
     # ---- claims
 
     def first(self, find: Find, max_bytes: int | None) -> Plan[list[Document]]:
-        """Return the first documents that fit, at least one. An empty pack counts as a message."""
+        """Return the first documents that fit, but at least one. Empty packs count as messages."""
         sized = replace(find, projection=self.sized)
         most = sys.maxsize if max_bytes is None else max_bytes
         return (yield from find_fitting(sized, most, lambda each: max(1, self.size(each))))
 
     def admit(self, how: Reception, claimed: Filter) -> Plan[None]:
-        """Publish the copies of former holders, delete empty packs, and bury invalid packs."""
+        """Publish messages that left claimed packs. Delete empty packs, and bury invalid packs."""
         match = {**claimed, **_SHARED}
         yield from publish_handed(match, CLAIMS)
         now = yield from ServerTime()
@@ -128,7 +128,7 @@ class PackContents(Contents):
                 yield from Delete(emptied(document["_id"], document["token"]))
 
     def find_shared(self, claimed: Filter, ids: Sequence[Id]) -> Plan[Mapping[Id, Spot]]:
-        """Return the places of the messages with these ids in claimed packs, by message id."""
+        """Return where the messages with these ids are in claimed packs, keyed by message id."""
         spots: dict[Id, Spot] = {}
         for pack, members in packs.by_first_pack(ids).items():
             match = {**packs.packs_of(pack), **claimed}
@@ -143,7 +143,7 @@ class PackContents(Contents):
     def bury_noted(
         self, terms: QueueTerms, claimed: Filter, error_of: Callable[[str], dict[str, Any]]
     ) -> Plan[list[tuple[Id, str]]]:
-        """Bury the messages of packs that are noted as bad."""
+        """Bury packed messages that are noted as bad. Return their ids, each with the reason."""
         found = yield from Find({**claimed, **_SHARED}, self.bare, hint=CLAIMS)
         now = yield from ServerTime()
         buried: list[tuple[Id, str]] = []
@@ -160,7 +160,7 @@ class PackContents(Contents):
         return buried
 
     def finish(self, claimed: Filter) -> Plan[int]:
-        """Finish the messages of claimed packs. Return how many."""
+        """Finish the messages of claimed packs. Return how many were finished."""
         match = {**claimed, **_SHARED}
         yield from publish_handed(match, CLAIMS)
         found = yield from Find(match, self.sized, hint=CLAIMS)
@@ -186,7 +186,7 @@ class PackContents(Contents):
     def hold(
         self, terms: QueueTerms, document: Document, numbers: Sequence[int]
     ) -> Plan[Sequence[Reservation[Any]]]:
-        """Hold messages of a pack for a moment, as a consumer does."""
+        """Claim messages of a pack for a moment, to change them."""
         return holding.hold(terms, document, numbers)
 
     def requeue(
@@ -205,7 +205,7 @@ class PackContents(Contents):
         now: datetime,
         more: Mapping[str, Any],
     ) -> Plan[SharedRows]:
-        """Return packs of the rows that are ready now and have neither an id nor a key."""
+        """Return packs with the rows that are ready now and have neither an id nor a key."""
         entries: list[RawBSONDocument] = []
         rest: list[NewMessage | None] = []
         for place, row in enumerate(rows):
@@ -222,7 +222,7 @@ class PackContents(Contents):
         return SharedRows(packed.documents, len(entries), rest)
 
     def without_derived_ids(self, rows: Sequence[NewMessage]) -> Sequence[NewMessage]:
-        """Return rows without their derived ids. Rows with a key and buried rows keep their ids."""
+        """Return rows without ids derived from their source, except keyed and buried rows."""
         return [
             each._replace(id=None) if each.fault is None and each.key is None else each
             for each in rows
@@ -251,7 +251,7 @@ register(Bucket.name, PackContents())
 
 
 def _notes(pack: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the notes on the bad messages of a pack, by place."""
+    """Return the notes on the bad messages of a pack, keyed by place in the pack."""
     notes: Mapping[str, str] = (pack.get("claim") or {}).get("bad") or {}
     return notes
 
@@ -268,7 +268,7 @@ def _own_fields(pack: Mapping[str, Any]) -> Iterator[Document]:
 
 
 def _encoded(found: bytes) -> Iterator[bytes]:
-    """Yield the messages of a document in BSON. This encodes the common fields only once."""
+    """Yield the messages of a document in BSON. Encode their common fields only once."""
     document = RawBSONDocument(found, RAW)
     if not packs.is_pack(document):
         yield found
@@ -302,7 +302,7 @@ def _entry(target: Target, place: int, row: NewMessage, now: datetime) -> RawBSO
     """Return a row as an entry of a pack, or None if the row needs a separate document.
 
     Raises:
-        InvalidMessage, ConfigurationError: the row cannot be stored.
+        InvalidMessage, ConfigurationError: The row cannot be stored.
     """
     alone = row.id is not None or row.key is not None or row.fault is not None
     if alone or arguments.starting(now, row.delay, row.at) > now:

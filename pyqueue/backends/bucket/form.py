@@ -17,11 +17,11 @@ from pyqueue.requests import Document, Plan
 
 #: Why a packed message does not support an argument, and the remedy, keyed by argument.
 _REFUSED = {
-    "payload": ", and its queue keeps no history; leave payload out",
-    "result": ", so it keeps no result; leave result out, or push the message with result=",
-    "update": "; use payload= instead",
+    "payload": ", so commit cannot store a payload for it; leave out payload",
+    "result": ", so it keeps no result; leave out result, or push the message with result=",
+    "update": ", so it does not support update=; use payload= instead",
     "reservation": (
-        ", which cannot store progress or checkpoints; push it with a key, or to a queue of "
+        ", so it cannot store progress or checkpoints; push it with a key, or to a queue of "
         "another kind"
     ),
 }
@@ -44,11 +44,11 @@ class Packed(Form[PackedReservation[Any]]):
         return settling.commit(terms.queue, terms.kind, held, session)
 
     def roll_back(self, terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
-        """Give messages back for another try, and bury messages that have no try left."""
+        """Return messages to their queue, or bury them as dead letters if no try is left."""
         return leaving.rollback(terms, held, failure)
 
     def release(self, terms: QueueTerms, held: Held, *, seen: bool) -> Plan[None]:
-        """Give messages back unprocessed. Their delivery counts even if ``seen`` is false."""
+        """Return messages to their queue unprocessed. The delivery counts even if not ``seen``."""
         return leaving.release(terms, held)
 
     def bury(self, terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
@@ -71,7 +71,7 @@ class Packed(Form[PackedReservation[Any]]):
         target: Target,
         pairs: Sequence[tuple[PackedReservation[Any], NewMessage]],
     ) -> list[Plan[Outcomes]]:
-        """Return plans that move messages, each with its new content: one plan for each pack."""
+        """Return a plan for each pack, which moves messages of the pack with their new contents."""
         return moving.moves(terms, target, pairs)
 
     def hand_over(

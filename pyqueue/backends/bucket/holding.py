@@ -29,12 +29,12 @@ _LEASE_S: Final = 30.0
 
 
 def hold(terms: QueueTerms, pack: Document, places: Sequence[int]) -> Plan[Held]:
-    """Hold messages of a pack. Return an empty list if the pack changed, or a consumer holds it.
+    """Claim messages of a pack. Return [] if the pack has changed or a consumer holds it.
 
     Args:
-        terms: the queue, its options, and the label that its claims carry.
-        pack: the pack, as it was read. If its claim has ended, ``token`` is removed from it.
-        places: the places of the messages. Messages that have left the pack are skipped.
+        terms: The queue, its options, and the label that its claims carry.
+        pack: The pack document as it was read. Its ``token`` is removed if its claim has ended.
+        places: The places of the messages. Messages that have left the pack are skipped.
     """
     if (yield from end_rest(terms.queue, pack)):  # a process kept it, but held no message
         del pack["token"]
@@ -60,10 +60,10 @@ def hold(terms: QueueTerms, pack: Document, places: Sequence[int]) -> Plan[Held]
 
 
 def requeue(terms: QueueTerms, held: Held, at: datetime | None) -> Plan[None]:
-    """Take messages out of one pack. They become ready at ``at``, or now if ``at`` is None.
+    """Take messages out of their pack. They become ready at ``at``, or now if ``at`` is None.
 
     Raises:
-        LeaseLost: some messages were no longer held; the other messages are requeued.
+        LeaseLost: Some messages were no longer held; the other messages are requeued.
     """
     [(group, _)] = by_pack(terms.queue, terms.kind, held)
 

@@ -1,4 +1,4 @@
-"""The kind "bucket": messages that are pushed together share a document, a pack; see ``packs``.
+"""The kind "bucket": messages that are pushed together share a document, called a pack.
 
 A message that cannot be packed is a document of the same queue. Claims take packs and such
 documents in one common order.
@@ -43,12 +43,12 @@ class Bucket(Standard):
         return {**super().needs(shape), **_INDEXES}
 
     def claiming(self, update: UpdateFields) -> UpdateFields:
-        """Return the update of a claim. It also increments ``c``, which counts claims of a pack."""
+        """Return the update that claims a document. It also counts the claim of a pack in ``c``."""
         counted = {**update.get("$inc", {}), "c": 1}
         return super().claiming({**update, "$inc": counted})
 
     def packed_ids(
         self, queue: str, ids: Sequence[Id], session: object = None
     ) -> Plan[tuple[frozenset[Id], list[Id]]]:
-        """Find the ids that belong to stored packs. Block late inserts of all other packs."""
+        """Find the ids of messages in stored packs. Block late inserts of all other packs."""
         return in_stored_packs(queue, ids, session)

@@ -1,6 +1,6 @@
 """Packs: how a message leaves its pack and becomes an ordinary message.
 
-A message leaves its pack if it is buried, moved, or given back without the other messages of the
+A message leaves its pack if it is buried, moved, or returned without the other messages of the
 pack. Two documents change: the pack drops the message, and a new document is created with the same
 id. The plans of ``handover`` do this without a transaction.
 """
@@ -62,10 +62,10 @@ def leave(
     """Take messages out of a pack, and store new documents for them.
 
     Args:
-        group: the claim that holds the messages.
-        leavers: the places of the messages, each with the function that makes its new document.
-        together: whether the messages share documents at their destination; see ``packs.parts``.
-        session: the session of the caller's transaction, or None.
+        group: The messages, and the claim that holds them.
+        leavers: The places of the messages, each with the function that makes its new document.
+        together: Whether the messages share documents at their destination; see ``packs.parts``.
+        session: The session of the caller's transaction, or None.
 
     Returns:
         A bit mask of the messages that were no longer held, and a bit mask of the messages for
@@ -143,10 +143,10 @@ def _with_free_ids(
 def _leave_in_transaction(
     group: Group, documents: Sequence[Document], session: object
 ) -> Plan[None]:
-    """Hand messages over in a transaction. The pack stays held until its lease ends.
+    """Take messages out of a pack in a transaction. The pack stays held until its lease ends.
 
     Raises:
-        DuplicateKey: other documents have some of the ids, and nothing was written.
+        DuplicateKey: Other documents have some of the ids, and nothing was written.
     """
     # A failed insert would abort the transaction.
     stored = yield from Find({"_id": {"$in": [each["_id"] for each in documents]}}, session=session)
@@ -163,7 +163,7 @@ def _leave_in_transaction(
 
 
 def _hand_over_bits(group: Group, handover: Handover) -> Plan[Result]:
-    """Take messages out of a pack and publish them. Record the result in ``hold``."""
+    """Take messages out of a pack and publish them. Record the result in ``group.hold``."""
     hold = group.hold
     if hold:
         hold.begin(None)  # the claim continues
@@ -197,7 +197,7 @@ def hand_over_shared(group: Group, handover: Handover) -> Plan[Result]:
 def _hand_over_for_callers(
     calls: Sequence[tuple[Group, Handover]],
 ) -> Plan[Sequence[Result | None]]:
-    """Hand messages over for several callers. Return None for each caller that must try alone."""
+    """Take messages out of a pack for several callers. Return None for each to retry alone."""
     group, handover = calls[0]
     if len(calls) == 1:
         return [(yield from _hand_over_bits(group, handover))]
@@ -225,9 +225,9 @@ def _stored(pack: Document, place: int) -> Document:
 def trail_after(
     document: Document, queue: str, now: datetime, stay: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the field ``trail`` that a message has after it left this queue.
+    """Return the ``trail`` field that a message has after it leaves this queue.
 
-    ``stay``: facts about its stay in the queue, such as its tries.
+    ``stay``: facts about the stay of the message in the queue, such as its tries.
     """
     trail = [*document.get("trail", ()), {"q": queue, "at": now, **stay}]
     return {"trail": trail[-TRAIL_LENGTH:]}
@@ -246,13 +246,13 @@ def leave_each(
     """Take messages out of their packs, except from packs that ``whole`` settles as a whole.
 
     Args:
-        queue: the name of their queue.
-        held: the reservations of the messages.
-        groups: the same reservations, divided by pack.
-        make: returns the function that makes the new document of a message.
-        whole: settles a pack as a whole if it can. If None, each message leaves its pack.
-        together: whether the messages share documents at their destination.
-        session: the session of the caller's transaction, or None.
+        queue: The name of the queue.
+        held: The reservations of the messages.
+        groups: The same reservations, divided by pack.
+        make: Takes a reservation, and returns the function that makes the new document.
+        whole: Settles a pack as a whole if it can. If None, each message leaves its pack.
+        together: Whether the messages share documents at their destination.
+        session: The session of the caller's transaction, or None.
     """
     if session is not None:
         # ``whole`` would write outside the transaction.
@@ -279,9 +279,9 @@ def leave_each(
 
 
 def rollback(terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
-    """Give messages back for another try, and bury messages that have no try left.
+    """Return messages to the queue for another try, and bury messages that have no try left.
 
-    If all messages left in a pack are given back together, they stay in it.
+    If all messages left in a pack return together, they stay in the pack.
     """
     queue, kind, options = terms.queue, terms.kind, terms.options
     given_s, record, session = failure.delay_s, failure.error, failure.session
@@ -317,7 +317,7 @@ def rollback(terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
 
 
 def release(terms: QueueTerms, held: Held) -> Plan[None]:
-    """Give messages back unprocessed, without counting the try."""
+    """Return messages to the queue unprocessed, without counting the try."""
     queue, kind = terms.queue, terms.kind
 
     def whole(group: Group, members: Held) -> Plan[bool]:
@@ -358,9 +358,9 @@ def bury(terms: QueueTerms, held: Held, failure: Failure, reason: str = "buried"
 def burial(
     queue: str, target: Target, reason: str, stay: Mapping[str, Any], error: ErrorRecord
 ) -> Make:
-    """Return the function that makes the document of a buried message.
+    """Return the function that makes the document of a message for the dead-letter queue.
 
-    ``stay``: facts about its stay in the queue. They include its tries.
+    ``stay``: facts about the stay of the message in its queue, including its tries.
     """
 
     def buried(stored: Document, now: datetime) -> Document:

@@ -65,7 +65,7 @@ def counts(queue: str, cap: int | None) -> Plan[Counts]:
 
 
 def _count(queue: str, cap: int | None, now: datetime, session: object) -> Plan[Counts]:
-    """Count the documents of each state, and then add the messages in packs."""
+    """Count the documents in each state, and then add the messages in packs."""
     documents = yield from reading.count(queue, cap, now, session)
     return (yield from in_packs(queue, documents, cap, now, session))
 
@@ -76,11 +76,11 @@ def in_packs(
     """Add the messages in packs to the counts of documents.
 
     Args:
-        queue: the name of the queue.
-        documents: the counts of documents, in which each pack counts as one.
-        cap: the maximum number of documents to count in each state, or None to count all.
-        now: the current instant.
-        session: the session in which ``documents`` were counted, or None.
+        queue: The name of the queue.
+        documents: The counts of documents, in which each pack counts as one.
+        cap: The maximum number of documents to count in each state, or None to count all.
+        now: The current instant.
+        session: The session in which ``documents`` were counted, or None.
     """
     # BAND is the smallest ``when`` of finished messages.
     later: Filter = {"q": queue, "when": {"$gt": now, "$lt": BAND}}
@@ -109,7 +109,7 @@ def in_packs(
 def find_packed(match: Filter, place: packs.Place) -> Plan[list[Document]]:
     """Return a list with the packed message at ``place``, or [] if no matching pack contains it.
 
-    ``match``: a filter that its pack must also match.
+    ``match``: a filter that the pack must match, too.
     """
     for pack in (yield from Find({**packs.packs_of(place.pack), **match})):
         index = packs.index_in(pack, place) if is_valid_pack(pack) else None
@@ -182,7 +182,7 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
     """Delete the messages that are ready or scheduled. Return how many were deleted.
 
     Raises:
-        Unavailable: the server did not answer. The error text says how many messages were deleted.
+        Unavailable: The server did not answer. The error text says how many messages were deleted.
     """
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
@@ -200,13 +200,13 @@ def purge(queue: str, kind: Kind) -> Plan[int]:
             purged += gone["n"]
     except Unavailable as error:
         raise Unavailable(
-            f"{error}; {purged} messages were deleted; call purge() again for the rest"
+            f"{error}; {purged} messages were deleted; to delete the rest, call purge() again"
         ) from error
     return purged + (yield from managing.purge(queue, kind, singles=True))
 
 
 def end_rests(queue: str, now: datetime) -> Plan[None]:
-    """Free the resting packs of a queue, which processes keep without holding their messages."""
+    """Free the packs of a queue that processes keep without holding any of their messages."""
     soon = {"$gt": now, "$lte": now + 2 * REST}  # a process may estimate the time differently
     match = {"q": queue, "when": soon, "n": {"$exists": True}}
     for document in (yield from Find(match, dict(REST_FIELDS), hint=PACKS)):
@@ -214,12 +214,12 @@ def end_rests(queue: str, now: datetime) -> Plan[None]:
 
 
 def publish_all_handed(queue: str) -> Plan[None]:
-    """Publish the copies that the packs of a queue have handed over. Then packs can be deleted."""
+    """Publish messages that left their packs but are still hidden. Then packs can be deleted."""
     yield from publish_handed({"q": queue, "n": {"$exists": True}}, PACKS)
 
 
 def publish_handed(match: Filter, hint: str) -> Plan[None]:
-    """Publish the copies that matching packs have handed over. ``hint``: the index to use."""
+    """Publish messages that left matching packs but are still hidden. ``hint``: the index."""
     handed = {**match, f"{HANDED}.0": {"$exists": True}}
     for document in (yield from Find(handed, {HANDED: 1}, hint=hint)):
         yield from finish(document)

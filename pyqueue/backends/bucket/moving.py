@@ -1,7 +1,7 @@
 """Packs: how their messages move to another queue.
 
 Outside a transaction, one update moves a whole pack to another bucket. If only some messages of a
-pack move, they share a new document there. In a queue of another kind, each gets its own document.
+pack move, they share a new document there. In a queue of another kind, each has its own document.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def moves(
     target: Target,
     pairs: Sequence[tuple[PackedReservation[Any], NewMessage]],
 ) -> list[Plan[Outcomes]]:
-    """Return plans that move messages, each with its new content: one plan for each pack."""
+    """Return a plan for each pack, which moves messages of the pack with their new contents."""
     claims: dict[Hashable, list[tuple[PackedReservation[Any], NewMessage]]] = {}
     for held, new in pairs:
         claims.setdefault((held.pack, held.token), []).append((held, new))
@@ -91,7 +91,7 @@ def _move_pack(
 
 
 def _outcomes(held: Held, moving: Plan[None]) -> Plan[Outcomes]:
-    """Run a plan that moves messages. Return how each move went."""
+    """Run a plan that moves messages. Return the outcome for each message."""
     try:
         yield from moving
     except LeaseLost as error:
@@ -160,10 +160,10 @@ def _move_whole(
     """Move a pack to another bucket. Return False if the pack cannot move as a whole.
 
     Args:
-        group: the messages of the pack.
-        move: how it moves.
-        changed: the fields to set in the pack: the new payloads and headers of its messages.
-        stay: facts about their stay in this queue, such as their tries, for the trail.
+        group: The messages of the pack.
+        move: The queue that the messages enter, and how they enter it.
+        changed: The fields to set in the pack: the new payloads and headers of its messages.
+        stay: Facts to add to the trail of each message, such as its tries in this queue.
     """
     target = move.target
     # Each payload was checked alone. If all are too large for one document, they move in parts.

@@ -17,15 +17,15 @@ from pyqueue.requests import Document, Plan, Update
 def in_stored_packs(
     queue: str, ids: Sequence[Id], session: object
 ) -> Plan[tuple[frozenset[Id], list[Id]]]:
-    """Find the ids that belong to stored packs. Block late inserts of packs that are not stored.
+    """Find the ids of messages in stored packs. Block late inserts of packs that are not stored.
 
     A caller may repeat an unacknowledged push with the same ids while the first insert is still on
-    its way. So if a pack is not stored, this stores a placeholder with its _id, which makes the
-    late insert fail. Ids whose places have no leading zeros need no placeholder: they come from
-    packs of earlier releases, or from callers who build them from the ids of their messages.
+    its way. So if a pack is not stored, a placeholder with its _id is stored, which makes the late
+    insert fail. An id without leading zeros after the colon needs no placeholder: it comes from a
+    pack of an earlier release, or from a caller who built it from another id.
 
     Returns:
-        The ids whose packs are or were in this queue, and the ids whose packs never were in it.
+        The ids whose packs are or were in this queue, and the ids whose packs were never in it.
     """
     here: set[Id] = set()
     elsewhere: set[Id] = set()

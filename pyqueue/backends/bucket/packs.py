@@ -98,22 +98,22 @@ def message_id(pack: Mapping[str, Any], place: int) -> str:
 
 
 def part_id(pack: Id, token: str, at: Sequence[int]) -> str:
-    """Return the _id of a part. A repeated call for the same messages gets the same _id.
+    """Return the _id of a part: a new pack for messages that leave their pack together.
 
-    Two concurrent calls may settle some of the same messages. The checksum of the places prevents
-    a part of one call from overwriting a part of the other call, which may have more messages.
+    In a repeated call, the same messages get the same _id. Two concurrent calls may settle some of
+    the same messages. Because of the checksum, neither call overwrites a part of the other.
 
     Args:
-        pack: the _id of the pack that the messages leave.
-        token: the token of the claim that holds them.
-        at: their places in their first pack.
+        pack: The _id of the pack that the messages leave.
+        token: The token of the claim that holds them.
+        at: The places of the messages in their first pack.
     """
     every = crc32(repr(list(at)).encode())
     return f"{_first_pack(pack)}/{token}.{at[0]:0{DIGITS}}-{every:08x}"
 
 
 def _first_pack(pack: Id) -> str:
-    """Return the _id of the first pack of the messages of a pack, which may be a part."""
+    """Return the _id of the pack that the messages of this pack were pushed in."""
     return pack.partition("/")[0] if isinstance(pack, str) else str(pack)
 
 
@@ -160,15 +160,15 @@ def _filled(entries: Sequence[RawBSONDocument]) -> Document:
 def parts(
     pack: Id, token: str, documents: Sequence[Document], taken: Collection[Id] = ()
 ) -> list[Document]:
-    """Return the documents of the parts for messages that leave a pack.
+    """Return new documents for messages that leave a pack: new packs, called parts.
 
-    A message that is alone gets its own document, or a part if its id is taken.
+    A message that would be alone in a part gets an ordinary document, unless its id is taken.
 
     Args:
-        pack: the _id of the pack.
-        token: the token of the claim.
-        documents: the messages. They differ only in their ids, headers and payloads.
-        taken: the ids that belong to other documents.
+        pack: The _id of the pack.
+        token: The token of the claim.
+        documents: The messages. They differ only in their ids, headers and payloads.
+        taken: The ids that belong to other documents.
     """
     found: list[Document] = []
     entries: list[RawBSONDocument] = []
@@ -191,7 +191,7 @@ def parts(
 
 
 def chunks(items: Sequence[T], sizes: Sequence[int], most: int) -> Iterator[Sequence[T]]:
-    """Divide items so that each chunk fits in a pack. ``sizes`` are the bytes of each item."""
+    """Divide items into chunks that each fit in a pack. ``sizes``: the bytes of each item."""
     first, total = 0, 0
     for index, size in enumerate(sizes):
         total += size
@@ -202,13 +202,13 @@ def chunks(items: Sequence[T], sizes: Sequence[int], most: int) -> Iterator[Sequ
 
 
 def packs_of(pack: ObjectId) -> Document:
-    """Return the filter that matches a pack and its parts."""
+    """Return the filter that matches a pack and its parts, the packs made from its messages."""
     parts = {"_id": {"$gte": f"{pack}/", "$lt": f"{pack}0"}}  # "0" follows "/"
     return {"$or": [{"_id": pack}, parts]}
 
 
 def index_in(document: Mapping[str, Any], place: Place) -> int | None:
-    """Return the index in a pack of the message at this place, or None if it was never in it."""
+    """Return the index of a message in a pack, or None if the message was never in this pack."""
     if not is_pack(document) or _is_padded(document) != place.padded:
         return None
     at = document.get("at")
@@ -223,7 +223,7 @@ def is_pack(document: Mapping[str, Any]) -> bool:
 
 
 def by_first_pack(ids: Iterable[Id]) -> dict[ObjectId, list[tuple[Id, Place]]]:
-    """Return the ids that name places in packs, with their places, by first pack."""
+    """Return the ids that may belong to packed messages, with their places, by first pack."""
     named: dict[ObjectId, list[tuple[Id, Place]]] = {}
     for id in ids:
         if place := place_of(id):
@@ -330,12 +330,12 @@ def setting(bits: int) -> dict[str, dict[str, Any]]:
 
 
 def _ladder(size: int) -> list[int]:
-    """Return the window sizes of a pack with ``size`` messages. The first is for level 1."""
+    """Return how many messages one claim of a pack hands out, for each level from 1 on."""
     return [each for each in _SIZES if each < size or each == 1]
 
 
 def level_of(document: Mapping[str, Any]) -> int:
-    """Return the level of a pack that was just claimed: one more for each claim that lapsed."""
+    """Return the level of a pack that was just claimed. Each lapsed claim adds one."""
     # ``c`` is the number of this claim, ``orderly`` the number of the last that ended in order.
     lapses = int(document["c"]) - 1 - int(document.get("orderly", 0))
     return int(document.get("level", 0)) + max(0, lapses)
@@ -345,9 +345,9 @@ def window(size: int, alive: int, level: int) -> int | None:
     """Return a bit mask of the messages that a claim hands out.
 
     Args:
-        size: how many messages the pack had at first.
-        alive: a bit mask of the messages that are still in it.
-        level: the level of the claim; see the module docstring.
+        size: How many messages the pack had when it was created.
+        alive: A bit mask of the messages that are still in the pack.
+        level: The level of the claim; see the module docstring.
 
     Returns:
         The mask, or None if the first message must leave the pack, because a claim of this message
@@ -364,16 +364,16 @@ def window(size: int, alive: int, level: int) -> int | None:
 
 
 def next_level(size: int, first: int, alive: int, level: int) -> int:
-    """Return the level of a pack after a claim of this level ended in order.
+    """Return the level of a pack after a claim of this level has ended without a lapse.
 
-    It falls by one for each larger window whose messages are finished, because the pack is then
-    past the part where a claim lapsed.
+    The level falls by one for each larger window whose messages are finished, because the pack is
+    then past the part where a claim lapsed.
 
     Args:
-        size: how many messages the pack had at first.
-        first: the first place of the window of the claim.
-        alive: a bit mask of the messages that are still in the pack.
-        level: the level of the claim.
+        size: How many messages the pack had when it was created.
+        first: The first place of the window of the claim.
+        alive: A bit mask of the messages that are still in the pack.
+        level: The level of the claim.
     """
     ladder = _ladder(size)
     level = min(level, len(ladder))

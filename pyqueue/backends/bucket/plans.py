@@ -1,4 +1,4 @@
-"""The plans of a bucket: the operations that differ because messages share documents."""
+"""The operations of a bucket that differ from other queues, because messages share documents."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyqueue.requests import Plan
 
 
 class BucketPlans(QueuePlans):
-    """The operations of one bucket, as plans."""
+    """The operations of one bucket, as plans (sequences of commands)."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ class BucketPlans(QueuePlans):
         return pushing.push(self.queue, self.kind, self.codec, self.options, payloads, **options)
 
     def claims(self, waiting: Waiting, *, pop: bool) -> Claims:
-        """Return how to claim packs, and how to hand out messages of packs already held."""
+        """Return the functions that claim messages and that take back unused messages."""
         return claims_of(waiting.scan.of(Stock))
 
     def remove(self, id: Id) -> Plan[bool]:
@@ -44,7 +44,7 @@ class BucketPlans(QueuePlans):
         return managing.get(self.queue, self.codec, id)
 
     def peek(self, limit: int = 10) -> Plan[list[Message[Any]]]:
-        """Return up to ``limit`` messages that would be received next, in this order."""
+        """Return up to ``limit`` messages that would be received next, in that order."""
         return managing.peek(self.queue, self.kind, self.codec, limit)
 
     def counts(self, cap: int | None = None) -> Plan[Counts]:

@@ -102,7 +102,7 @@ def _push_one(queue: str, kind: Kind, type_name: str | None, entry: RawBSONDocum
 
 
 def _raise_first(errors: Iterable[QueueError | None]) -> None:
-    """Raise one of the errors, if there are any. An error with an unknown outcome comes first."""
+    """Raise one of the errors, if any. An error that leaves the outcome unknown comes first."""
     failed = [each for each in errors if each is not None]
     for error in sorted(failed, key=lambda each: not isinstance(each, Unavailable)):
         raise error
@@ -115,14 +115,14 @@ def _enter_ordinary(
     chosen: Set[Id],
     how: PushOptions,
 ) -> Plan[list[Id | None]]:
-    """Write ordinary messages, except messages whose ids name messages of stored packs.
+    """Write ordinary messages, except those whose ids already belong to messages in packs.
 
     Args:
-        queue: the name of the queue.
-        kind: the kind of the queue.
-        documents: the documents of the messages.
-        chosen: the ids among theirs that the caller chose.
-        how: the options of the push.
+        queue: The name of the queue.
+        kind: The kind of the queue.
+        documents: The documents of the messages.
+        chosen: The ids that the caller chose.
+        how: The options of the push.
 
     Returns:
         The id of each message, or None for a message whose key was already taken.
@@ -166,7 +166,7 @@ class NewPacks(NamedTuple):
 
 
 def new_packs(entering: Entering, entries: Sequence[RawBSONDocument]) -> Plan[NewPacks]:
-    """Divide messages into packs. A message that is alone in its pack becomes a document."""
+    """Divide messages into packs. A message that is alone becomes an ordinary message."""
     packed = NewPacks([], [])
     if not entries:
         return packed

@@ -57,7 +57,7 @@ _DRAWN: Final = "drawn"
 
 
 def claims_of(stock: Stock) -> Claims:
-    """Return how to claim from a queue with packs. ``stock``: the packs that this process holds."""
+    """Return the functions that claim messages. ``stock``: the packs that this process holds."""
     if stock.claims is None:  # a receive reuses the state of earlier receives with equal claims
         claim, undo = partial(_claim_for_callers, stock), partial(_undo, stock)
         stock.claims = Claims(claim, undo, threads=True)
@@ -117,7 +117,7 @@ class _Haul:
 def _claim_for_callers(
     stock: Stock, how: Reception, state: ScanState, limits: list[Limits]
 ) -> Plan[list[list[Claimed]]]:
-    """Claim once for several callers, even if they arrive during the claim. Return their shares."""
+    """Claim once for several callers, including late arrivals. Return the messages of each."""
     room = ByteLimit(state, limits)
     permits = Permits(how.terms.queue, state.limit)
     permitted = yield from _number_permitted(permits, state, limits, room)
@@ -148,9 +148,9 @@ def _claim_for_callers(
 def _number_permitted(
     permits: Permits, state: ScanState, limits: Sequence[Limits], room: ByteLimit
 ) -> Plan[int]:
-    """Return how many messages the rate lets the claim hand out.
+    """Return how many messages the rate limit allows the claim to hand out.
 
-    The queue may have fewer. Only a claim shows this, because a pack has many messages.
+    The queue may have fewer messages. Only a claim shows this, because a pack has many.
     """
     if state.limit.limit is None:
         return sys.maxsize
@@ -197,10 +197,10 @@ def _extend(hold: HeldPack, until: datetime, *, rests: bool, counts: bool) -> Pl
     """Extend the lease of a pack before its messages are handed out.
 
     Args:
-        hold: this process's record of its claim of the pack.
-        until: the new end of the lease, unless it already ends later.
-        rests: whether the pack was resting: its claim had ended in order, and now continues.
-        counts: whether the claim is to count as a try.
+        hold: This process's record of its claim of the pack.
+        until: The new end of the lease, unless the lease already ends later.
+        rests: Whether the process kept the pack after its claim ended. The claim then continues.
+        counts: Whether the claim is to count as a try.
 
     Returns:
         Whether the process still holds the pack.
@@ -229,7 +229,7 @@ def _extend(hold: HeldPack, until: datetime, *, rests: bool, counts: bool) -> Pl
 
 
 def _messages(how: Reception, drawn: Drawn, now: datetime, until: datetime) -> Plan[list[Claimed]]:
-    """Return the drawn messages. Bury each message whose payload does not fit the model."""
+    """Return the messages. Those that do not fit the model go to the dead-letter queue instead."""
     terms, load, entries = how.terms, how.codec.load, drawn.document["b"]
     tries = drawn.hold.before + terms.counts_try
     make = maker(drawn, tries, None if how.pop else (now, until, terms.lease_s))
@@ -255,14 +255,14 @@ def _bury_misfits(
     misfits: Sequence[tuple[int, Exception]],
     now: datetime,
 ) -> Plan[None]:
-    """Bury messages whose payload does not fit the model.
+    """Send messages whose payload does not fit the model to the dead-letter queue.
 
     Args:
-        how: how messages are received.
-        drawn: the drawn messages of their pack.
-        tries: how many tries they have had, including this one.
-        misfits: their places, each with the error that the model raised.
-        now: the current instant.
+        how: How messages are received.
+        drawn: Messages of one pack that were handed out together, including the misfits.
+        tries: How many tries the messages have had, including this one.
+        misfits: The places of the misfits in the pack, each with the error that the model raised.
+        now: The current instant.
     """
     terms, hold = how.terms, drawn.hold
     target = yield from namespace.dead_letter_target(
@@ -283,7 +283,7 @@ def _bury_misfits(
 
 
 def _group(terms: ClaimTerms, hold: HeldPack, bits: int) -> Group:
-    """Return the ``Group`` of these messages, for the plans that settle messages of packs."""
+    """Return the messages in the bit mask ``bits`` as a ``Group``, so that they can be settled."""
     return Group(terms.queue, terms.kind, hold.id, hold.token, bits, hold=hold)
 
 
@@ -342,8 +342,8 @@ def is_valid_pack(document: Document) -> bool:
 def _admit(how: Reception, stock: Stock, document: Document) -> Plan[None]:
     """Add a claimed pack to the stock.
 
-    An empty pack is deleted instead. If one of its messages must leave the pack, this takes the
-    message out, ends the claim of the pack, and adds nothing.
+    An empty pack is deleted instead. If a message must leave the pack, this function takes it out,
+    ends the claim of the pack, and adds nothing.
     """
     terms = how.terms
     if document.get(HANDED):
@@ -423,7 +423,7 @@ def _shares(
 
 
 def _by_pack(claimed: Sequence[Claimed]) -> tuple[dict[HeldPack, Drawn], list[Claimed]]:
-    """Return the messages of packs, by pack, and the ordinary messages."""
+    """Return the messages of packs, keyed by pack, and the ordinary messages."""
     found: dict[HeldPack, tuple[Drawn, list[int]]] = {}
     rest: list[Claimed] = []
     for each in claimed:
@@ -439,9 +439,9 @@ def _by_pack(claimed: Sequence[Claimed]) -> tuple[dict[HeldPack, Drawn], list[Cl
 
 
 def _put_back(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
-    """Take back messages that no caller has seen. Ordinary messages go back to the queue.
+    """Take back messages that no caller has seen. Ordinary messages return to the queue.
 
-    Packed messages go back to the stock. A pack with no message handed out goes back to the queue.
+    Packed messages return to the stock. A pack returns to the queue once no message is handed out.
     """
     parts, rest = _by_pack(claimed)
     for drawn in parts.values():
@@ -454,9 +454,9 @@ def _put_back(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[
 
 
 def _undo(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None]:
-    """Give back messages that were received for a cancelled caller.
+    """Take back messages that were received for a cancelled caller.
 
-    Popped messages have already left their packs, so they come back as ordinary messages.
+    Popped messages have already left their packs, so they return as ordinary messages.
     """
     if not how.pop:
         yield from _put_back(stock, how, claimed)
@@ -475,7 +475,7 @@ def _undo(stock: Stock, how: Reception, claimed: Sequence[Claimed]) -> Plan[None
             again.append(free | entering | {"tries": drawn.hold.before})
 
         def as_part(document: Document, hold: HeldPack = drawn.hold) -> Document:
-            """Return a pack with only this message. Its _id differs from the id, which is taken."""
+            """Return a pack that has only this message, and a new _id, because the id is taken."""
             (part,) = packs.parts(hold.id, hold.token, [document], {document["_id"]})
             return part
 

@@ -1,8 +1,8 @@
 """Packs: how the holder of messages ends its claims and extends their leases.
 
 One update settles the messages of one pack. Concurrent calls for one pack share their updates. Once
-all messages that the process handed out are settled, the same update gives the other messages of
-the pack back. ``leaving`` contains the settlements that take a message out of its pack.
+all messages that the process handed out are settled, the same update returns the other messages of
+the pack to the queue. ``leaving`` contains the settlements that take a message out of its pack.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Group(NamedTuple):
 
 
 def by_pack(queue: str, kind: Kind, held: Held) -> list[tuple[Group, Held]]:
-    """Divide reservations by the claim of a pack that holds them."""
+    """Divide reservations by pack and claim. Return each ``Group`` with its reservations."""
     groups: list[tuple[Group, Held]] = []
     for (pack, token), some in _by_claim(held).items():
         bits = packs.bits_set([each.place for each in some])
@@ -87,7 +87,7 @@ def unknown_end(error: Unavailable, rest: Held) -> Unavailable:
 
 
 def still_held(group: Group, session: object = None) -> Plan[int]:
-    """Return a mask of the messages that the claim still holds. Record a lost claim in ``hold``."""
+    """Return a mask of the messages that the claim still holds. Note in ``hold`` if it is lost."""
     fields = {"token": 1, "done": 1}
     found = yield from Find({"_id": group.pack}, fields, limit=1, session=session)
     if not found or found[0].get("token") != group.token:
@@ -208,7 +208,7 @@ def emptied(pack: Id, token: str) -> Filter:
 
 
 def _delete_empty(group: Group, hold: HeldPack | None) -> Plan[None]:
-    """Delete the pack if it has no message left. Skip the command if this process knows of one."""
+    """Delete the pack if it has no message left. Skip the command if one is known to be left."""
     if hold is None or not hold.alive & ~group.bits:
         yield from Delete(emptied(group.pack, group.token))
 
@@ -247,11 +247,11 @@ def _return_pack(
     """End the claim of a pack with one update. Return whether the update matched.
 
     Args:
-        group: the messages of the pack that the claim holds.
-        hold: this process's record of the claim.
-        match: matches the pack as long as the claim holds it.
-        bits: a bit mask of the messages that the same update settles.
-        end: "rest" if the process keeps the pack for a second, else it becomes free at once.
+        group: The messages of the pack that the claim holds.
+        hold: This process's record of the claim.
+        match: A filter that matches the pack as long as the claim holds it.
+        bits: A bit mask of the messages that the same update settles.
+        end: "rest" to keep the pack in this process for a second, "return" to free it at once.
     """
     now = yield from ServerTime()
     when = now + REST if end == "rest" else hold.due
@@ -265,14 +265,14 @@ def _return_pack(
 def _ending(
     hold: HeldPack, bits: int, when: datetime, *, rests: bool, counts: bool = False
 ) -> dict[str, dict[str, Any]]:
-    """Return the update that ends a claim of a pack in order, so that it does not count as lapsed.
+    """Return the update that ends the claim of a pack, so that the claim never counts as lapsed.
 
     Args:
-        hold: this process's record of the claim.
-        bits: a bit mask of the messages that leave the pack.
-        when: when the pack can be claimed again.
-        rests: whether this process keeps the pack until then.
-        counts: whether the claim still counts as a try.
+        hold: This process's record of the claim.
+        bits: A bit mask of the messages that leave the pack.
+        when: When the pack can be claimed again.
+        rests: Whether this process keeps the pack until ``when``.
+        counts: Whether the claim still counts as a try.
     """
     update = packs.setting(bits)
     update["$set"] = {"when": when, "orderly": hold.claim}
@@ -287,13 +287,13 @@ def _ending(
 
 
 def end_rest(queue: str, document: Mapping[str, Any]) -> Plan[bool]:
-    """Free a resting pack, which a process keeps without holding any of its messages.
+    """Free a pack that a process keeps without holding any of its messages.
 
-    Return whether this call freed it.
+    Return whether this call freed the pack.
 
     Args:
-        queue: its queue.
-        document: the pack. Only the fields in ``REST_FIELDS`` are read.
+        queue: The name of the queue of the pack.
+        document: The pack. Only the fields in ``REST_FIELDS`` are read.
     """
     if "token" not in document or document.get("orderly") != document.get("c"):
         return False  # it does not rest
@@ -306,7 +306,7 @@ def end_rest(queue: str, document: Mapping[str, Any]) -> Plan[bool]:
 
 
 def give_back(group: Group) -> Plan[bool]:
-    """Give a pack back as a whole, with these messages in their places, without counting the try.
+    """Return a whole pack to the queue, with these messages in place. Do not count the try.
 
     Return False if that is impossible, because the process holds other messages of the pack, or no
     longer holds these messages.
@@ -326,7 +326,7 @@ def give_back(group: Group) -> Plan[bool]:
 def roll_back_whole(
     group: Group, delay_s: float, error: Mapping[str, Any] | None, *, counted: bool
 ) -> Plan[bool]:
-    """Give a pack back as a whole, so that its messages wait in it for another try.
+    """Return a whole pack to the queue, so that its messages wait in it for another try.
 
     Return False, and change nothing, unless the group contains all messages left in the pack and
     no other settlement of the pack is in flight.
@@ -354,9 +354,9 @@ def roll_back_whole(
 
 
 def extend(held: Held, how: Extension) -> Plan[Failures]:
-    """Extend leases, with one command per pack. Return the reservations that failed, with errors.
+    """Extend leases, with one command per pack. Return each reservation that failed, and why.
 
-    The stored lease of a pack is never shortened, because other messages of it may be held, too.
+    The stored lease of a pack is never shortened, because its other messages may be held, too.
     """
     try:
         lost = yield from _extend_each(held, how.lease_s, w1=how.w1)

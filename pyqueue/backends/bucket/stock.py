@@ -4,7 +4,7 @@ A claim takes a whole pack, and the process hands out its messages one after the
 holds at most one pack beyond the need of its callers, apart from packs with a command in flight.
 Once all messages that were handed out are settled, the other messages of the pack go back, or the
 pack *rests*: the process keeps it for a second, in case another call comes soon. In both cases, the
-claim does not count as a try for them.
+claim does not count as a try for those messages.
 
 Threads of a process share a pack. Each method holds a lock, so it is one step for other threads.
 """
@@ -42,10 +42,10 @@ class HeldPack:
     """One claim of a pack.
 
     Args:
-        document: the pack, as the claim returned it.
-        counted: whether ``tries`` of the document includes this claim.
-        only: a bit mask of the messages to hand out. If None, these are a window, which is smaller
-            after each claim of the pack that lapsed.
+        document: The pack, as the claim returned it.
+        counted: Whether ``tries`` of the document includes this claim.
+        only: A bit mask of the messages to hand out. None means a window: the first messages,
+            fewer after each claim of the pack that lapsed.
     """
 
     __slots__ = (
@@ -153,7 +153,7 @@ class HeldPack:
             return True
 
     def extended(self, until: datetime, counted: bool) -> None:
-        """Record the new end of the lease, and whether the claim counts a try."""
+        """Record the new end of the lease, and whether the claim counts as a try."""
         with self._lock:
             self.state, self.until, self.counted = "held", until, counted
 
@@ -163,8 +163,8 @@ class HeldPack:
         """Record the start of an update that ends the claim. Return False if it must not be sent.
 
         Args:
-            bits: a bit mask of the messages that the caller holds.
-            alone: whether ``bits`` must contain all messages left in the pack. If false, it is
+            bits: A bit mask of the messages that the caller holds.
+            alone: Whether ``bits`` must contain all messages left in the pack. If false, it is
                 enough that no other message is handed out.
         """
         with self._lock:
@@ -176,12 +176,12 @@ class HeldPack:
             return True
 
     def begin(self, bits: int | None) -> End | None:
-        """Record that a settlement begins. Return how it is to end the claim, or None if it is not.
+        """Record that a settlement begins. Return how it ends the claim, or None if it does not.
 
-        It ends the claim if no other message of the pack is handed out or being settled.
+        The claim ends if no other message of the pack is handed out or being settled.
 
         Args:
-            bits: a bit mask of the messages that it settles, or None if the claim must continue.
+            bits: A bit mask of the messages to settle, or None if the claim must continue.
         """
         with self._lock:
             end: End | None = None
@@ -200,9 +200,9 @@ class HeldPack:
         """Record how a settlement went.
 
         Args:
-            bits: a bit mask of the messages that left the pack by this or an earlier settlement.
-            end: how it was to end the claim: the result of ``begin``.
-            matched: whether its update matched. If not, the claim has not ended.
+            bits: A bit mask of the messages that left the pack by this or an earlier settlement.
+            end: How the settlement was to end the claim: the result of ``begin``.
+            matched: Whether the update matched. If not, the claim has not ended.
         """
         with self._lock:
             self._busy -= 1
@@ -258,12 +258,12 @@ class Stock(Memory):
     def learn(self, largest: int, found: bool) -> None:
         """Set how many documents the next claim takes, given the result of the last claim.
 
-        The number doubles while claims find documents of the same sort, which are either packs or
-        ordinary messages.
+        The number doubles as long as successive claims find the same sort of documents: either
+        packs or ordinary messages.
 
         Args:
-            largest: how many messages the largest claimed document had; 1 if none was a pack.
-            found: whether the claim found any document.
+            largest: How many messages the largest claimed document had; 1 if none was a pack.
+            found: Whether the claim found any document.
         """
         alike = found and (largest > 1) == (self._largest > 1)
         self._most = min(2 * self._most, _MAX_DOCUMENTS) if alike else 1
@@ -311,9 +311,9 @@ def maker(drawn: Drawn, tries: int, lease: tuple[datetime, datetime, float] | No
     """Return the function that makes a message of a pack from its place and its payload.
 
     Args:
-        drawn: messages of the pack, with its document.
-        tries: how many tries the messages have had.
-        lease: when the lease begins and ends, and its length in seconds; or None if the messages
+        drawn: Messages of the pack, with its document.
+        tries: How many tries the messages have had.
+        lease: When the lease begins and ends, and its length in seconds; or None if the messages
             are popped.
     """
     document, hold = drawn.document, drawn.hold

@@ -18,7 +18,7 @@ def hidden_queue(name: str, epoch: int, place: str = "") -> str:
 
 
 def name_of(record: Document) -> str:
-    """Return the name of a record, which its hidden rows have in the field ``staged``."""
+    """Return the name of a record. Its hidden rows store this name in the ``staged`` field."""
     return str(record["_id"]).removeprefix(RECORD)
 
 
@@ -34,7 +34,7 @@ def starting_with(prefix: str) -> Filter:
 
 
 def records(queue: str | None, stage: str | None = None) -> Plan[list[Document]]:
-    """Return the records of a stage of a queue. None stands for all queues or for all stages."""
+    """Return the records of a queue and a stage. None stands for all queues or all stages."""
     prefix = RECORD if queue is None else f"{RECORD}{queue}~"
     named = starting_with(prefix if stage is None else f"{prefix}{stage}~")
     return (yield from Find({"_id": named}))
@@ -44,9 +44,9 @@ def unclaimed(prefix: str, owners: Sequence[Document], before: datetime) -> Filt
     """Return a filter that matches old hidden rows which belong to no record in ``owners``.
 
     Args:
-        prefix: the beginning of the names in the ``q`` of the rows.
-        owners: the records whose rows do not match.
-        before: the instant before which the rows were written.
+        prefix: The beginning of the names in the ``q`` of the rows.
+        owners: The records whose rows do not match.
+        before: The instant before which the rows were written.
     """
     return {
         "q": starting_with(f"~staged:{prefix}"),

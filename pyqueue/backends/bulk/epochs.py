@@ -74,13 +74,13 @@ _MAX_TASKS: Final = 1 << 32
 
 
 class EpochWrites:
-    """The plans of one query that writes to a queue by epoch. Objects of it can be pickled.
+    """The operations of one query that writes to a queue by epoch. Instances can be pickled.
 
     Args:
-        target: the queue for places whose names contain no queue. It also owns the record.
-        stage: the name of the stage, or "" if the query has none.
-        query: the id of the query, or "" if it is not known.
-        run: the id of its run, which differs for each start, or "" if it is not known.
+        target: The queue for places whose names contain no queue. It also owns the record.
+        stage: The name of the stage, or "" if the query has none.
+        query: The id of the query, or "" if it is not known.
+        run: The id of its run, which differs for each start, or "" if it is not known.
     """
 
     __slots__ = ("_query", "_run", "_stage", "_stage_name", "name", "target")
@@ -108,17 +108,17 @@ class EpochWrites:
         """Take part in the work on an epoch.
 
         Args:
-            job: a name that only this execution of the epoch has.
-            epoch: the number of the epoch.
+            job: A name that only this execution of the epoch has.
+            epoch: The number of the epoch.
 
         Returns:
             The number of the attempt, or None if the epoch is committed: nothing is left to write,
             and the caller can pass its rows to ``check_repeated``.
 
         Raises:
-            ConfigurationError: a later epoch has already been committed.
-            Fenced: a later run has taken over.
-            Occupied: another query wrote to this stage a moment ago, and may write again.
+            ConfigurationError: A later epoch has already been committed.
+            Fenced: A later run has taken over.
+            Occupied: Another query wrote to this stage a moment ago, and may write again.
         """
         for _ in range(TRIES):
             state = yield from self.record()
@@ -155,7 +155,7 @@ class EpochWrites:
 
     @property
     def _not_out(self) -> Filter:
-        """The filter that matches the record as long as this run is not out."""
+        """The filter that matches the record as long as no later run has taken over."""
         if self._run:
             return {"out": {"$ne": self._run}}
         # A record without a query is out once a query, its heir, has taken it over.
@@ -163,8 +163,8 @@ class EpochWrites:
 
     def _fenced(self) -> Fenced:
         return Fenced(
-            f"{self._label()}: another run has taken over; this run has written nothing more. One "
-            "query at a time may use a checkpoint, and one query at a time may write a stage"
+            f"{self._label()}: another run has taken over, so this run stops writing. Only one "
+            "query at a time may use a checkpoint, and only one query at a time may write a stage"
         )
 
     def _behind(self, epoch: int, decided: int) -> ConfigurationError:
@@ -177,7 +177,7 @@ class EpochWrites:
     def _ways_out(self) -> str:
         return (
             "Use another stage, or run `pyqueue stage forget "
-            f"{' '.join(filter(None, (self.target.queue, self._stage_name)))}` with its server and "
+            f"{' '.join(filter(None, (self.target.queue, self._stage_name)))}` for its server and "
             "namespace, to write every row whose id is neither in the queue nor in its history"
         )
 
@@ -188,10 +188,10 @@ class EpochWrites:
     def check_repeated(self, epoch: int, ids: Iterable[Id]) -> Plan[None]:
         """Check that these rows were in the committed epoch.
 
-        Fewer rows are not an error, because the source may have lost rows that were finished.
+        Fewer rows are not an error, because the source may no longer have rows that are finished.
 
         Raises:
-            ConfigurationError: one of the rows was certainly not in the epoch.
+            ConfigurationError: One of the rows was certainly not in the epoch.
         """
         state = yield from self.record()
         decided = IdSketch.stored(state.get("ids")) if state and state["epoch"] == epoch else None
@@ -205,7 +205,7 @@ class EpochWrites:
     # ---- one run at a time
 
     def _create(self) -> Plan[None]:
-        """Create the record. It continues the record of a former release, which names no query."""
+        """Create the record. It continues a record of an earlier release, which names no query."""
         target, now = self.target, (yield from ServerTime())
         yield from namespace.ensure(target.queue, target.kind, target.options)
         self._check_quiet((yield from self._others()), now)
@@ -237,9 +237,9 @@ class EpochWrites:
     def _enter(self, state: Document) -> Plan[None]:
         """Make this the only run that may write the stage.
 
-        This first names the run in the record, then reads the records of the other queries and puts
-        their runs out. So if two runs enter at once, at least one of them is out. A run stays in if
-        it wrote after this run had begun to enter.
+        First name this run in the record. Then read the records of the other queries, and bar their
+        runs from committing. So if two runs enter at once, at least one of them is barred. A run is
+        not barred if it wrote after this run had begun to enter.
         """
         now = yield from ServerTime()
         self._check_quiet((yield from self._others()), now)
@@ -278,8 +278,8 @@ class EpochWrites:
         changed = [each["processed"] for each in others]
         if changed and (until := max(changed) + FRESH) > now:
             raise Occupied(
-                f"stage: another query writes to {self._label()}; use a different stage name for "
-                "each query",
+                f"stage: another query is writing to {self._label()}; use a different stage name "
+                "for each query",
                 until=until,
                 wait_s=(until - now).total_seconds(),
             )
@@ -293,18 +293,18 @@ class EpochWrites:
         message whose id is already in the queue counts as written.
 
         Args:
-            epoch: the number of the epoch.
-            attempt: the number that ``join`` returned.
-            task: the number of the task. A repetition of a task has a larger number.
-            place: the name of a place that only this part of this task uses.
-            messages: the messages to write.
+            epoch: The number of the epoch.
+            attempt: The number that ``join`` returned.
+            task: The number of the task. A repetition of a task has a larger number.
+            place: The name of a place that only this part of this task uses.
+            messages: The messages to write.
 
         Returns:
             How many were written.
 
         Raises:
-            DuplicateKey: an id belongs to a message that was never in this queue.
-            ConfigurationError: several rows of this task have the same id.
+            DuplicateKey: An id belongs to a message that was never in this queue.
+            ConfigurationError: Several rows of this task have the same id.
         """
         now = yield from ServerTime()
         target = yield from staging.target_of(self.target, place)
@@ -319,7 +319,7 @@ class EpochWrites:
     def _to_write_again(
         self, queue: str, hidden: Document, refused: list[RawBSONDocument]
     ) -> Plan[list[RawBSONDocument]]:
-        """Return the refused rows whose ids are free now. Free ids as ``write`` describes it."""
+        """Free ids as ``write`` describes. Return the refused rows whose ids are free now."""
         order, ids = hidden["attempt"], [each["_id"] for each in refused]
         if (yield from self._make_room(ids, order)):
             return refused
@@ -354,9 +354,9 @@ class EpochWrites:
         return deleted
 
     def give_up_rows(self, rows: Sequence[Document]) -> Plan[None]:
-        """Allow another query to delete hidden rows of this query, because it writes the same ids.
+        """Let another query, which writes the same ids, delete hidden rows of this query.
 
-        This publishes committed rows. An attempt that may have counted the rows cannot commit then.
+        First publish committed rows. Then an attempt that may have counted the rows cannot commit.
         """
         for _ in range(TRIES):
             state = yield from self.record()
@@ -386,18 +386,18 @@ class EpochWrites:
         """Commit an epoch and publish its messages.
 
         Args:
-            job: the execution of the epoch, as given to ``join``.
-            epoch: the number of the epoch.
-            attempt: the number of the attempt of the tasks.
-            counts: how many messages the tasks have written, by place.
-            ids: the sketch of the ids of the rows, or None if these are not known.
+            job: The execution of the epoch, as given to ``join``.
+            epoch: The number of the epoch.
+            attempt: The number of the attempt that the tasks belong to.
+            counts: How many messages the tasks have written, by place.
+            ids: A sketch of the ids of the rows, or None if the ids are not known.
 
         Returns:
             How many messages are published.
 
         Raises:
-            Fenced: a later run has taken over, and this run publishes nothing.
-            QueueError: messages are missing, and nothing is published.
+            Fenced: A later run has taken over, and this run publishes nothing.
+            QueueError: Messages are missing, and nothing is published.
         """
         try:
             for place, expected in counts.items():
@@ -424,7 +424,7 @@ class EpochWrites:
         if present != expected:
             raise QueueError(
                 f"{self._label()}, epoch {epoch}: {expected} messages were written at {place}, but "
-                f"{present} are there; no more are published. Either rows have the same id, or two "
+                f"{present} are there; publishing stops. Either rows have the same id, or two "
                 "copies of a task ran at once (spark.speculation), or rows were deleted"
             )
 
@@ -432,8 +432,8 @@ class EpochWrites:
         """Publish the remaining messages of a committed epoch. Return how many.
 
         Raises:
-            Fenced: the epoch is not committed, because a later run has taken over.
-            QueueError: messages are missing.
+            Fenced: The epoch is not committed, because a later run has taken over.
+            QueueError: Messages are missing.
         """
         state = yield from self.record()
         if state is None or state["epoch"] < epoch:
@@ -443,9 +443,9 @@ class EpochWrites:
         return (yield from self.publish_committed(state))
 
     def publish_committed(self, state: Document) -> Plan[int]:
-        """Publish the rows that a record commits. Delete other rows up to this epoch.
+        """Publish the committed rows of a record. Delete other hidden rows up to its epoch.
 
-        Return how many rows were published. ``places`` lists the places that still have to be.
+        Return how many rows were published. ``places`` of the record lists those still to publish.
         """
         epoch, places = state["epoch"], state["places"]
         now = yield from ServerTime()
@@ -482,7 +482,7 @@ def _order(attempt: int, task: int = 0) -> int:
 
 
 def _is_out(state: Document, query: str, run: str) -> bool:
-    """Return whether a run is out, so that it must not write any more; see ``_not_out``."""
+    """Return whether a run must not write any more, because a later run has taken over."""
     if run:
         return run in state.get("out", [])
     return not query and state.get("heir") is not None
@@ -494,6 +494,6 @@ def _last(field: str, values: list[str]) -> Document:
 
 
 def writes_of(target: Target, name: str) -> EpochWrites:
-    """Return the writes of the query whose record has this name."""
+    """Return the operations of the query whose record has this name."""
     _, stage, query = parts_of(name)
     return EpochWrites(target, stage, query)

@@ -36,7 +36,7 @@ class IdSketch(NamedTuple):
 
     @classmethod
     def of(cls, ids: Iterable[Id]) -> Self:
-        """Return the sketch of these ids, which must be different."""
+        """Return the sketch of these ids, which must all be different."""
         hashes = [_hash_of(each) for each in ids]
         return cls(len(hashes), tuple(nsmallest(_SIZE, hashes)))
 

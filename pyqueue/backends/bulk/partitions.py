@@ -1,9 +1,9 @@
 """Slices: divide the ready messages among readers in many processes, without consuming them.
 
 A slice lies between two positions in scan order. It is read as a few *spans*, each of which is one
-range of the index, so the server never reads messages of another slice. With $or, the server would
-merge these ranges message by message, and a great many messages may share a ``when``. A document
-that contains several messages is in one slice as a whole.
+range of the index, so the server never reads messages of another slice. If one query combined the
+spans with $or, the server would merge them message by message, which is slow if a great many
+messages share a ``when``. A document that contains several messages is in one slice as a whole.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ EVERYTHING: Final = Choice()
 def slices(queue: str, kind: Kind, parts: int) -> Plan[list[Slice]]:
     """Divide the ready messages into up to ``parts`` disjoint slices of nearly equal size.
 
-    Each search for a bound begins at the previous bound, so all of them together walk over the
+    Each search for a bound begins at the previous bound, so all searches together walk over the
     index once. Sizes differ by more than one only if messages come or go during the call, or if a
     bound would be a document of another program.
     """
@@ -104,7 +104,7 @@ def encoded_page(
 ) -> Plan[list[bytes]]:
     """Return the next documents of a slice in BSON: up to ``limit``, and up to 16 MB.
 
-    The next page is a slice ``above`` the last document. An empty list means that there is none.
+    The next page is a slice ``above`` the last document. An empty list means the end of the slice.
     """
     for find in _finds(queue, kind, part, choice):
         found = yield from FindEncoded(replace(find, limit=limit, one_batch=True))
@@ -145,9 +145,9 @@ def _spans(ready: Filter, above: Position | None, upto: Position | None) -> list
     """Return the filters of the messages above one position and up to another, in scan order.
 
     Args:
-        ready: matches the ready messages of the queue.
-        above: the position after which they begin, or None for no bound.
-        upto: the position of the last of them, or None for no bound.
+        ready: Matches the ready messages of the queue.
+        above: The position after which the messages begin, or None for no bound.
+        upto: The position of the last message, or None for no bound.
     """
     if above is not None and upto is not None and above[0] == upto[0]:
         spans = _at(above[0], above[1], upto[1])

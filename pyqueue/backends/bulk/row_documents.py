@@ -29,10 +29,10 @@ def documents_of(
 ) -> tuple[list[Document], list[RawBSONDocument], frozenset[Id]]:
     """Return the documents of rows, their encoded forms, and the ids that the caller chose.
 
-    Each document gets the fields ``more``. None stands for a row that needs no document.
+    Each document also gets the fields in ``more``. A row that is None needs no document.
 
     Raises:
-        InvalidMessage, ConfigurationError: a message cannot be stored.
+        InvalidMessage, ConfigurationError: A message cannot be stored.
     """
     documents: list[Document] = []
     encoded: list[RawBSONDocument] = []
@@ -78,7 +78,7 @@ def hidden_rows(
     hidden: Mapping[str, Any],
     on_duplicate: str = "ignore",
 ) -> Plan[tuple[list[RawBSONDocument], int]]:
-    """Encode messages as documents that also have the fields ``hidden``; see ``without_packed``.
+    """Encode messages as documents with the fields ``hidden``. Skip messages already in packs.
 
     Returns:
         The documents, and the number of messages in them minus the number of documents.
@@ -96,16 +96,16 @@ def without_packed(
     """Leave out the messages whose ids already belong to messages in packs of the queue.
 
     Args:
-        target: the queue that the messages are to enter.
-        messages: the messages, with or without ids.
-        on_duplicate: the action if an id is taken.
+        target: The queue that the messages are to enter.
+        messages: The messages, with or without ids.
+        on_duplicate: The action if an id is taken.
 
     Returns:
         The other messages, and how many were left out.
 
     Raises:
-        DuplicateKey: an id belongs to a message that was never in this queue; or to a message in a
-            pack, which cannot be replaced, and ``on_duplicate`` is not "ignore".
+        DuplicateKey: An id belongs to a message that was never in this queue. Or ``on_duplicate``
+            is not "ignore", and an id belongs to a message in a pack, which cannot be replaced.
     """
     given = list(messages)
     # A row that is buried gets a different id; see ``_buried_id``.

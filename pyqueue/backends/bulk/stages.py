@@ -52,7 +52,7 @@ def stages(queue: str | None = None) -> Plan[list[StageInfo]]:
     """Return the queries that write by epoch, sorted by queue, stage and query.
 
     Args:
-        queue: the first queue that the queries write to, or None for any queue.
+        queue: The first queue that the queries write to, or None for any queue.
     """
     found = yield from records(queue)
     infos = [
@@ -67,9 +67,9 @@ def abandoned(cap: int) -> Plan[int]:
 
 
 def sweep() -> Plan[int]:
-    """Delete the hidden rows of writes that ended without a commit. Return how many.
+    """Delete the hidden rows of writes that ended without a commit. Return how many there were.
 
-    A batch write that has run for longer than a day loses its rows, so it will fail.
+    A batch write that has been running for more than a day loses its rows, and will fail.
     """
     match = yield from _abandoned()
     number = yield from count_of_any_kind(match, HOT)
@@ -80,7 +80,7 @@ def sweep() -> Plan[int]:
 def _abandoned() -> Plan[Filter]:
     """Return the filter that matches old hidden rows that belong to no stage.
 
-    Rows of a stage are left alone. The stage may still commit them, or deletes them later.
+    Rows of a stage are left alone. The stage may still commit them, or will delete them.
     """
     now = yield from ServerTime()
     return unclaimed("", (yield from records(None)), now - ABANDONED)
@@ -92,14 +92,14 @@ def forget(queue: str, stage: str) -> Plan[int]:
     This first publishes committed rows, and deletes the other hidden rows of the stage.
 
     Args:
-        queue: the first queue that the stage writes to.
-        stage: the name of the stage, or "" for all writes to the queue without a stage.
+        queue: The first queue that the stage writes to.
+        stage: The name of the stage, or "" for all writes to the queue without a stage.
 
     Returns:
         How many queries were forgotten.
 
     Raises:
-        ConfigurationError: a name is invalid.
+        ConfigurationError: A name is invalid.
     """
     arguments.queue_name(queue)
     if stage:
@@ -154,7 +154,7 @@ def _delete_record(queue: str, record: Document) -> Plan[None]:
             break
         record = found[0]
     else:
-        raise Unavailable(f"queue {queue!r}: its stages keep writing; stop their queries first")
+        raise Unavailable(f"queue {queue!r}: queries keep writing to it; stop these queries first")
     name = name_of(record)
     first, end = hidden_queue(name, 0), hidden_queue(name, _LAST, "\x7f")
     yield from Delete({"q": {"$gte": first, "$lt": end}}, many=True)

@@ -59,9 +59,9 @@ def place_of(part: str, queue: str | None, *, dead: bool = False) -> str:
     """Return the name of a place.
 
     Args:
-        part: the name of the place within its queue. It contains no "@".
-        queue: the queue that its rows are for, or None if the write has only one queue.
-        dead: whether its rows are dead letters, because the queue they were for cannot store them.
+        part: The name of the place within its queue. It contains no "@".
+        queue: The queue that its rows are for, or None if the write has only one queue.
+        dead: Whether its rows go to the dead-letter queue, because their queue cannot store them.
     """
     return part if queue is None else f"{part}@{_DEAD if dead else ''}{queue}"
 
@@ -70,7 +70,7 @@ def target_of(first: Target, place: str) -> Plan[Target]:
     """Return the queue that a place names, or the first queue if the place names none.
 
     Raises:
-        ConfigurationError: the queue is of another kind than the first queue, and the place is not
+        ConfigurationError: The queue is of another kind than the first queue, and the place is not
             for dead letters.
     """
     _, named, queue = place.partition("@")
@@ -96,19 +96,19 @@ def append(
     A message whose id is already in the queue counts as written, unless ``by_id`` is true.
 
     Args:
-        target: the queue to write to.
-        messages: the messages to write.
-        on_duplicate: the action if a key is taken, as for ``Queue.push_many``.
-        by_id: whether ``on_duplicate`` applies to ids, too. Then each message must have an id, and
+        target: The queue to write to.
+        messages: The messages to write.
+        on_duplicate: The action if a key is taken, as for ``Queue.push_many``.
+        by_id: Whether ``on_duplicate`` applies to ids, too. Then each message must have an id, and
             ``session`` must be None.
-        session: the session of the caller's transaction, or None.
+        session: The session of the caller's transaction, or None.
 
     Returns:
         How many of the messages are stored.
 
     Raises:
-        DuplicateKey: an id belongs to a message that was never in this queue; or ``on_duplicate``
-            is "error", and a key is taken, or an id is taken and ``by_id`` is true.
+        DuplicateKey: An id belongs to a message that was never in this queue. Or ``on_duplicate``
+            is "error", and a key is taken, or an id if ``by_id`` is true.
     """
     now = yield from ServerTime()
     rest, known = yield from without_packed(target, messages, on_duplicate if by_id else "ignore")
@@ -141,7 +141,7 @@ def free_again(queue: str, refused: list[RawBSONDocument]) -> Plan[list[RawBSOND
     """Return the refused rows whose ids are free again, because the other messages are gone.
 
     Raises:
-        DuplicateKey: an id belongs to a message that was never in this queue.
+        DuplicateKey: An id belongs to a message that was never in this queue.
     """
     ids: list[Id] = [each["_id"] for each in refused]
     stored = yield from ids_of_this_queue(queue, ids)
@@ -159,13 +159,13 @@ def insert_until_known(
     A row is left out if another row of the same place has the same key, as in a push.
 
     Args:
-        queue: the queue that the rows are for.
-        rows: their documents.
-        judge: called with the rows whose ids are taken. It may free ids. It returns the rows to
+        queue: The queue that the rows are for.
+        rows: The documents of the rows.
+        judge: Called with the rows whose ids are taken. It may free ids, and returns the rows to
             insert again.
 
     Raises:
-        Unavailable: other programs repeatedly take and free some of the ids.
+        Unavailable: Other programs repeatedly take and free some of the ids.
     """
     written = 0
     for _ in range(_TRIES):
@@ -184,7 +184,7 @@ def insert_until_known(
 
 
 def publish_rows(target: Target, hidden: str, now: datetime) -> Plan[int]:
-    """Publish the messages whose ``q`` is ``hidden``. Return how many.
+    """Publish the messages whose ``q`` is ``hidden``. Return how many were published.
 
     A message stays hidden if its key is taken. A message scheduled for later keeps its time.
     """
@@ -215,7 +215,7 @@ def publish_rows(target: Target, hidden: str, now: datetime) -> Plan[int]:
 def _replace_live(target: Target, hidden: str, now: datetime) -> Plan[int]:
     """Publish hidden rows by overwriting the messages that have their keys. Return how many.
 
-    ``hidden``: the ``q`` of the rows. The keys of all rows that still have it are taken.
+    ``hidden``: the ``q`` of the rows. All rows that still have this ``q`` have a key that is taken.
     """
     rows = yield from Find({"q": hidden}, hint=HOT)
     for row in rows:
@@ -233,31 +233,31 @@ def _replace_live(target: Target, hidden: str, now: datetime) -> Plan[int]:
 
 
 def _one_for_each_key(messages: Iterable[NewMessage], on_duplicate: str) -> list[NewMessage]:
-    """Return the messages, but only the last of the messages with the same key.
+    """Return the messages, but only the last of those that share a key.
 
     Raises:
-        DuplicateKey: several messages have the same key, and ``on_duplicate`` is "error".
+        DuplicateKey: Several messages have the same key, and ``on_duplicate`` is "error".
     """
     given = list(messages)
     keys = [each.key for each in given if each.key is not None]
     repeated = list(Counter(keys) - Counter(set(keys)))
     if repeated and on_duplicate == "error":
-        text = f"key: the keys {first_ten(repeated)} occur in more than one row; use each only once"
+        text = f"key: the keys {first_ten(repeated)} occur in more than one row; use each key once"
         raise DuplicateKey(text, keys=repeated)
     last = {each.key: place for place, each in enumerate(given)}
     return [each for place, each in enumerate(given) if each.key is None or last[each.key] == place]
 
 
 class Staging:
-    """The plans of a job whose processes write messages, which are published all or not at all.
+    """The operations of a job that writes messages in many processes, and publishes all or none.
 
     Objects of this class can be pickled.
 
     Args:
-        target: the queue for places whose names contain no queue.
-        job: a name that no other job has.
-        on_duplicate: the action if a key is taken, as for ``Queue.push_many``. "error" applies to
-            ids, too. It publishes nothing, unless a key is taken during publishing.
+        target: The queue for places whose names contain no queue.
+        job: A name that no other job has.
+        on_duplicate: The action if a key is taken, as for ``Queue.push_many``. "error" applies to
+            ids, too: if a key or id is taken before publishing begins, nothing is published.
     """
 
     __slots__ = ("_on_duplicate", "_prefix", "target")
@@ -271,18 +271,18 @@ class Staging:
     def write(self, place: str, messages: Iterable[NewMessage]) -> Plan[int]:
         """Write messages where no consumer sees them.
 
-        This replaces rows that another attempt staged with the same ids. A message whose id is
+        Rows that another attempt staged with the same ids are replaced. A message whose id is
         already in the queue counts as written, unless ``on_duplicate`` is "error".
 
         Args:
-            place: the name of a place that only this attempt uses.
-            messages: the messages to write.
+            place: The name of a place that only this attempt uses.
+            messages: The messages to write.
 
         Returns:
             How many were written.
 
         Raises:
-            DuplicateKey: an id belongs to a message that was never in this queue; or
+            DuplicateKey: An id belongs to a message that was never in this queue. Or
                 ``on_duplicate`` is "error", and an id is taken or several messages share a key.
         """
         now = yield from ServerTime()
@@ -318,15 +318,15 @@ class Staging:
         """Publish the written messages, and delete the rows of other attempts of this job.
 
         Args:
-            places: the places to publish, and how many messages each must have.
+            places: The places to publish, and how many messages each must have.
 
         Returns:
             How many messages are published.
 
         Raises:
-            QueueError: messages are missing, and none is published. Or another job deleted some of
-                them during publishing.
-            DuplicateKey: a key is taken, and ``on_duplicate`` is "error".
+            QueueError: Messages are missing, and none is published. Or another job deleted some
+                messages during publishing.
+            DuplicateKey: A key is taken, and ``on_duplicate`` is "error".
         """
         target = self.target
         yield from namespace.ensure(target.queue, target.kind, target.options)

@@ -41,12 +41,12 @@ log = logging.getLogger("pyqueue")
 
 
 def note(contents: Contents, match: Filter, reasons: Mapping[Id, str | None]) -> Plan[int]:
-    """Note in their claims why messages are bad. Repeating this changes nothing.
+    """Store in messages why a reader cannot convert them. A repeated call changes nothing.
 
     Args:
-        contents: how the documents of the queue contain messages.
-        match: the filter that matches the documents held by the runner.
-        reasons: why each message is bad, keyed by id. None removes the note of a message.
+        contents: How the documents of the queue contain messages.
+        match: The filter that matches the documents held by the runner.
+        reasons: Why each message is bad, keyed by id. None removes the note of a message.
 
     Returns:
         How many documents with these messages are still held.
@@ -71,7 +71,7 @@ def note(contents: Contents, match: Filter, reasons: Mapping[Id, str | None]) ->
 
 
 def bury_noted(terms: QueueTerms, match: Filter, now: datetime) -> Plan[int]:
-    """Bury the messages that are noted as bad in matching documents. Return how many."""
+    """Send matching messages that are noted as bad to the dead-letter queue. Return how many."""
     queue, kind, dead_letter = terms.queue, terms.kind, terms.options.dead_letter
     contents, noted = contents_of(kind), {**match, NOTE: {"$exists": True}}
     found = yield from Find({**noted, **contents.separate}, {"payload": 0}, hint=namespace.CLAIMS)
@@ -86,7 +86,7 @@ def bury_noted(terms: QueueTerms, match: Filter, now: datetime) -> Plan[int]:
 
 
 def _bury_documents(terms: QueueTerms, found: list[Document], now: datetime) -> Plan[int]:
-    """Bury messages that are documents and are noted as bad. Return how many."""
+    """Bury messages that have a document each and are noted as bad. Return how many."""
     if not found:
         return 0
     queue, kind, dead_letter = terms.queue, terms.kind, terms.options.dead_letter
@@ -136,7 +136,7 @@ def _holds(document: Document) -> dict[str, Any]:
 
 
 def _error(now: datetime, reason: str) -> dict[str, object]:
-    """Return the error that a message stores, from the reason in its note."""
+    """Return the error to store in a message that is noted as bad, given the noted reason."""
     return error_record(InvalidMessage(f"payload: it {reason}"), now)
 
 

@@ -45,7 +45,7 @@ def check_limit(queue: str, kind: Kind, limit: Limit | None) -> None:
     """Refuse a named claim if it cannot obey the limit of the queue.
 
     Raises:
-        ConfigurationError: the claim cannot obey the limit.
+        ConfigurationError: The claim cannot obey the limit.
     """
     check_call(queue, limit, "claim")
     if limit is not None:
@@ -59,10 +59,10 @@ def first_ready(
     """Return the first documents that have been ready since an instant.
 
     Args:
-        backend: the plans of the queue.
-        limit: the maximum number of messages. The messages of the last document may exceed it.
-        since: the instant by which they had become ready.
-        max_bytes: the maximum number of bytes, or None for no limit. The first document may exceed
+        backend: Builds the plans (sequences of commands) for the queue.
+        limit: The maximum number of messages. The messages of the last document may exceed it.
+        since: The instant at which the documents were already ready.
+        max_bytes: The maximum number of bytes, or None for no limit. The first document may exceed
             it.
     """
     kind = backend.kind
@@ -72,7 +72,7 @@ def first_ready(
 
 
 def valid_ids(backend: QueuePlans, found: Iterable[Document], now: datetime) -> Plan[list[Id]]:
-    """Return the valid ids. Bury documents with invalid ids, which do not fit into ranges."""
+    """Return the valid ids. Bury documents whose ids cannot be part of a range of ids."""
     ids: list[Id] = []
     for each in found:
         id = each["_id"]
@@ -87,7 +87,7 @@ def valid_ids(backend: QueuePlans, found: Iterable[Document], now: datetime) -> 
 def bury_unclaimable(
     backend: QueuePlans, match: Mapping[str, object], fault: Exception, now: datetime
 ) -> Plan[None]:
-    """Bury a document that matches and cannot be claimed. ``fault``: the reason."""
+    """Send a document that cannot be claimed to the dead-letter queue. ``fault``: the reason."""
     graveyard = invalid.Graveyard(backend.queue, backend.kind, backend.options.dead_letter)
     yield from invalid.bury_unclaimable(graveyard, match, fault, now)
 
@@ -103,12 +103,12 @@ def admit(
     """Bury messages that are invalid or were claimed too often, as every claim does.
 
     Args:
-        backend: the plans of the queue.
-        claimed: matches the claimed documents.
-        lease_s: the length of the lease, in seconds.
-        max_tries: bury messages that were claimed more often than this, or None for no limit.
-        new: whether work on the messages has not begun, so that this also ends messages that were
-            cancelled or have expired.
+        backend: Builds the plans (sequences of commands) for the queue.
+        claimed: A filter that matches the claimed documents.
+        lease_s: The length of the lease, in seconds.
+        max_tries: Bury messages that were claimed more often than this, or None for no limit.
+        new: Whether the claim is new, not taken over. If so, messages that were cancelled or have
+            expired are ended, too.
     """
     contents, terms = contents_of(backend.kind), ClaimTerms.of(backend.terms, lease_s)
     now = yield from ServerTime()

@@ -46,7 +46,7 @@ STAMP: Final = 5000
 
 @dataclass(frozen=True, slots=True)
 class ClaimRange:
-    """One of several disjoint parts of the claims ``after + 1`` to ``upto``."""
+    """A part of the documents that the claims ``after + 1`` to ``upto`` hold, for one reader."""
 
     token: str
     after: int
@@ -76,12 +76,12 @@ def divided(ids: Iterable[Id], parts: int) -> list[tuple[tuple[Id, Id], ...]]:
 
 
 class NamedClaims(ClaimGroup):
-    """The plans of one claim group of a queue. They can be pickled.
+    """The operations of one claim group of a queue. Instances can be pickled.
 
     Args:
-        backend: the plans of the queue.
-        group: the name of the group.
-        member: the number of the member, or None if the group has no members.
+        backend: Builds the plans (sequences of commands) for the queue.
+        group: The name of the group.
+        member: The number of the member, or None if the group has no members.
     """
 
     __slots__ = ()
@@ -93,7 +93,7 @@ class NamedClaims(ClaimGroup):
     ) -> Plan[str]:
         """Take over the group and its outstanding messages; see ``ClaimGroup.adopt``.
 
-        This also buries invalid documents of the last claim, if the last runner died before that.
+        Also bury invalid documents of the last claim, in case the last runner died before it could.
         """
         token = yield from super().adopt(lease_s, candidate, count=count)
         yield from admit(self.backend, {"claim.g": self.tag, "token": token}, lease_s)
@@ -122,18 +122,18 @@ class NamedClaims(ClaimGroup):
         are buried instead.
 
         Args:
-            token: the token of the runner.
-            limit: the maximum number of messages to claim.
-            lease_s: the length of the lease, in seconds.
-            since: claim only messages that were ready at this instant; None means now.
-            max_bytes: the maximum size of all documents in bytes, or None. The first document
+            token: The token of the runner.
+            limit: The maximum number of messages to claim.
+            lease_s: The length of the lease, in seconds.
+            since: Claim only messages that were ready at this instant; None means now.
+            max_bytes: The maximum size of all documents in bytes, or None. The first document
                 may exceed it.
 
         Returns:
             The number of the claim, or None if the queue is paused or no message can be claimed.
 
         Raises:
-            Fenced: another process runs the group now, and this claim holds no message.
+            Fenced: Another process runs the group now, and this claim holds no message.
         """
         backend, followed = self.backend, FollowedLimit()
         while True:
@@ -188,7 +188,7 @@ class NamedClaims(ClaimGroup):
             The number of the last claim, and the ids of its messages.
 
         Raises:
-            Fenced: another process runs the group now.
+            Fenced: Another process runs the group now.
         """
         progress = yield from self.progress(token)
         if progress.done > progress.acknowledged:  # the last ``finish`` was cut short
@@ -211,17 +211,17 @@ class NamedClaims(ClaimGroup):
         """Claim the documents that are still free, as claim ``n``, with concurrent commands.
 
         Args:
-            ids: the ids of documents that were free.
-            n: the number of the claim.
-            token: the token of the runner.
-            lease_s: the length of the lease, in seconds.
-            until: when the permits to start messages expire, or None if no permit is needed.
+            ids: The ids of documents that were free.
+            n: The number of the claim.
+            token: The token of the runner.
+            lease_s: The length of the lease, in seconds.
+            until: When the permits to start messages expire, or None if no permit is needed.
 
         Returns:
             An upper bound on the number of claimed documents.
 
         Raises:
-            Fenced: another process runs the group now, and this claim holds no message.
+            Fenced: Another process runs the group now, and this claim holds no message.
         """
         stamped = yield from concurrently(
             [
@@ -274,7 +274,7 @@ class NamedClaims(ClaimGroup):
         return [id for each in found for id in contents.ids(each)]
 
     def sizes(self, token: str, after: int, upto: int) -> Plan[dict[Id, int]]:
-        """Return the number of messages in each document that these claims hold, keyed by _id."""
+        """Return the number of messages in each document that claims in this range hold."""
         contents = self.contents
         found = yield from Find(self._mine(token, after, upto), contents.sized, hint=CLAIMS)
         return {each["_id"]: contents.size(each) for each in found}
@@ -282,7 +282,7 @@ class NamedClaims(ClaimGroup):
     def reservations(
         self, token: str, after: int, upto: int, *, noted: bool = True
     ) -> Plan[list[Reservation[Any]]]:
-        """Return the messages that these claims hold, as reservations without payloads.
+        """Return the messages held by claims in this range, as reservations without payloads.
 
         If ``noted`` is false, messages that are noted as bad are left out.
         """
@@ -335,17 +335,17 @@ class NamedClaims(ClaimGroup):
     def note_bad(self, token: str, n: int, reasons: Mapping[Id, str | None]) -> Plan[None]:
         """Note which messages of claims up to ``n`` a reader cannot convert, with the reasons.
 
-        The acknowledgement buries them. The reason None removes the note of an earlier reader.
+        The acknowledgement buries these messages. A reason of None removes an earlier note.
 
         Raises:
-            Fenced: another process runs the group now.
+            Fenced: Another process runs the group now.
         """
         held = {"claim.g": self.tag, "token": token}
         if (yield from acknowledging.note(self.contents, held, reasons)):
             yield from self._advance(token, {"$max": {"bad": n}})
 
     def ranges(self, token: str, after: int, upto: int, parts: int) -> Plan[list[ClaimRange]]:
-        """Divide the documents of these claims among up to ``parts`` readers, in any process."""
+        """Divide the documents held by claims in this range among up to ``parts`` readers."""
         documents = yield from self.sizes(token, after, upto)
         return [ClaimRange(token, after, upto, ranges) for ranges in divided(documents, parts)]
 
@@ -361,11 +361,11 @@ class NamedClaims(ClaimGroup):
         """Return the stored documents of a part.
 
         Args:
-            part: which of the documents to return; see ``ranges``.
-            encoded: whether to return them in BSON.
+            part: Which of the documents to return; see ``ranges``.
+            encoded: Whether to return them in BSON.
 
         Raises:
-            Fenced: another process runs the group now.
+            Fenced: Another process runs the group now.
         """
         ids: list[dict[str, object]] = [
             {"_id": {"$gte": least, "$lte": most}} for least, most in part.ranges
@@ -382,7 +382,7 @@ class NamedClaims(ClaimGroup):
         """Hold all outstanding messages for ``lease_s`` seconds from now.
 
         Raises:
-            Fenced: another process runs the group now.
+            Fenced: Another process runs the group now.
         """
         now = yield from ServerTime()
         held = {"claim.g": self.tag, "token": token}
@@ -393,13 +393,13 @@ class NamedClaims(ClaimGroup):
     # ---- settling
 
     def finish(self, token: str, upto: int) -> Plan[int]:
-        """Acknowledge the claims up to ``upto``, all of whose work is done.
+        """Acknowledge the claims up to ``upto``, after all work on their messages is done.
 
         This first stores that the work is done. If the process then dies while the server deletes
         the messages, the next runner deletes the remaining messages and does not repeat the work.
 
         Raises:
-            Fenced: another process runs the group now. Its messages are unchanged.
+            Fenced: Another process runs the group now. Its messages are unchanged.
         """
         yield from self._advance(token, {"$max": {"done": upto}})
         return (yield from self.acknowledge(token, upto))
@@ -408,17 +408,17 @@ class NamedClaims(ClaimGroup):
         """Finish the messages that claims up to ``upto`` still hold, and bury those noted as bad.
 
         Args:
-            token: the token of the runner.
-            upto: the number of the last claim.
-            held: how many messages of claims not yet acknowledged the runner has read, or None if
-                the number is unknown. Messages that are no longer held count as lost.
+            token: The token of the runner.
+            upto: The number of the last claim.
+            held: How many messages the runner has read since the last acknowledged claim, or None
+                if that is unknown. Messages that are no longer held count as lost.
 
         Returns:
             How many messages were finished or buried. If an earlier call acknowledged these claims,
             this is 0, and nothing is written.
 
         Raises:
-            Fenced: another process runs the group now. Its messages are unchanged.
+            Fenced: Another process runs the group now. Its messages are unchanged.
         """
         progress = yield from self.progress(token)
         if upto <= progress.acknowledged:
@@ -452,18 +452,18 @@ class NamedClaims(ClaimGroup):
         tried: bool = True,
         pieces: int = 1,
     ) -> Plan[list[Reservation[Any]]]:
-        """Give back the messages that are still held, as ``Queue.rollback`` does.
+        """Return the messages that are still held to the queue, as ``Queue.rollback`` does.
 
         Args:
-            token: the token of the runner.
-            upto: the number of the last claim.
-            error: the error that the messages store, or None to store no new error.
-            tried: whether work on them was tried. If not, release them as ``Queue.release`` does.
-            pieces: into how many parts to divide them. Messages of different parts then no longer
-                share a document, so that the next claims can be smaller.
+            token: The token of the runner.
+            upto: The number of the last claim.
+            error: The error that the messages store, or None to store no new error.
+            tried: Whether work on them was tried. If not, release them as ``Queue.release`` does.
+            pieces: How many parts to divide the messages into. Messages of different parts then no
+                longer share a document, so that the next claims can be smaller.
 
         Returns:
-            The messages that were given back, as reservations without payloads.
+            The messages that went back to the queue, as reservations without payloads.
         """
         every = yield from self.reservations(token, 0, upto)
         size, taken = max(1, -(-len(every) // pieces)), set[Id]()

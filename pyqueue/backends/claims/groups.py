@@ -47,7 +47,7 @@ def runner_lease_s(lease_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ClaimProgress:
-    """The progress of a group."""
+    """The progress of a claim group."""
 
     #: The number of the last acknowledged claim. All earlier claims are acknowledged, too.
     acknowledged: int
@@ -92,13 +92,13 @@ class Candidate:
     def fields(
         self, state: Document | None, token: str, now: datetime, lease_s: float
     ) -> dict[str, Any]:
-        """Return the fields of the state that name this process as the runner.
+        """Return the fields with which the state of a group names this process as the runner.
 
         Args:
-            state: the state that is replaced, or None if the group has none yet.
-            token: the new token.
-            now: the current instant.
-            lease_s: the length of the lease of the messages, in seconds.
+            state: The state that is replaced, or None if the group has none yet.
+            token: The new token.
+            now: The current instant.
+            lease_s: The length of the lease of the messages, in seconds.
         """
         continues = state is not None and self.follows == _runner(state)
         return {
@@ -142,12 +142,12 @@ def all_groups() -> Plan[list[GroupInfo]]:
 
 
 class ClaimGroup:
-    """The plans of the state of one group of a queue, or of one member of a group.
+    """The operations on the state of a claim group of a queue, or of one member of the group.
 
     Args:
-        backend: the plans of the queue.
-        group: the name of the group.
-        member: the number of the member, or None if the group has no members.
+        backend: Builds the plans (sequences of commands) for the queue.
+        group: The name of the group.
+        member: The number of the member, or None if the group has no members.
     """
 
     __slots__ = ("backend", "group", "id", "member", "tag")
@@ -172,10 +172,10 @@ class ClaimGroup:
         """Return the progress of the group.
 
         Args:
-            token: the token of the runner, or None for any runner.
+            token: The token of the runner, or None for any runner.
 
         Raises:
-            Fenced: another process runs the group now.
+            Fenced: Another process runs the group now.
         """
         found = yield from Find({"_id": self.id}, limit=1)
         state: Document = found[0] if found else {"n": 0, "claimed": 0, "token": ""}
@@ -199,13 +199,13 @@ class ClaimGroup:
         """Take over the group and its outstanding messages. Return the new token.
 
         Args:
-            lease_s: how long the messages are held from now, in seconds.
-            candidate: the process that takes over. None means this one, which replaces any runner.
-            count: whether this counts as one more try. If so, notes of bad records are removed. A
+            lease_s: How long the messages are held from now, in seconds.
+            candidate: The process that takes over. None means this process, by force.
+            count: Whether the takeover counts as a try. If so, notes of bad records are removed. A
                 query that resumes passes False, because it may have committed the batch already.
 
         Raises:
-            Occupied: another process runs the group, and its lease has not ended.
+            Occupied: Another process runs the group, and its lease has not ended.
         """
         backend = self.backend
         yield from namespace.ensure(backend.queue, backend.kind, backend.options)
@@ -242,7 +242,7 @@ class ClaimGroup:
         """Update the state if the runner still has the group and these fields are unchanged.
 
         Raises:
-            Fenced: another process runs the group now, or the values have changed.
+            Fenced: Another process runs the group now, or the values have changed.
         """
         match = {"_id": self.id, "token": token, **known}
         if not (yield from Update(match, update)).matched:
@@ -261,7 +261,7 @@ def fenced(group: ClaimGroup) -> Fenced:
 def holding(
     owner: str, token: str, now: datetime, lease_s: float, *, count: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Return the update that holds messages for a runner. ``count``: whether it counts as a try."""
+    """Return the update that holds messages for a runner. ``count``: whether to count a try."""
     update = transitions.claiming(now, lease_s, owner, count=count)
     del update["$unset"]  # the messages keep the number of their claim
     update["$set"]["token"] = token
@@ -269,10 +269,10 @@ def holding(
 
 
 def _available(group: ClaimGroup, state: Document, candidate: Candidate, now: datetime) -> Filter:
-    """Return the filter of the state that the candidate may replace.
+    """Return the filter that matches the state only while the candidate may replace it.
 
     Raises:
-        Occupied: the candidate may not replace this state.
+        Occupied: The candidate may not replace this state.
     """
     same = {"_id": group.id, "token": state["token"]}
     if candidate.comes_at_once(state):
@@ -290,7 +290,7 @@ def _available(group: ClaimGroup, state: Document, candidate: Candidate, now: da
             raise Occupied(
                 f"group {group.group!r} of queue {group.backend.queue!r} is run by another runner, "
                 f"{owner}; this runner stands by. One runner at a time serves a group; to share "
-                "its work, set members",
+                "its work among several runners, set the members option",
                 owner=owner,
                 until=until,
                 wait_s=wait_s,
@@ -303,12 +303,12 @@ def hold(group: ClaimGroup, token: str, lease_s: float) -> Plan[None]:
     """Renew the runner's lease.
 
     Args:
-        group: the claim group of the runner.
-        token: the token of the runner.
-        lease_s: the length of the lease of the messages, in seconds.
+        group: The claim group of the runner.
+        token: The token of the runner.
+        lease_s: The length of the lease of the messages, in seconds.
 
     Raises:
-        Fenced: another process runs the group now.
+        Fenced: Another process runs the group now.
     """
     now = yield from ServerTime()
     until = now + timedelta(seconds=runner_lease_s(lease_s))
@@ -328,13 +328,13 @@ G = TypeVar("G", bound=ClaimGroup)
 def take(
     members: Sequence[G], lease_s: float, candidate: Candidate, *, count: bool = True
 ) -> Plan[tuple[G, str]]:
-    """Take over one of the members of a group. Return the member and the new token.
+    """Take over one member of a group. Return the member and the new token.
 
     First try the member whose work the candidate continues, and then members with outstanding
-    messages, which would otherwise wait for the end of their lease.
+    messages, which would otherwise wait until their leases end.
 
     Raises:
-        Occupied: other processes run all members.
+        Occupied: Other processes run all members.
     """
     order = members
     if len(members) > 1:

@@ -60,7 +60,7 @@ def _number(value: object) -> int:
 
 
 def is_first(document: Mapping[str, Any], rest: Mapping[str, Any] | None) -> bool:
-    """Return whether a message precedes ``rest``, the first waiting message, if there is one."""
+    """Return whether a message precedes ``rest``, the first waiting message, if any."""
     return rest is None or rank(document) < rank(rest)
 
 
@@ -77,7 +77,7 @@ def groups_in(documents: Iterable[Mapping[str, Any]]) -> list[Any]:
 
 
 def locks_of(queue: str, names: Collection[Any]) -> Plan[dict[Hashable, datetime]]:
-    """Return when the lease of the held message ends, for each of these groups that has one."""
+    """Return when the held message's lease ends, for each of these groups with a held message."""
     if not names:
         return {}
     match = {"q": queue, "lock": {"$in": list(names)}}
@@ -87,7 +87,7 @@ def locks_of(queue: str, names: Collection[Any]) -> Plan[dict[Hashable, datetime
 
 
 def restore(queue: str, names: Collection[Any] | None, after: str = "") -> Plan[list[Document]]:
-    """Correct the deferrals in these groups; None means the next groups after ``after``.
+    """Correct deferrals in the groups ``names``; None means the next groups after ``after``.
 
     Returns:
         The first waiting message of each group. If a message of the group is held, it has the

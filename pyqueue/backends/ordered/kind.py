@@ -85,7 +85,7 @@ class Ordered(Standard):
         yield from super().ended(queue, ended, session)
 
     def place_again(self, queue: str) -> Plan[Callable[[datetime], dict[str, Any]] | None]:
-        """Return how to put a failed message last in its group, or None if the group waits."""
+        """Return a function that puts a failed message last, or None if its group waits for it."""
         shape = (yield from namespace.flags(queue)).get("shape")
         skips = isinstance(shape, Mapping) and shape.get("on_failure") == "skip"
         return place_at if skips else None

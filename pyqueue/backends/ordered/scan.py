@@ -3,7 +3,7 @@
 A scan reads a page of ready messages. From each free group it claims the message that comes first
 on the page. The unique index on locks prevents a second held message of the group. The scan then
 reads the first waiting message of each claimed group. If that message precedes the claimed message,
-the scan gives the claimed message back. From then on, the lock keeps the order fixed. So every
+the scan puts the claimed message back. From then on, the lock keeps the order fixed. So every
 message that is handed out is the first of its group.
 
 A scan that finds too few free groups defers the messages that wait behind a held message; see
@@ -241,7 +241,7 @@ def _walked(scan: Scan, heads: Sequence[Document]) -> Plan[list[Document]]:
 
 
 def _claim_heads(page: _Page, heads: Sequence[Document]) -> Plan[list[Document] | None]:
-    """Claim some of the chosen messages: the first, or at random if other processes compete."""
+    """Claim the first of the chosen messages, or random ones if other processes compete."""
     scan, state = page.scan, page.scan.state
     if page.limit is not None:
         found = yield from limit_scan.claim_free(scan, page.limit, heads, page.free)
@@ -257,9 +257,9 @@ def _claim_heads(page: _Page, heads: Sequence[Document]) -> Plan[list[Document] 
 
 
 def _keep_firsts(page: _Page, documents: Sequence[Document]) -> Plan[list[Document]]:
-    """Give back messages that are not the first of their groups. Return the other messages.
+    """Put back claimed messages that are not the first of their groups. Return the other messages.
 
-    After a kept message, the next message of its group is deferred until the lease ends.
+    For each returned message, the next message of its group is deferred until its lease ends.
     """
     queue, now = page.scan.terms.queue, page.scan.now
     names = groups.groups_in(documents)
@@ -292,7 +292,7 @@ def _keep_firsts(page: _Page, documents: Sequence[Document]) -> Plan[list[Docume
 
 
 def _release(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
-    """Give claimed messages back to their places in the queue, without counting the try."""
+    """Return claimed messages to their places in the queue, without counting the try."""
     terms, now = scan.terms, scan.now
     uncounted = transitions.COUNTS if terms.counts_try else ()
     pairs = list[tuple[Filter, UpdateFields]]()
@@ -306,7 +306,7 @@ def _release(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
 
 
 def _defer(page: _Page, locked_groups: Sequence[Any]) -> Plan[bool]:
-    """Defer the messages of the page that wait in blocked groups. Return whether any was deferred.
+    """Defer the page's messages that wait in blocked groups. Return whether it deferred a message.
 
     Just before this defers the first message of a locked group, another process may free the group
     and bring that message forward. So this corrects the deferrals in these groups afterwards.

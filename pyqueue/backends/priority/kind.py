@@ -1,8 +1,8 @@
 """The kind of queue with priorities: highest priority first, oldest first within a priority.
 
 A message has a priority from 0 to 9, and keeps it in the history, in a dead-letter queue and in
-queues of other kinds. The class in this module scans by age, as every plan except a claim does.
-``levels`` contains the scans by level.
+queues of other kinds. The class in this module scans by age, as all operations except claims
+do. ``levels`` contains the scans by level.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Priority(Standard):
         return transitions.scan_range(queue, {"$lte": now}, start, messages)
 
     def next_ones(self, queue: str, now: datetime) -> Plan[Sequence[Find]]:
-        """Return two queries for ready messages: by level, then without a listed level."""
+        """Return queries for ready messages: first by level, then in levels that are not listed."""
         (rest,) = yield from super().next_ones(queue, now)
         levels = listed_levels((yield from flags(queue)).get("levels"))
         if not levels:

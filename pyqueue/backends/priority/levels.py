@@ -37,7 +37,7 @@ LOOKS_PER_AGE_LOOK: Final = 16
 def ready_by_level(
     queue: str, levels: Sequence[int], now: datetime, starts: Mapping[int, ScanStart] | None = None
 ) -> Filter:
-    """Return the filter that matches ready messages in these levels, in each from its start on."""
+    """Return the filter that matches ready messages in these levels, each from its start on."""
     found = starts or {}
     return {
         "$or": [
@@ -99,7 +99,7 @@ class LevelStarts(Memory):
         return self._looks % LOOKS_PER_AGE_LOOK == 0
 
     def ordering(self, kind: Kind) -> Ordering:
-        """Return the order and its index."""
+        """Return the order of claims by level, and the index that provides it."""
         return Ordering(LEVEL_ORDER, PRIOR)
 
     def start(self) -> ScanStart | None:

@@ -2,8 +2,8 @@
 
 The record of the queue lists the levels in use. A scan by level misses messages in other levels and
 messages without a priority. A scan by age finds them. It replaces one scan in 16, and it follows
-each rescan by level that finds nothing. If the queue is strict, a search replaces the scan by age.
-It lists the missing levels, and gives messages without a priority the default priority.
+each rescan by level that finds nothing. In a strict queue, a search replaces the scan by age. The
+search lists missing levels, and gives messages without a priority the default priority.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def claim_next(scan: Scan, take: Take | None = None) -> Plan[tuple[list[Document
 
 
 def _list_levels(scan: Scan, levels: LevelStarts) -> Plan[bool]:
-    """List the levels of messages that scans by level miss. Return whether it found such messages.
+    """Find messages that scans by level miss, and list their levels. Return whether there are any.
 
     Other programs wrote these messages. A message without a priority gets the default priority.
 

@@ -11,7 +11,8 @@ A schedule is one document::
     error    why the last tick pushed no message, if an error prevented that
     paused   present while the schedule is paused
 
-Each tick is a handover from the schedule to its queue, so ``handed`` may list copies.
+Each tick is a handover from the schedule to its queue, so the document may also have ``handed``,
+which lists hidden copies of messages.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def schedule_id(name: object) -> str:
     """Return the _id of a schedule.
 
     Raises:
-        ConfigurationError: the name is not allowed.
+        ConfigurationError: The name is not allowed.
     """
     return _IDS + arguments.group(name, "name")
 
@@ -72,9 +73,9 @@ def definition(name: str, queue: str, cron: str | None, options: ScheduleOptions
     """Check the definition of a schedule, as far as that is possible without a server.
 
     Raises:
-        ConfigurationError: an argument is not allowed.
-        InvalidName: the queue has an invalid name.
-        InvalidMessage: the payload cannot be stored.
+        ConfigurationError: An argument is not allowed.
+        InvalidName: The queue has an invalid name.
+        InvalidMessage: The payload cannot be stored.
     """
     arguments.group(name, "name")
     known = ScheduleOptions.__annotations__
@@ -116,17 +117,17 @@ def check_target(spec: Document, stored: str | None) -> Kind:
     """Check the queue of a schedule, and return its kind.
 
     Args:
-        spec: the definition of the schedule.
-        stored: the kind in the record of the queue, or None if there is no record.
+        spec: The definition of the schedule.
+        stored: The kind in the record of the queue, or None if there is no record.
 
     Raises:
-        ConfigurationError: the queue is a stream, or its kind does not offer an option.
+        ConfigurationError: The queue is a stream, or its kind does not offer an option.
     """
     queue = spec["queue"]
     if stored == STREAM:
         raise ConfigurationError(
-            f"queue: {queue!r} is a stream, and a schedule pushes to a queue; name a queue, and "
-            "let a worker of that queue append to the stream"
+            f"queue: {queue!r} is a stream, but a schedule can push only to queues; name a queue, "
+            "and let a worker of that queue append to the stream"
         )
     kind = kinds.lookup(stored or GUESSED_KIND)
     for option, capability in (("key", "keys"), ("priority", "priority"), ("group", "group")):
@@ -175,7 +176,7 @@ class Schedule(NamedTuple):
     def messages(self, kind: Kind, ticks: Sequence[datetime], now: datetime) -> list[Document]:
         """Return a message for each tick. Each call gives the messages new ids.
 
-        With equal ids, two processes would overwrite the hidden copies of each other.
+        With equal ids, two processes would overwrite each other's hidden copies.
         """
         spec = self.spec
         given = {each: spec.get(each) for each in _OPTIONAL}
@@ -192,7 +193,7 @@ def read(stored: Document) -> Schedule:
     """Return the schedule that a document stores.
 
     Raises:
-        ConfigurationError: this release cannot read the schedule.
+        ConfigurationError: This release cannot read the schedule.
     """
     name = str(stored["_id"]).removeprefix(_IDS)
     try:
@@ -205,7 +206,8 @@ def read(stored: Document) -> Schedule:
             raise ConfigurationError("a field is missing or invalid")
     except (QueueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
-            f"schedule {name!r} cannot be read ({error}); define it again, or upgrade pyqueue-mongo"
+            f"schedule {name!r} cannot be read ({error}); define the schedule again, or upgrade "
+            "pyqueue-mongo"
         ) from error
     paused = "paused" in stored
     return Schedule(name, spec, timing, when=when, token=token, paused=paused, stored=stored)

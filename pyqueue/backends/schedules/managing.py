@@ -56,8 +56,8 @@ def schedule(given: Definition) -> Plan[bool]:
         Whether the schedule is new or was changed. An equal definition changes nothing.
 
     Raises:
-        ConfigurationError: the queue is a stream, or does not offer an option.
-        Unavailable: other programs keep changing the schedule, or the server did not answer.
+        ConfigurationError: The queue is a stream, or does not offer an option.
+        Unavailable: Other programs keep changing the schedule, or the server did not answer.
     """
     spec = given.spec
     check_target(spec, (yield from namespace.kind_of(spec["queue"])))
@@ -124,8 +124,8 @@ def pause(name: str, value: bool) -> Plan[bool]:
     """Pause a schedule, or resume it from its next tick on. Return whether the schedule exists.
 
     Raises:
-        ConfigurationError: this release cannot read the schedule.
-        Unavailable: other programs keep changing the schedule, or the server did not answer.
+        ConfigurationError: This release cannot read the schedule.
+        Unavailable: Other programs keep changing the schedule, or the server did not answer.
     """
     for _ in range(MAX_RACES):
         stored = yield from _stored(name)
@@ -150,7 +150,7 @@ def unschedule(name: str) -> Plan[bool]:
     """Delete a schedule, after publishing the messages of its ticks. Return whether it existed.
 
     Raises:
-        Unavailable: the schedule keeps ticking, or the server did not answer.
+        Unavailable: The schedule keeps ticking, or the server did not answer.
     """
     for _ in range(MAX_RACES):
         stored = yield from _stored(name)
@@ -167,8 +167,8 @@ def run(name: str) -> Plan[Id | None]:
     """Push the message of a schedule now. Return its id, or None if the schedule does not exist.
 
     Raises:
-        ConfigurationError: the queue refuses the message, or this release cannot read the schedule.
-        Unavailable: other programs keep changing the schedule, or the outcome is unknown.
+        ConfigurationError: The queue refuses the message, or this release cannot read the schedule.
+        Unavailable: Other programs keep changing the schedule, or the outcome is unknown.
     """
     for _ in range(MAX_RACES):
         stored = yield from _stored(name)
@@ -187,10 +187,10 @@ def run(name: str) -> Plan[Id | None]:
 
 
 def messages_of(schedule: Schedule, ticks: Sequence[datetime]) -> Plan[list[Document]]:
-    """Return the messages for some ticks. Create the record of their queue if it is missing.
+    """Return the messages for these ticks. Create the record of their queue if it is missing.
 
     Raises:
-        ConfigurationError: the queue is a stream, or does not offer an option.
+        ConfigurationError: The queue is a stream, or does not offer an option.
     """
     queue, priorities = schedule.spec["queue"], [schedule.spec.get("priority")]
     stored = yield from EnsureQueue(queue, GUESSED_KIND, guessed=True)
@@ -204,9 +204,9 @@ def push(schedule: Schedule, messages: Sequence[Document], put: Document) -> Pla
     """Push messages, if the schedule has not changed since it was read.
 
     Args:
-        schedule: the schedule, as it was read.
-        messages: the messages, whose ids no other call uses.
-        put: further fields to set in the schedule.
+        schedule: The schedule, as it was read.
+        messages: The messages, whose ids no other call uses.
+        put: Further fields to set in the schedule.
 
     Returns:
         Whether they were pushed. If this raises Unavailable, read the schedule again.

@@ -1,7 +1,7 @@
 """Ticks: every worker process pushes the due messages of all schedules, without a leader.
 
-The message of a tick leaves its schedule by a handover. An update commits it: it matches the next
-tick and the revision as they were read, and sets the following tick and a new revision.
+The message of a tick enters its queue by a handover. The update that commits the handover matches
+the next tick and the revision as they were read, and sets the following tick and a new revision.
 So only one of the processes that try pushes the message, and the hidden copies of the other
 processes are deleted.
 
@@ -74,11 +74,11 @@ def find_due(waiting: Waiting, passed: Set[object]) -> Plan[tuple[list[object], 
     """Find the schedules whose next tick is due, and the gathers that must be checked now.
 
     Args:
-        waiting: the processes of this client that wait for ticks; see ``await_tick``.
-        passed: the ids of schedules to pass over, because they cannot be read.
+        waiting: The consumers of this client that wait for ticks; see ``await_tick``.
+        passed: The ids of schedules to pass over, because they cannot be read.
 
     Returns:
-        Their ids, and when the next tick or check after now is due, or None if none is known.
+        The ids of both, and when the next tick or check after now is due, or None if not known.
     """
     yield from Listen(waiting)  # before the read, so that no later change is missed
     now = yield from ServerTime()
@@ -92,7 +92,7 @@ def tick_each(waiting: Waiting, ids: Sequence[object]) -> Plan[set[object]]:
     """Push the messages of due ticks, and check gathers. Return the ids of unreadable schedules.
 
     Raises:
-        QueueError: the server did not answer, or refused a command. Find the due ticks again.
+        QueueError: The server did not answer, or refused a command. Then find the due ticks again.
     """
     unreadable: set[object] = set()
     for id in ids:
@@ -156,8 +156,8 @@ def await_tick(waiting: Waiting, when: datetime | None) -> Plan[None]:
     """Wait until a tick is due, a schedule has changed, or it is time to read again.
 
     Args:
-        waiting: the processes of this client that wait for ticks.
-        when: when the next tick is due, or None if that is not known.
+        waiting: The consumers of this client that wait for ticks.
+        when: When the next tick is due, or None if that is not known.
     """
     now = yield from ServerTime()
     until = now + random.uniform(1, 1.5) * IDLE

@@ -47,8 +47,8 @@ class Timing(NamedTuple):
         """Return the first tick after ``now``, or None if there is none in the next 50 years.
 
         Args:
-            tick: a tick, or the beginning. Equal intervals are counted from this instant.
-            now: an instant that is not before ``tick``.
+            tick: A tick, or when the schedule begins. Equal intervals are counted from then.
+            now: An instant that is not before ``tick``.
         """
         if self.every_s is not None:
             step = timedelta(seconds=self.every_s)
@@ -56,7 +56,7 @@ class Timing(NamedTuple):
         return next(self._from(now), None)
 
     def last(self, tick: datetime, until: datetime, count: int) -> list[datetime]:
-        """Return the last ticks, up to ``count``, from ``tick`` to ``until``, both included."""
+        """Return the last ``count`` ticks, or fewer, from ``tick`` to ``until``, both included."""
         if self.every_s is not None:
             step = timedelta(seconds=self.every_s)
             number = (until - tick) // step + 1
@@ -86,12 +86,12 @@ def timing_of(cron: object, every: object, timezone: object) -> Timing:
     """Check the arguments that say when a schedule ticks.
 
     Args:
-        cron: a cron expression of five fields, or None.
-        every: the time between two ticks, or None.
-        timezone: the name of the time zone of the expression.
+        cron: A cron expression of five fields, or None.
+        every: The time between two ticks, or None.
+        timezone: The name of the time zone of the expression.
 
     Raises:
-        ConfigurationError: an argument is not allowed, or the expression never matches.
+        ConfigurationError: An argument is not allowed, or the expression never matches.
     """
     _check_zone(timezone)
     if (cron is None) == (every is None):
@@ -111,7 +111,7 @@ def timing_of(cron: object, every: object, timezone: object) -> Timing:
             f"cron: {shown(cron)} is not allowed ({error}); {_EXAMPLE}"
         ) from None
     if first is None:
-        raise ConfigurationError(f"cron: {shown(cron)} never matches; {_EXAMPLE}")
+        raise ConfigurationError(f"cron: {shown(cron)} never matches; change its day or month")
     return timing
 
 

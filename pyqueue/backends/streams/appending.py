@@ -1,10 +1,10 @@
 """Streams: append to a log.
 
 An append inserts a pack at the *tail*, the position after the last message. The unique ``_id``
-prevents a second pack there, and the writer of that pack reads the tail again. A process learns a
+prevents a second pack there, and the second writer reads the tail again. A process learns a
 tail only from an acknowledged append or from a read at majority. A fail-over could undo a tail that
 only the primary knew, and leave a gap. A tail is used for a minute, and packs younger than 10
-minutes are never deleted. So an append with an old tail meets the pack that is at that position.
+minutes are never deleted. So an append with an old tail fails, as its position is still taken.
 """
 
 from __future__ import annotations
@@ -88,16 +88,16 @@ def append(
     """Append messages. Return their positions.
 
     Args:
-        stream: the name of the stream.
-        codec: how payloads are stored.
-        shape: the options of the stream that the caller gave, on which all users must agree.
-        state: the knowledge about the log that this process keeps.
-        payloads: the payloads of the messages, in order.
-        labels: the headers of each message, or None if it has none.
-        limit_s: how long an append with an unknown outcome is tried again, in seconds.
+        stream: The name of the stream.
+        codec: How payloads are stored.
+        shape: The options of the stream that the caller gave, on which all users must agree.
+        state: What this process remembers about the log.
+        payloads: The payloads of the messages, in order.
+        labels: The headers of each message, or None if it has none.
+        limit_s: How long an append with an unknown outcome is tried again, in seconds.
 
     Raises:
-        Unavailable: the outcome is unknown for some messages. The error text says how many are
+        Unavailable: The outcome is unknown for some messages. The error text says how many are
             certainly stored.
     """
     chunks = _chunks(codec, payloads, labels)
@@ -296,10 +296,10 @@ def _is_in_place(stream: str, first: int, nonce: str, known: Known | None) -> Pl
     appends below the first position of the log.
 
     Args:
-        stream: the name of the stream.
-        first: the position of the pack.
-        nonce: the nonce of the pack.
-        known: the tail at which it was appended, or None if it is unknown.
+        stream: The name of the stream.
+        first: The position of the pack.
+        nonce: The nonce of the pack.
+        known: The tail at which it was appended, or None if it is unknown.
     """
     mono, now = yield from instants()
     if known is not None and known.age_s(mono, now) <= LATE_S:

@@ -1,4 +1,4 @@
-"""The plans of a consumer group of a stream, and of all groups of a stream."""
+"""The operations of one consumer group of a stream, and of all groups of a stream."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from pyqueue.requests import Delete, Document, Filter, Find, Plan, ServerTime, S
 
 Duration = float | timedelta
 
-#: Why a consumer group does not support an operation or argument, and the remedy, by its name.
+#: Why a consumer group does not support an operation or argument, and the remedy, keyed by name.
 _REFUSED: Final = {
     "move": "a message stays in its stream; push its payload to the queue, then commit",
     "progress": "a stream stores no progress; keep it in your own collection",
     "checkpoint": "a stream stores no checkpoints; keep them in your own collection",
-    "session": "a stream takes no part in transactions, which would block the group; leave it out",
-    "payload": "a message of a stream never changes; leave it out",
-    "result": "a message of a stream stays when a group has finished it; leave it out",
+    "session": "transactions are refused, because they would block the group; leave out session",
+    "payload": "a message of a stream never changes; leave out payload",
+    "result": "a stream stores no results, because its messages never change; leave out result",
     "pop": "a consumer group reserves messages; use reserve()",
 }
 
@@ -49,16 +49,16 @@ def refusal(name: str) -> ConfigurationError:
 
 
 class GroupPlans:
-    """The plans of one consumer group. They have the same names as the plans of a queue.
+    """The operations of one consumer group. They have the same names as those of a queue.
 
     Args:
-        stream: the name of the stream.
-        group: the name of the group.
-        options: how the group handles messages: lease, max_tries, dead_letter, backoff and poll.
-        codec: how payloads are stored.
-        start: where the group begins if it does not exist yet.
-        shape: the options of the stream that the caller gave, on which all users must agree.
-        owner: returns the label that reservations carry.
+        stream: The name of the stream.
+        group: The name of the group.
+        options: How the group handles messages: lease, max_tries, dead_letter, backoff and poll.
+        codec: How payloads are stored.
+        start: Where the group begins if it does not exist yet.
+        shape: The options of the stream that the caller gave, on which all users must agree.
+        owner: Returns the label that reservations carry.
     """
 
     #: The kind, which is known without reading the record of the stream.
@@ -142,7 +142,7 @@ class GroupPlans:
         return settling.commit(self.state, held)
 
     def rollback(self, held: Sequence[object], **options: Unpack[RollbackOptions]) -> Plan[None]:
-        """Give messages back for another try, and bury messages that have no try left."""
+        """Return messages to the group for another try, or bury them if no try is left."""
         if options.get("session") is not None:
             raise refusal("session")
         given, own = settling.reservations(self.state, held), self.options
@@ -167,7 +167,7 @@ class GroupPlans:
         )
 
     def release(self, held: Sequence[object], *, seen: bool = True) -> Plan[None]:
-        """Give messages back unprocessed. This try and this delivery do not count."""
+        """Return messages to the group unprocessed. This try and this delivery do not count."""
         given = settling.reservations(self.state, held)
         delay_by_tries = {each.tries: 0.0 for each in given}
         yield from settling.rollback(self.state, given, delay_by_tries, None, counted=False)
@@ -283,7 +283,7 @@ def groups(stream: str) -> Plan[list[ConsumerInfo]]:
 def group_infos(
     stream: str, documents: Sequence[Document], bounds: tuple[int, int], now: datetime
 ) -> list[ConsumerInfo]:
-    """Return the groups that documents store."""
+    """Return the consumer groups that these documents store."""
     infos: list[ConsumerInfo] = []
     for document in documents:
         group = Group.of(document)

@@ -86,10 +86,10 @@ class Share:
 def packs_of(
     state: GroupState, ranges: Sequence[Range], max_bytes: int
 ) -> Plan[tuple[list[Pack], int]]:
-    """Return the packs of ranges. Read them, unless this process has kept them from earlier reads.
+    """Return the packs that contain these ranges. Read the packs that this process has not kept.
 
     Returns:
-        The packs. Also, if packs are missing, the first position of the log, or else 0.
+        The packs, and the first position of the log, or 0 instead if no pack is missing.
     """
     packs: list[Pack] = []
     missing = False
@@ -165,12 +165,12 @@ def deliver(
     that the retention of the stream deleted are skipped.
 
     Args:
-        terms: how messages are received.
-        taken: the claimed range.
-        share: the messages of the caller, to which this adds.
-        packs: the packs that were read, in order.
-        first: the first position of the log, or 0 if no pack is missing.
-        now: the current instant.
+        terms: How messages are received.
+        taken: The claimed range.
+        share: The messages of the caller, to which this function adds.
+        packs: The packs that were read, in order.
+        first: The first position of the log, or 0 if no pack is missing.
+        now: The current instant.
     """
     one, state = taken.range, terms.state
     # One message may have caused all failures of a range. So only a message alone is out of tries.
@@ -193,7 +193,7 @@ def deliver(
     if delivery.skipped:
         yield from _skip(state, one.token, delivery.skipped, first)
     if rest and not touched and not share.messages:
-        text = f"stream {state.stream!r}: no majority has position {rest[0]} yet; try again"
+        text = f"stream {state.stream!r}: no majority has stored position {rest[0]} yet; try again"
         raise Unavailable(text)
     return bool(rest)
 
@@ -261,7 +261,7 @@ def _message(
 def _burial(
     terms: Terms, one: Range, pack: Pack, position: int, decoded: object, now: datetime
 ) -> Buried:
-    """Return the burial of a message. ``decoded``: the message, or the error of the model."""
+    """Return a message to bury. ``decoded``: the message, or the error that the model raised."""
     entry = pack.entry(position)
     document = {"payload": entry["p"]}
     if entry.get("h"):

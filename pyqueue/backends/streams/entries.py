@@ -123,14 +123,14 @@ def stored_bits(done: int) -> bytes:
 
 
 class Merged(NamedTuple):
-    """The entries that leave ``back``, and the entries that join it."""
+    """The entries that merging removes from the array ``back``, and the entries that it adds."""
 
     removed: list[Range]
     added: list[Range]
 
 
 def merged(back: Sequence[Range], new: Sequence[Range], now: datetime) -> Merged | None:
-    """Return the entries that merging removes and adds, or None to append the new ranges.
+    """Return the entries that merging removes and adds, or None to append ``new`` unmerged.
 
     Merging never makes a message due earlier. It makes a message wait longer by less than a tenth
     of its delay. Only if there would be more than ``MAX_BACK`` entries may it add a longer wait.

@@ -58,13 +58,15 @@ class Known(NamedTuple):
     at: datetime
 
     def age_s(self, mono: float, now: datetime) -> float:
-        """Return the seconds since the tail was read, by the clock that shows more: the monotonic
-        clock may stop while a machine sleeps, and the primary's clock may be set."""
+        """Return the seconds since the tail was read, by the clock that shows more.
+
+        The monotonic clock may stop while a machine sleeps, and the primary's clock may be set.
+        """
         return max(mono - self.mono, abs((now - self.at).total_seconds()))
 
 
 class LogState:
-    """The knowledge about a log that a process keeps between calls."""
+    """What a process remembers about a log between calls."""
 
     def __init__(self) -> None:
         self.tail: Known | None = None
@@ -75,7 +77,7 @@ class LogState:
 
 
 class Pack(NamedTuple):
-    """A pack as it was read."""
+    """A pack of messages as it was read from the log."""
 
     first: int
     entries: Sequence[Mapping[str, Any]]
@@ -139,7 +141,7 @@ def ensure(stream: str, shape: Mapping[str, object]) -> Plan[None]:
     """Create the record of a stream if it is missing.
 
     Raises:
-        ConfigurationError: a queue has this name, or the stream has other options than ``shape``.
+        ConfigurationError: A queue has this name, or the stream has other options than ``shape``.
     """
     stored_kind = yield from EnsureQueue(stream, STREAM, None, shape)
     _refuse_queue(stream, stored_kind)
@@ -149,12 +151,12 @@ def require_limit(stream: str, limit: Limit) -> None:
     """Refuse a limit that a stream does not support.
 
     Raises:
-        ConfigurationError: the limit has ``concurrency`` or ``per``.
+        ConfigurationError: The limit has ``concurrency`` or ``per``.
     """
     for name in ("concurrency", "per"):
         if getattr(limit, name) is not None:
             raise ConfigurationError(
-                f"limit.{name}: {stream!r} is a stream, which does not support it; set only rate"
+                f"limit.{name}: stream {stream!r} does not support {name}; set only rate"
             )
 
 
@@ -162,7 +164,7 @@ def check(stream: str, state: LogState) -> Plan[None]:
     """Check that the name does not belong to a queue. Create no record.
 
     Raises:
-        ConfigurationError: a queue has this name.
+        ConfigurationError: A queue has this name.
     """
     if not state.checked:
         stored_kind = yield from kind_of(stream)  # None if there is no record yet
@@ -204,7 +206,7 @@ def first_position(stream: str) -> Plan[int]:
 
 
 def tail(stream: str, state: LogState) -> Plan[Known]:
-    """Return the tail. Read it if this process knows none, or knows one that is too old."""
+    """Return the position after the last message. Read it if the known one is missing or old."""
     mono, now = yield from instants()
     known = state.tail
     if known is None or known.age_s(mono, now) > TAIL_AGE_S:
@@ -250,10 +252,10 @@ def position_at(stream: str, start: object) -> Plan[int]:
 
 
 def check_start(start: object) -> datetime | None:
-    """Check a value that stands for a position. If it is an instant, return it, or else None.
+    """Check a value that stands for a position. Return it if it is an instant, and None if not.
 
     Raises:
-        ConfigurationError: the value is not "first", "last", an instant or a position.
+        ConfigurationError: The value is not "first", "last", an instant or a position.
     """
     if isinstance(start, datetime):
         return arguments.instant("start", start)
@@ -266,7 +268,7 @@ def position_argument(name: str, value: object) -> int:
     """Check a position, and return it.
 
     Raises:
-        ConfigurationError: the value is not a position.
+        ConfigurationError: The value is not a position.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < END:
         remedy = f"a position from 0 to {END - 1}"
@@ -326,7 +328,7 @@ def _pack_over(stream: str, position: int) -> Plan[list[Document]]:
 def read(
     stream: str, codec: Codec[Any], state: LogState, after: object, limit: int
 ) -> Plan[list[StreamMessage[Any]]]:
-    """Return messages in the order of positions, after ``after`` or else from the first on."""
+    """Return messages in the order of positions, after ``after`` or from the first one on."""
     arguments.count("limit", limit)
     start = 0 if after is None else position_argument("after", after) + 1
     yield from check(stream, state)

@@ -18,14 +18,14 @@ from pyqueue.requests import Plan
 
 
 class StreamPlans:
-    """The plans of one stream.
+    """The operations of one stream, as plans (sequences of commands).
 
     Args:
-        stream: the name of the stream.
-        codec: how payloads are stored.
-        shape: the options that the caller gave and that all users of the stream must agree on.
-        owner: the label that reservations carry, or a function that returns it.
-        command_timeout: the time limit of one command, in seconds.
+        stream: The name of the stream.
+        codec: How payloads are stored.
+        shape: The options that the caller gave and that all users of the stream must agree on.
+        owner: The label that reservations carry, or a function that returns it.
+        command_timeout: The time limit of one command, in seconds.
     """
 
     __slots__ = ("codec", "command_timeout", "owner", "shape", "state", "stream")
@@ -57,9 +57,9 @@ class StreamPlans:
         """Append messages. Return their positions.
 
         Args:
-            payloads: the payloads of the messages, in order.
-            headers: the headers of every message.
-            labels: the headers of each message. They replace ``headers``.
+            payloads: The payloads of the messages, in order.
+            headers: The headers of every message.
+            labels: The headers of each message. They replace ``headers``.
         """
         listed = arguments.payloads(payloads, "append()")
         return appending.append(
@@ -77,7 +77,7 @@ class StreamPlans:
         return log.read(self.stream, self.codec, self.state, after, limit)
 
     def group(self, name: str, options: Options, start: object) -> GroupPlans:
-        """Return the plans of a consumer group. ``start``: where it begins if it is new."""
+        """Return the operations of a consumer group. ``start``: where the group begins if new."""
         return GroupPlans(
             self.stream,
             name,
@@ -98,5 +98,5 @@ class StreamPlans:
         return consumers.delete_group(self.stream, name)
 
     def trim(self, before: object) -> Plan[int]:
-        """Delete packs that end before a position or an instant. Return the first position."""
+        """Delete packs that end before a position or instant. Return the first position left."""
         return retention.trim(self.stream, self.state, before)

@@ -120,19 +120,19 @@ def claim_step(
     wanted: Sequence[int],
     served: Sequence[bool] = (),
 ) -> tuple[Step, list[Taken]] | None:
-    """Return the update of a claim and the ranges that it takes.
+    """Return the update that claims messages, and the ranges that it takes.
 
     Args:
-        group: the group as it was read.
-        now: the current instant.
-        until: the end of the lease.
-        tail: the tail of the log, as a majority stored it.
-        wanted: how many messages each caller wants.
-        served: for each caller, whether it already has messages. If so, it gets no message whose
-            lease has lapsed: a crash by that message would also count against the other messages.
+        group: The group as it was read.
+        now: The current instant.
+        until: The end of the lease.
+        tail: The tail of the log, as a majority stored it.
+        wanted: How many messages each caller wants.
+        served: For each caller, whether it already has messages. If so, it gets no lapsed message,
+            because a crash due to that message would also count against its other messages.
 
     Returns:
-        None if there is nothing to claim.
+        The update and the ranges, or None if there is nothing to claim.
     """
     if group.paused or not any(wanted):
         return None
@@ -171,7 +171,7 @@ def _first_caller(wanted: Sequence[int], served: Sequence[bool]) -> int | None:
 def _turn(ready: tuple[Range, bool]) -> tuple[datetime, int]:
     """Return the sort key of a range among the ranges that were claimed before.
 
-    The longest wait comes first. By position, a message that always fails would block other ranges.
+    The longest wait comes first. In order of position, a failing message could block later ones.
     """
     one, _ = ready
     return one.until, next(one.positions(), one.start)
@@ -186,10 +186,10 @@ def _divided(
     is soon alone, and its tries no longer affect other messages.
 
     Args:
-        found: the range to divide.
-        has_lapsed: whether its last claim has lapsed. If not, it was given back.
-        until: the end of the lease of the part.
-        wanted: the maximum number of messages in the part.
+        found: The range to divide.
+        has_lapsed: Whether the last claim of the range has lapsed. If not, it was given back.
+        until: The end of the lease of the part.
+        wanted: The maximum number of messages in the part.
     """
     lapses = found.lapses + has_lapsed
     most = max(1, MAX_RANGE // 10**lapses) if lapses else MAX_RANGE
@@ -211,10 +211,10 @@ def _claim_again(found: Range, taken: Range, rest: Range | None, has_lapsed: boo
     """Return the update that claims positions which were claimed before.
 
     Args:
-        found: the stored range.
-        taken: the part that the claim takes.
-        rest: the other positions, which wait in ``back``, or None if there are none.
-        has_lapsed: whether its last claim has lapsed, so that it is in ``out``, not in ``back``.
+        found: The stored range.
+        taken: The part that the claim takes.
+        rest: The other positions, which wait in ``back``, or None if there are none.
+        has_lapsed: Whether the stored range is in ``out``, because its last claim has lapsed.
     """
     # $set comes first, because mongomock forgets the matched entry after another operator.
     match = {"out" if has_lapsed else "back": {"$elemMatch": found.same_filter()}}
@@ -281,7 +281,7 @@ def skip_steps(group: Group, first: int, now: datetime) -> list[tuple[int, Step]
 
 
 class Back(NamedTuple):
-    """How messages are given back."""
+    """How messages go back to the group for their next try."""
 
     when: datetime  # of the next try
     #: Whether the last try counts.
@@ -290,7 +290,7 @@ class Back(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """How the claim of some messages ends: they are finished, unless ``back`` is given."""
+    """How a claim of messages ends: the messages are finished, unless ``back`` is given."""
 
     token: str
     positions: frozenset[int]
@@ -302,7 +302,7 @@ class Ending(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """An update that ends claims, and the numbers of its endings, with the positions not held."""
+    """An update that ends claims, and for each ending, its number and the positions not held."""
 
     step: Step
     endings: list[tuple[int, frozenset[int]]]
@@ -311,15 +311,15 @@ class Settled(NamedTuple):
 def settle_step(
     group: Group, endings: Mapping[int, Ending], now: datetime
 ) -> tuple[Settled | None, dict[int, frozenset[int]]]:
-    """Return the next update that ends some of these claims.
+    """Return the next update that ends claims as ``endings`` say.
 
     The update ends up to 50 ranges of which no position stays held, or else a part of one range.
     The other endings need further updates.
 
     Args:
-        group: the group as it was read.
-        endings: the endings, keyed by number.
-        now: the current instant.
+        group: The group as it was read.
+        endings: How each claim is to end, keyed by a number.
+        now: The current instant.
 
     Returns:
         The update, or None if no position is held; and the positions of each ending that has no
@@ -359,7 +359,7 @@ def settle_step(
 
 
 def _not_held(held: Mapping[str, Range], ending: Ending, mask: int) -> frozenset[int]:
-    """Return the positions of an ending that it does not end, because they are not held."""
+    """Return the positions that an ending names although they are not held."""
     start = held[ending.token].start
     return frozenset(
         each for each in ending.positions if each < start or not mask >> (each - start) & 1
@@ -380,13 +380,13 @@ def _given_back(
     masks: Mapping[int, int],
     numbers: Iterable[int],
 ) -> _Given:
-    """Return where these endings move their positions.
+    """Return the ranges to give back, the copies to publish, and how many messages are skipped.
 
     Args:
-        held: the held ranges, keyed by token.
-        endings: the endings, keyed by number.
-        masks: a bit mask of the positions that each ending ends, keyed by its number.
-        numbers: the numbers of the endings.
+        held: The held ranges, keyed by token.
+        endings: How each claim ends, keyed by a number.
+        masks: For each ending, by its number, a bit mask of the positions that it covers.
+        numbers: The numbers of the endings to consider.
     """
     back: list[Range] = []
     copies: list[Any] = []

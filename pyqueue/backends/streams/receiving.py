@@ -2,8 +2,8 @@
 
 A claim reads the group, takes ranges of positions with one update, and then reads their packs, as a
 majority stored them. Only the update determines the holder of a message. So a process may use the
-group as it was read by an earlier call. If that is stale, the update matches nothing, and the
-process reads the group again.
+state of the group that an earlier call read. If that state is stale, the update matches nothing,
+and the process reads the group again.
 """
 
 from __future__ import annotations
@@ -141,10 +141,10 @@ def wake_time(
     """Return when to claim again if no event arrives. Forget a signaled instant that has passed.
 
     Args:
-        state: the state of the group.
-        waiting: the waiting consumers of the group. ``scan.due`` is the next signaled instant.
-        limit: the limit of the stream.
-        poll_s: the longest wait, in seconds.
+        state: The state of the group.
+        waiting: The waiting consumers of the group. ``scan.due`` is the next signaled instant.
+        limit: The limit of the stream.
+        poll_s: The longest wait, in seconds.
     """
     now = yield from ServerTime()
     scan, group = waiting.scan, state.seen
@@ -165,12 +165,12 @@ def wake_time(
 def _give_back(
     state: GroupState, received: Iterable[StreamReservation[Any]], claimed: Sequence[Taken] = ()
 ) -> Plan[None]:
-    """Give back messages that the callers do not get, without counting the try.
+    """Return messages to the group that no caller receives, without counting the try.
 
     Args:
-        state: the state of the group.
-        received: messages that were claimed and read.
-        claimed: claimed ranges whose messages were not read yet.
+        state: The state of the group.
+        received: Messages that were claimed and read.
+        claimed: Claimed ranges whose messages were not read yet.
     """
     positions = {each.range.token: [*each.range.positions()] for each in claimed}
     for each in received:
@@ -217,10 +217,10 @@ def _take_ranges(
     """Claim ranges for several callers. Return [] if there is nothing to claim.
 
     Args:
-        terms: how messages are received.
-        now: the current instant.
-        wanted: how many messages each caller wants.
-        served: for each caller, whether it already has messages; see ``claim_step``.
+        terms: How messages are received.
+        now: The current instant.
+        wanted: How many messages each caller wants.
+        served: For each caller, whether it already has messages; see ``claim_step``.
     """
     state = terms.state
     if terms.limit.unreadable is not None:

@@ -37,7 +37,7 @@ _MAX_DELETED: Final = 200
 def retain(stream: str, state: LogState) -> Plan[None]:
     """Delete packs that are older than the retention of the stream, if a check is due.
 
-    A check is due once a minute, or at once if packs are left over. It ignores failures.
+    A check is due once a minute, or at once if the last one left packs over. Failures are ignored.
     """
     mono, now = yield from instants()
     if mono < state.retain_at:
@@ -56,7 +56,7 @@ def retain(stream: str, state: LogState) -> Plan[None]:
 
 
 def trim(stream: str, state: LogState, before: object) -> Plan[int]:
-    """Delete the packs that lie entirely before a position or instant. Return the first position.
+    """Delete packs that lie entirely before a position or instant. Return the first position left.
 
     Raises:
         ConfigurationError: ``before`` is not allowed, or a queue has this name.
@@ -76,9 +76,9 @@ def _delete_portion(
     """Delete the first packs, up to ``_MAX_DELETED``, as long as they are old enough.
 
     Args:
-        stream: the name of the stream.
-        position: delete only packs that end at or before this position, or None.
-        instant: delete only packs that were appended before this instant, or None.
+        stream: The name of the stream.
+        position: Delete only packs that end at or before this position, or None.
+        instant: Delete only packs that were appended before this instant, or None.
 
     Returns:
         The position after the last deleted pack, and whether there may be more to delete.

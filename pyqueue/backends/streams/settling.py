@@ -60,11 +60,11 @@ Held = Sequence[StreamReservation[Any]]
 
 
 class GroupState:
-    """The knowledge about a group that a process keeps between calls.
+    """What a process remembers about a consumer group between calls.
 
     Args:
-        stream: the name of the stream.
-        group: the name of the group.
+        stream: The name of the stream.
+        group: The name of the group.
     """
 
     def __init__(self, stream: str, group: str) -> None:
@@ -82,12 +82,12 @@ class GroupState:
 
     @property
     def label(self) -> str:
-        """The name of the group where queues are named, too. No queue can have this name."""
+        """The name of the group in places where a queue name is expected. No queue can have it."""
         return f"{self.stream}~{self.name}"
 
     @property
     def hidden(self) -> str:
-        """The ``q`` of copies that are not published yet."""
+        """The ``q`` of copies of buried messages that are not published yet."""
         return f"~handover:{self.label}"
 
 
@@ -106,7 +106,7 @@ def reload(state: GroupState) -> Plan[Group | None]:
 def change(state: GroupState, step: Step, *, w1: bool = False) -> Plan[Group | None]:
     """Update the group if ``step`` matches it. Return its new state, or None if it did not match.
 
-    Each change increments ``changes``, so that a later state can be distinguished from an earlier.
+    Each change increments ``changes``, which tells a later state from an earlier one.
     """
     update = step.update
     counted: Any
@@ -130,7 +130,7 @@ def _learn(state: GroupState, group: Group | None) -> None:
 
 
 def settle(state: GroupState, endings: Sequence[Ending]) -> Plan[list[frozenset[int]]]:
-    """End claims of messages. Return, for each ending, the positions that were no longer held."""
+    """End claims as ``endings`` say. Return the positions of each ending that were not held."""
     return (
         yield from Coalesce(
             ("stream settle", state.id), endings, partial(_settle_batch, state), max_in_flight=2
@@ -141,7 +141,7 @@ def settle(state: GroupState, endings: Sequence[Ending]) -> Plan[list[frozenset[
 def _settle_batch(
     state: GroupState, batch: Sequence[Sequence[Ending]]
 ) -> Plan[list[list[frozenset[int]]]]:
-    """End claims for several callers. Return for each caller the positions no longer held."""
+    """End claims for several callers. Return for each caller the result of ``settle``."""
     flat = [ending for endings in batch for ending in endings]
     results = yield from _settle_all(state, flat)
     answers: list[list[frozenset[int]]] = []
@@ -186,7 +186,7 @@ def _settle_all(state: GroupState, endings: Sequence[Ending]) -> Plan[list[froze
 
 
 def give_back(state: GroupState, ranges: Mapping[str, Range | Sequence[int]]) -> Plan[None]:
-    """Give back messages that no caller gets, without counting the try.
+    """Return messages to the group that no caller receives, without counting the try.
 
     ``ranges``: the positions of the messages, by the token of their claim.
     """
@@ -233,14 +233,14 @@ def rollback(
     *,
     counted: bool = True,
 ) -> Plan[None]:
-    """Give messages back for another try.
+    """Return messages to the group for another try.
 
     Args:
-        state: the state of the group.
-        given: the reservations of the messages.
-        delay_by_tries: the delay in seconds for each number of tries that a message has had.
-        record: the error that the messages store, or None to keep their last error.
-        counted: whether this try counts.
+        state: The state of the group.
+        given: The reservations of the messages.
+        delay_by_tries: The delay before the next try, in seconds, keyed by the number of tries.
+        record: The error that the messages store, or None to keep their last error.
+        counted: Whether this try counts.
     """
     held = reservations(state, given)
     if not held:
@@ -267,7 +267,7 @@ def rollback(
 def delay_by_tries(
     held: Held, backoff: Backoff, delay: float | timedelta | None
 ) -> dict[int, float]:
-    """Return the delay in seconds for each number of tries of these messages.
+    """Return the delay before the next try, in seconds, keyed by the number of tries so far.
 
     Messages with equal tries get the same delay, so that they come back together.
     """
@@ -281,8 +281,8 @@ def delay_by_tries(
 def _settle_held(state: GroupState, held: Held, backs: Mapping[int, Back]) -> Plan[None]:
     """End claims. Raise LeaseLost if any reservations are no longer held.
 
-    ``backs`` maps each number of tries to how messages with so many tries are given back. If it is
-    empty, the messages are finished.
+    ``backs`` says how messages go back to the group, keyed by their number of tries. If ``backs``
+    is empty, the messages are finished.
     """
     groups: dict[tuple[str, int], list[StreamReservation[Any]]] = {}
     for each in held:
@@ -320,10 +320,10 @@ def raise_lost(state: GroupState, held: Held, lost: Held) -> None:
 def extend(
     state: GroupState, given: Sequence[object], lease: float | timedelta | None
 ) -> Plan[None]:
-    """Renew the leases of messages, starting now. Messages of one range share a lease.
+    """Renew the leases of messages, starting now. Messages of one claimed range share a lease.
 
     Raises:
-        LeaseLost: some messages were no longer held. The other leases are extended.
+        LeaseLost: Some messages were no longer held. The other leases are extended.
     """
     held = reservations(state, given)
     lease_s = None if lease is None else arguments.duration("lease", lease, positive=True)
@@ -391,12 +391,12 @@ def bury(
     """Send messages that the caller holds to the dead-letter queue.
 
     Args:
-        state: the state of the group.
-        codec: how payloads are stored.
-        dead_letter: the name of the dead-letter queue.
-        held: the reservations of the messages.
-        reason: why they are buried, in one word.
-        error: the error that they store, or None if each message keeps its last error.
+        state: The state of the group.
+        codec: How payloads are stored.
+        dead_letter: The name of the dead-letter queue.
+        held: The reservations of the messages.
+        reason: Why the messages are buried, in one word.
+        error: The error to store in the messages, or None if each keeps its last error.
     """
     if not held:
         return
@@ -432,7 +432,7 @@ def entomb(
         raise refused[0].error
     if (yield from ServerTime()) - now > _MAX_BURIAL:
         # Old copies may be deleted before the burial is committed; see ``delete_undecided``.
-        raise Unavailable("the burial took too long and buried nothing; try again")
+        raise Unavailable("burying the messages took too long, so none was buried; try again")
     endings = [
         Ending(each.token, frozenset({each.position}), copy=copy["_id"])
         for each, copy in zip(messages, copies, strict=True)
@@ -465,9 +465,9 @@ def _copy(state: GroupState, queue: str, message: Buried, now: datetime) -> Docu
 
 
 def publish_left(state: GroupState, ids: Sequence[Any]) -> Plan[None]:
-    """Publish the copies of committed burials, which ``left`` of the group lists.
+    """Publish the copies of buried messages, which the ``left`` field of the group lists.
 
-    Repeating this changes nothing.
+    A repeated call changes nothing.
     """
     found = yield from Find({"_id": {"$in": list(ids)}, "q": state.hidden}, {"to": 1})
     targets: dict[str, list[Any]] = {}
@@ -485,7 +485,7 @@ def publish_left(state: GroupState, ids: Sequence[Any]) -> Plan[None]:
 
 
 def delete_undecided(state: GroupState) -> Plan[None]:
-    """Delete old copies of burials that were never committed. Do this once per process."""
+    """Delete old hidden copies of messages that were never buried, once per process."""
     if state.swept or state.seen is None:
         return
     state.swept = True
