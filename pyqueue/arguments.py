@@ -213,7 +213,7 @@ def retention(value: Any) -> float:
 
 
 def instant(name: str, value: Any) -> datetime:
-    """Check an aware datetime before the year 8000, and return it in UTC and whole milliseconds."""
+    """Check that an aware datetime is before the year 8000. Return it as UTC, in whole ms."""
     if not isinstance(value, datetime):
         raise ConfigurationError(
             f"{name}: expected a timezone-aware datetime, found {type(value).__name__}"

@@ -71,8 +71,8 @@ def refuse_key(how: PushOptions) -> None:
     for argument, given in (("key", how.get("keys")), ("unique_for", how.get("uniques"))):
         for value in given or ():
             raise ConfigurationError(
-                f"{argument}: expected None with also=, found {shown(value)}; pass id= to make a "
-                "repeated push harmless, or push to each queue separately"
+                f"{argument}: cannot be combined with also=, found {shown(value)}; use id= instead "
+                "to make a repeated push harmless, or push to each queue separately"
             )
 
 

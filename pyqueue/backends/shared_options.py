@@ -136,7 +136,7 @@ class SharedOptions:
 
 
 def named_options(given: Mapping[str, object], by: str, at: datetime) -> dict[str, object]:
-    """Return the entry in ``named`` for each option that a program names."""
+    """Return what the record notes about each option that a program sets: who, and when."""
     return {name: _entry([value], by, at) for name, value in given.items()}
 
 

@@ -72,7 +72,7 @@ class Standard:
         return transitions.claimable(queue, now, start)
 
     def claiming(self, update: UpdateFields) -> UpdateFields:
-        """Return the update that claims a message, and renames the lock fields of this kind."""
+        """Return the update that claims a message, and that renames the lock fields."""
         return transitions.locking(self, update)
 
     def next_ones(self, queue: str, now: datetime) -> Plan[Sequence[Find]]:

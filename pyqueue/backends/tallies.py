@@ -102,7 +102,7 @@ class Listed(NamedTuple):
 
     @property
     def shape(self) -> Mapping[str, Any]:
-        """The options on which all its users agree."""
+        """The options on which all users of the queue agree."""
         shape = self.record.get("shape")
         return shape if isinstance(shape, Mapping) else {}
 

@@ -1,9 +1,9 @@
 """``pyqueue doctor``: check that the server, the indexes, the clocks and the bus suit the queues.
 
 Each line says OK or names a remedy. The doctor creates no index and pushes no message, and it tries
-the bus on a separate topic. As consumers do, it finishes handovers that a crash left half done,
-ends messages that have expired, and deletes unused queues with ``auto_delete``. It never prints
-credentials: it shows the addresses that the server gives.
+the bus on a separate topic. As consumers do, it completes pushes and handovers that a crash left
+half done, ends expired messages and gathers that are due, and deletes unused queues with
+``auto_delete``. It never prints credentials: it shows the addresses that the server gives.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def doctor(
 ) -> None:
     """Check the server, the indexes, the clocks and the bus.
 
-    Without --repair it changes nothing, except that it ends expired messages, deletes unused queues
-    with auto_delete, and publishes the outputs of workers that died while they pushed them. The
-    exit status is 1 if something is wrong.
+    Without --repair it only does what consumers do, too: it ends expired messages and gathers that
+    are due, deletes unused queues with auto_delete, and completes pushes of processes that died.
+    The exit status is 1 if something is wrong.
     """
     wrong = False
     try:

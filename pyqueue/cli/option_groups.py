@@ -27,7 +27,7 @@ class Server(NamedTuple):
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter of a command that is a group with the options of the group."""
+    """In a command, replace each parameter that stands for several options by these options."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []

@@ -299,7 +299,7 @@ def _read_all(file: Path | None) -> str:
 
 
 def _batches(source: BufferedIOBase) -> Iterator[list[bytes]]:
-    """Yield the lines that have arrived, so that lines of a slow producer are not delayed."""
+    """Yield batches of lines. No batch waits for more lines, which a slow producer may delay."""
     rest = b""
     while data := source.read1(1 << 20):
         *lines, rest = (rest + data).split(b"\n")

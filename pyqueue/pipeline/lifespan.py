@@ -120,7 +120,7 @@ async def _nothing() -> AsyncIterator[None]:
 
 
 def _maker(given: Any) -> Callable[[], Any]:
-    """Return the function that makes the context manager of a run."""
+    """Return a function that makes the context manager of a run from the ``lifespan`` given."""
     if given is None:
         return _nothing
     is_class = isinstance(given, type)

@@ -183,7 +183,7 @@ class Ahead:
         return None if future is None else future.result()
 
     def forget(self) -> None:
-        """Leave the claim made in advance outstanding. It becomes part of the next batch."""
+        """Forget the claim made in advance without settling it. The next batch contains it."""
         if self._future is not None:
             wait([self._future])
             self._future = None

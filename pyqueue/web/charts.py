@@ -187,7 +187,7 @@ def _instants(stats: QueueStats, left: int = 0) -> Iterator[Markup]:
 
 
 def legend(stats: QueueStats, lines: Mapping[str, Sequence[str]] = LINES) -> list[dict[str, str]]:
-    """Return the lines of a chart, each with its average per second."""
+    """Return the legend of a chart: the name of each line, and its average per second."""
     known = {name: stats.rate(name) for name in stats.counts}
     return [
         {"look": name, "value": rate(sum(known.get(each, 0.0) for each in some))}

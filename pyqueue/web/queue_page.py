@@ -146,7 +146,7 @@ async def _messages(site: Site, viewer: Viewer, row: Row, state: State) -> dict[
 
 
 def _latency(stats: QueueStats) -> list[dict[str, Any]]:
-    """Return how long messages waited, were worked on, and took from push to end."""
+    """Return the times of messages: waiting, being worked on, and in total from push to end."""
     named = {"waiting": stats.waiting, "working": stats.working, "whole": stats.end_to_end}
     return [
         {"name": name, "p50": each.p50, "p95": each.p95, "p99": each.p99}

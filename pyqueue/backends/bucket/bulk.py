@@ -111,7 +111,7 @@ class PackContents(Contents):
     # ---- claims
 
     def first(self, find: Find, max_bytes: int | None) -> Plan[list[Document]]:
-        """Return the first documents that fit, but at least one. Empty packs count as messages."""
+        """Return the first documents that fit, at least one. An empty pack counts as a message."""
         sized = replace(find, projection=self.sized)
         most = sys.maxsize if max_bytes is None else max_bytes
         return (yield from find_fitting(sized, most, lambda each: max(1, self.size(each))))

@@ -238,8 +238,8 @@ class EpochWrites:
         """Make this the only run that may write the stage.
 
         First name this run in the record. Then read the records of the other queries, and bar their
-        runs from committing. So if two runs enter at once, at least one of them is barred. A run is
-        not barred if it wrote after this run had begun to enter.
+        runs from committing. So if two runs enter at once, at least one of them is barred. A run
+        that writes its record after this run has begun to enter is not barred.
         """
         now = yield from ServerTime()
         self._check_quiet((yield from self._others()), now)

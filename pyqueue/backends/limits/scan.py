@@ -96,7 +96,7 @@ class _Page:
     def choose_permitted(
         self, free: Mapping[str, FreeSlots], wanted: int, order: Sequence[Document], now: datetime
     ) -> Plan[list[Chosen]]:
-        """Choose messages to claim. If the limit has a rate ``per`` key, get a permit for each."""
+        """Choose messages to claim, and get a permit for each message if each key has a rate."""
         if self.limit.per is None or self.limit.rate is None:
             return self.choose(free, wanted, order)
 

@@ -90,7 +90,7 @@ def append(
     Args:
         stream: The name of the stream.
         codec: How payloads are stored.
-        shape: The options of the stream that the caller gave, on which all users must agree.
+        shape: The stream options that the caller gave. All users of the stream must agree on them.
         state: What this process remembers about the log.
         payloads: The payloads of the messages, in order.
         labels: The headers of each message, or None if it has none.

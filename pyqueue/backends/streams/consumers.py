@@ -57,7 +57,7 @@ class GroupPlans:
         options: How the group handles messages: lease, max_tries, dead_letter, backoff and poll.
         codec: How payloads are stored.
         start: Where the group begins if it does not exist yet.
-        shape: The options of the stream that the caller gave, on which all users must agree.
+        shape: The stream options that the caller gave. All users of the stream must agree on them.
         owner: Returns the label that reservations carry.
     """
 

@@ -162,14 +162,14 @@ def deliver(
     """Give a caller the messages of a range. Return whether messages went back to the group.
 
     Invalid messages and messages that were tried too often go to the dead-letter queue. Positions
-    that the retention of the stream deleted are skipped.
+    whose messages the stream no longer retains are skipped.
 
     Args:
         terms: How messages are received.
         taken: The claimed range.
-        share: The messages of the caller, to which this function adds.
+        share: The caller's share of messages. This function adds to it.
         packs: The packs that were read, in order.
-        first: The first position of the log, or 0 if no pack is missing.
+        first: The first position that the log still has, or 0 if no pack is missing.
         now: The current instant.
     """
     one, state = taken.range, terms.state

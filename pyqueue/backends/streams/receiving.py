@@ -280,7 +280,7 @@ class _Permits:
         return self._permits.until
 
     def ask(self, taken: Sequence[Taken], wanted: Sequence[int], now: datetime) -> Plan[list[int]]:
-        """Ask for permits for these ranges. Return how many messages each caller may take now."""
+        """Ask for permits for claimed ranges. Return how many messages each caller may take now."""
         self.asked = True
         left = yield from self._permits.number(sum(each.range.size for each in taken), now)
         share = [0] * len(wanted)

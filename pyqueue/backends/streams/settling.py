@@ -452,7 +452,7 @@ def entomb(
 
 
 def _copy(state: GroupState, queue: str, message: Buried, now: datetime) -> Document:
-    """Return the hidden copy of a message to bury. ``queue``: the dead-letter queue."""
+    """Return the document of a buried message, still hidden. ``queue``: the dead-letter queue."""
     death: Document = {"from": state.stream, "at": now, "reason": message.reason}
     death |= {"tries": message.tries, "error": message.error}
     death |= {"group": state.name, "position": message.position}
