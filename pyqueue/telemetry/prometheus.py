@@ -71,8 +71,9 @@ def exposition() -> Plan[str]:
     """Return the metrics of a namespace as text."""
     totals = yield from _read(METRICS, {"_id": {"$gte": TOTAL.letter + " ", "$lt": "t!"}})
     names = yield from all_queues.names()
-    bases = {str(each["q"]).partition("~")[0] for each in totals}
-    shown = sorted({*names, *bases} - {""})[:MAX_QUEUES]
+    # Queues that were deleted have totals for another month.
+    deleted = {str(each["q"]).partition("~")[0] for each in totals} - {*names, ""}
+    shown = [*sorted(names), *sorted(deleted)][:MAX_QUEUES]
     page = _Page(frozenset(shown))
     yield from _count(page, names)
     _add_totals(page, totals)

@@ -62,7 +62,7 @@ def conditions(text: str, redactor: Redactor) -> dict[str, object]:
 
 
 def _condition(path: str, operator: str | None, text: str | None, redactor: Redactor) -> object:
-    if redactor.hides(path):
+    if redactor.hides(path) or redactor.replaces(path):
         raise _hidden(path)
     if operator is None or text is None:
         return exists()

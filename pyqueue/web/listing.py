@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from pyqueue.backends.namespace import STREAM
 from pyqueue.web import charts, shapes
@@ -10,6 +10,9 @@ from pyqueue.web.access import Viewer
 from pyqueue.web.overview import row_of, shown_row, visible_runs
 from pyqueue.web.queue_page import PAGE, failure, line_of, ran
 from pyqueue.web.site import Site, View, path_to, query
+
+#: The options of a schedule that its messages contain.
+_CONTENTS: Final = ("payload", "headers")
 
 
 async def stream_page(site: Site, viewer: Viewer) -> View:
@@ -68,7 +71,12 @@ async def schedules_page(site: Site, viewer: Viewer) -> View:
         if not await viewer.sees(each.queue):
             continue
         verbs = ("run", "resume" if each.paused else "pause")
-        options = {name: value for name, value in each.options.items() if value is not None}
+        options = {
+            # A program knows the payload and the headers under the same paths as on other pages.
+            name: shapes.redacted(site.redactor, name, value) if name in _CONTENTS else value
+            for name, value in each.options.items()
+            if value is not None
+        }
         found.append(
             {
                 "name": each.name,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 
-from pyqueue.errors import QueueError
+from pyqueue.errors import ConfigurationError
 from pyqueue.messages import Finished, Message, StreamMessage
 from pyqueue.telemetry.watching import RunSummary
 from pyqueue.web import charts, shapes
@@ -41,7 +41,7 @@ async def find(site: Site, viewer: Viewer, id: str) -> Message[Any]:
     """
     try:
         message = await site.client.find(id)
-    except QueueError as error:
+    except ConfigurationError as error:
         raise HTTPException(404, str(error)) from error
     if message is None or not await viewer.sees(message.queue):
         raise HTTPException(404, f"There is no message {id[:120]!r}.")
@@ -63,7 +63,7 @@ async def message_page(site: Site, viewer: Viewer) -> View:
         "queue": message.queue,
         "queue_path": path_to("s" if stream else "q", message.queue),
         "state": message.state,
-        "why": why_waiting(message, row, now),
+        "why": why_waiting(message, row, site.redactor.text("group", message.group), now),
         "holder": await _holder(site, message, row),
         "workers": _workers(await visible_runs(sample, viewer), str(message.id)),
         "facts": _facts(site, message),

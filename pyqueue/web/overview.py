@@ -38,6 +38,7 @@ def _described(row: Row, cap: int) -> dict[str, Any]:
         "kind": info.kind,
         "path": path_to("s" if stream else "q", info.name),
         "badges": row.badges,
+        "holds_dead": row.holds_dead,
         "ready": info.counts.ready,
         "reserved": None if stream else info.counts.reserved,
         "scheduled": None if stream else info.counts.scheduled,
@@ -121,9 +122,8 @@ async def attention(site: Site, sample: Sample, viewer: Viewer) -> list[dict[str
     found: list[troubles.Trouble] = list(troubles.of_runs(await visible_runs(sample, viewer)))
     for row in await visible(sample, viewer):
         found += troubles.of_row(sample, row, site.redactor)
-        apart = row.info.name.endswith(".dead")
-        dead = row.info.counts.ready if apart else row.info.dead
-        if dead and (apart or await viewer.sees(row.dead_letter)):
+        dead = row.info.counts.ready if row.holds_dead else row.info.dead
+        if dead and (row.holds_dead or await viewer.sees(row.dead_letter)):
             found.append(troubles.of_dead(sample, row, dead))
     for each in sample.schedules:
         if await viewer.sees(each.queue):
@@ -188,7 +188,7 @@ def _tiles(rows: Sequence[Row], every: Sequence[dict[str, Any]], cap: int) -> di
     """Return the sums over the rows. The messages of streams are not counted as ready."""
     queues = [each for each in every if each["kind"] != STREAM]
     oldest = [each["oldest"] for each in queues if each["oldest"] is not None]
-    apart = [each["ready"] for each in queues if each["name"].endswith(".dead")]
+    apart = [each["ready"] for each in queues if each["holds_dead"]]
     ready = sum(min(each["ready"], cap - 1) for each in queues) - sum(apart)
     works = [each.stats for each in rows if each.info.kind != STREAM]
     return {
@@ -230,6 +230,7 @@ async def row_of(site: Site, name: str, *, stream: bool = False) -> tuple[Sample
     if row is None and any(each.dead_letter == name for each in sample.rows.values()):
         info = QueueInfo(name, Counts(), paused=False)  # no message has died yet
         row = Row(info, stats=None, groups=(), group_stats={}, workers=0, badges=())
+        row = replace(row, holds_dead=True)
     if row is None or (row.info.kind == STREAM) != stream:
         what = "stream" if stream else "queue"
         raise HTTPException(404, f"There is no {what} {name[:120]!r}.")

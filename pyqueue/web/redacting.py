@@ -17,7 +17,11 @@ HIDDEN: Final = "••••••"
 MAX_TEXT: Final = 65_536
 #: The maximum length of a user and a password in a URL, together.
 _MAX_LOGIN: Final = 2000
+#: A login in a URL. The end of a text of at least ``_CUT`` characters may have been cut off.
 _LOGIN: Final = re.compile(rf"://[^\s/@]{{1,{_MAX_LOGIN}}}@")
+_CUT_LOGIN: Final = re.compile(rf"://[^\s/@]{{1,{_MAX_LOGIN}}}\Z")
+#: Texts of errors are stored up to this length, or up to a greater one.
+_CUT: Final = 200
 
 #: Given a path such as "payload.card.number" and a value, returns the value to show.
 Redact = Callable[[str, Any], Any]
@@ -47,6 +51,12 @@ class Redactor:
         """Return whether a path contains the name of a secret."""
         return any(part in _plain(name) for name in path.split(".") for part in self._names)
 
+    def replaces(self, path: str) -> bool:
+        """Return whether a document at this path, or one that contains the path, is not shown."""
+        parts = path.split(".")
+        parents = [".".join(parts[:end]) for end in range(1, len(parts))]
+        return any(self.value(each, {}) != {} for each in parents)
+
     def value(self, path: str, value: Any) -> Any:
         """Return what to show for a value. Values inside lists and dicts are not examined."""
         if self.hides(path):
@@ -65,6 +75,8 @@ class Redactor:
             # The end of a login in a URL may have been cut off.
             if (place := text.rfind("://", -_MAX_LOGIN - 3)) >= 0:
                 text = text[:place]
+        if len(text) >= _CUT:
+            text = _CUT_LOGIN.sub(f"://{HIDDEN}", text)
         return _LOGIN.sub(f"://{HIDDEN}@", self._in_text.sub(rf"\g<1>{HIDDEN}", text))
 
 

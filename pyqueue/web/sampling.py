@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Final, NamedTuple
@@ -94,6 +94,8 @@ class Row:
     came: float = 0.0
     #: The group that holds up an ordered queue, or None.
     blocked: Blocked | None = None
+    #: Whether the messages of this queue are dead letters.
+    holds_dead: bool = False
 
     @property
     def dead_letter(self) -> str:
@@ -169,6 +171,11 @@ class Sampler:
             came=moved_in(last),
             blocked=await run(blocked(_ordered(infos), cap)),
             running=await run(runs()),
+            dead_letters={
+                dead_letter_of(each.name, each.options)
+                for each in infos
+                if not each.name.endswith(".dead")
+            },
             now=datetime.now(UTC),
         )
         errors, drawn = await run(error_groups()), await run(graphs())
@@ -208,6 +215,8 @@ class _Read(NamedTuple):
     #: The groups that block queues.
     blocked: Mapping[str, Blocked]
     running: Sequence[RunSummary]
+    #: The names of dead-letter queues.
+    dead_letters: Set[str]
     now: datetime
 
 
@@ -243,6 +252,7 @@ def _row(info: QueueInfo, groups: Sequence[ConsumerInfo], read: _Read) -> Row:
         moves=moves,
         came=read.came.get(info.name, 0.0),
         blocked=read.blocked.get(info.name),
+        holds_dead=info.name.endswith(".dead") or info.name in read.dead_letters,
     )
     return replace(row, badges=tuple(_badges(row, read.now)))
 
@@ -262,7 +272,7 @@ def _badges(row: Row, now: datetime) -> list[Badge]:
         found.append(("warn", "blocked"))
     received = row.stats is not None and row.stats.counts["received"] > 0
     idle = not (counts.reserved or row.workers or received or info.paused)
-    if counts.ready and idle and waits_s > _UNATTENDED_S and not info.name.endswith(".dead"):
+    if counts.ready and idle and waits_s > _UNATTENDED_S and not row.holds_dead:
         found.append(("bad", "no worker"))
     found += _trend(row)
     return found
@@ -283,14 +293,19 @@ def _trend(row: Row) -> list[Badge]:
     return []
 
 
-def why_waiting(message: Message[object], row: Row | None, now: datetime) -> str:
-    """Return why no consumer is working on a message, or "" if one is, or none should be."""
+def why_waiting(
+    message: Message[object], row: Row | None, group: str | None, now: datetime
+) -> str:
+    """Return why no consumer is working on a message, or "" if one is, or none should be.
+
+    ``group``: the group of the message, as the viewer may see it.
+    """
     if isinstance(message, StreamMessage) or message.state in ("reserved", "finished"):
         return ""
     if message.state == "dead":
         return "It is dead: it waits until a person sends it back or removes it."
     if message.deferred == "group":
-        return f"It waits for an earlier message of its group {message.group!r}."
+        return f"It waits for an earlier message of its group {group!r}."
     if message.deferred == "limit":
         return "It waits because the limit of its queue is used up."
     if message.state == "scheduled":

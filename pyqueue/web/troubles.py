@@ -121,7 +121,7 @@ def of_dead(sample: Sample, row: Row, dead: int) -> Trouble:
             errors.append(each)
     types = ", ".join([each.type for each in errors[:_MAX_ERRORS]])
     more = f" of {counted(len(errors), 'error')}: {types}" if errors else ""
-    dead_letter = name if name.endswith(".dead") else row.dead_letter
+    dead_letter = name if row.holds_dead else row.dead_letter
     path = "/errors" + query({"queue": errors[0].queue}) if errors else path_to("q", dead_letter)
     cause = counted(dead, "dead letter", sample.cap) + more
     return Trouble("dead letters", name, path_to("q", name), cause, path)

@@ -230,3 +230,19 @@ def test_async_client_awaits_the_text(url: str, client: Client) -> None:
             return await metrics_text(reading)
 
     assert asyncio.run(read()) == metrics_text(client)
+
+
+def test_deleted_queues_displace_no_queue(memory: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their totals stay for a month."""
+    monkeypatch.setattr(prometheus, "MAX_QUEUES", 2)
+    for number in range(3):
+        memory.queue(f"a{number}").push(number)
+    flush(memory)
+    for number in range(3):
+        memory.delete_queue(f"a{number}", force=True)
+    memory.queue("z").push_many(range(5))
+    flush(memory)
+    found = values(memory)
+    assert found['pyqueue_messages{queue="z",kind="standard",state="ready"}'] == 5
+    assert found['pyqueue_pushed_total{queue="z"}'] == 5
+    assert found['pyqueue_pushed_total{queue="_other"}'] == 2

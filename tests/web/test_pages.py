@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from pyqueue import Limit
+from pyqueue.errors import NotPermitted
 from pyqueue.telemetry import reading
 from pyqueue.web import sampling, shapes
 from pyqueue.web.overview import MAX_ROWS
@@ -446,3 +447,37 @@ def test_errors_page_may_show_one_queue(shop: World) -> None:
         "no": set(),
     }.items():
         assert {each["type"] for each in pages.json(f"/errors?queue={queue}")["errors"]} == types
+
+
+@pytest.mark.parametrize("users", [1, 2])
+def test_dead_letters_of_a_queue_with_any_name_are_shown(world: World, users: int) -> None:
+    async def fill() -> None:
+        for name in ("jobs", "tasks")[:users]:
+            queue = world.client.queue(name, dead_letter="graveyard")
+            for number in range(3):
+                await queue.push(number)
+                held = await queue.reserve(0)
+                assert held is not None
+                await queue.bury(held, error=ValueError("no"))
+
+    world.run(fill)
+    pages = world.pages(allow=lambda request, action, queue: True)
+    values = pages.json("/q/graveyard")
+    assert len(values["rows_of_messages"]) == 3 * users
+    assert [state for state, _, _ in values["tabs"]] == ["dead", "reserved", "finished"]
+    assert "redrive" in values["bulk"]
+    board = pages.json("/")
+    assert board["tiles"]["ready"] == 0
+    assert board["tiles"]["dead"] == 3 * users
+    assert "dead letters" in str(board["troubles"])
+
+
+def test_queue_page_without_rights_to_the_figures(
+    shop: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*given: Any) -> Any:
+        raise NotPermitted("no")
+
+    monkeypatch.setattr(reading, "aside", forbidden)
+    values = shop.pages().json("/q/orders")
+    assert values["rows_of_messages"]

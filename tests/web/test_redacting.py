@@ -133,3 +133,46 @@ def test_filter_on_a_field_that_a_function_hides_is_refused(world: World) -> Non
     world.run(world.client.queue("a").push, {"number": 12345})
     pages = world.pages(redact=lambda path, value: "x" if path == "payload.number" else value)
     assert "is hidden here" in pages.json("/q/a?where=payload.number:12345")["wrong"]
+
+
+def test_filter_on_a_part_of_a_hidden_document_is_refused(world: World) -> None:
+    world.run(world.client.queue("a").push, {"card": {"number": "4111"}, "n": 1})
+    pages = world.pages(redact=lambda path, value: "a card" if path.endswith(".card") else value)
+    for where in ("payload.card.number~41", "payload.card.number:4111", "payload.card.number?"):
+        values = pages.json(f"/q/a?where={where}")
+        assert values["wrong"].endswith("is hidden here; use another field")
+    assert len(pages.json("/q/a?where=payload.n:1")["rows_of_messages"]) == 1
+
+
+def test_login_that_a_stored_text_cuts_off_is_hidden(world: World) -> None:
+    """Errors are stored up to a length, and the end of a login may be beyond it."""
+    texts = ["x" * length + f" mongodb://me:{SECRET}@host/db" for length in range(160, 200)]
+    ids = [world.bury("a", 1, ValueError(text)) for text in texts]
+    world.flush()
+    pages = world.pages()
+    paths = ["/errors", "/q/a.dead?state=dead", *(f"/m/{id}" for id in ids)]
+    for path in paths:
+        assert SECRET[:4] not in pages.get(path) + str(pages.json(path)), path
+
+
+def test_function_hides_a_part_of_a_scheduled_payload(world: World) -> None:
+    payload = {"number": 12345}
+    world.run(world.client.schedule, "tick", queue="a", every=60, payload=payload)
+    pages = world.pages(redact=lambda path, value: "x" if path == "payload.number" else value)
+    assert "tick" in pages.get("/schedules")
+    assert "12345" not in pages.get("/schedules") + str(pages.json("/schedules"))
+
+
+def test_hidden_group_is_not_why_a_message_waits(world: World) -> None:
+    async def fill() -> Any:
+        queue = world.client.queue("turns", kind="ordered")
+        ids = [await queue.push(number, group="acme-corp") for number in range(3)]
+        await queue.reserve(0)
+        await queue.reserve(0)
+        return ids
+
+    ids = world.run(fill)
+    pages = world.pages(redact=lambda path, value: "x" if path == "group" else value)
+    pages_of = [pages.get(f"/m/{id}") for id in ids]
+    assert any("earlier message of its group" in page for page in pages_of)
+    assert not [page for page in pages_of if "acme-corp" in page]
