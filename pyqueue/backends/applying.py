@@ -14,7 +14,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
-from pyqueue.backends import transitions
+from pyqueue.backends import transitions, uniqueness
 from pyqueue.backends.kind import Kind
 from pyqueue.documents import hashable_id, stored_group
 from pyqueue.errors import (
@@ -445,8 +445,11 @@ def update_with_key(
         keyed["$set"]["key"] = key
         keyed["$unset"]["last_key"] = ""
         keyed.pop("$rename", None)  # it would write the same fields
-        try:
-            return bool((yield from Update(match, keyed, majority=majority)).matched)
-        except DuplicateKey:
-            pass  # the key is taken
+        queue = str(update["$set"].get("q", match.get("q")))
+        for again in (True, False):
+            try:
+                return bool((yield from Update(match, keyed, majority=majority)).matched)
+            except DuplicateKey:
+                if not (again and (yield from uniqueness.release(queue, [key]))):
+                    break  # the key is taken
     return bool((yield from Update(match, update, majority=majority)).matched)

@@ -9,19 +9,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import timedelta
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from pyqueue import arguments
 from pyqueue.backends import finding
 from pyqueue.backends.browsing import shown
+from pyqueue.backends.transitions import HIDDEN
 from pyqueue.errors import JobFailed
 from pyqueue.messages import Duration, Finished, Id, Message
 from pyqueue.payloads import Codec
-from pyqueue.requests import Coalesce, Document, Listen, MonotonicTime, Plan, ServerTime, Wait
+from pyqueue.requests import (
+    Coalesce,
+    Document,
+    Filter,
+    Listen,
+    MonotonicTime,
+    Plan,
+    ServerTime,
+    Wait,
+)
 
 #: The seconds between two reads of a message, in case it ends without an event. Only a message that
 #: is missing for this long counts as gone, because a handover may hide a message for an instant.
 POLL_S: Final = 1.0
+_HANDED_OVER: Final[Filter] = MappingProxyType({"q": {"$gte": HIDDEN, "$lt": HIDDEN[:-1] + ";"}})
 #: The result of a request is kept for this many seconds longer than its caller waits.
 SPARE_S: Final = 60.0
 #: The outcomes which mean that the work on a message succeeded.
@@ -61,7 +73,9 @@ def wait(waiting: Waiting, id: Id, timeout: Duration | None) -> Plan[Finished[An
             if found is not None or seen_s is None:
                 seen_s = now_s  # or when it was first missed
             elif now_s - seen_s >= POLL_S:
-                raise _gone(id)
+                if not (yield from _is_handed_over(spellings)):
+                    raise _gone(id)
+                seen_s = now_s
             if now_s >= ends_s:
                 raise TimeoutError(f"message {id} has not finished within {timeout_s:g} s")
             if (yield from Listen(waiting)):
@@ -95,6 +109,12 @@ def _read_each(
     now, found = yield from finding.documents(every, finding.IN_QUEUES, majority=majority)
     documents: list[Document | None] = [finding.first_of(each, found) for each in wanted]
     return [None if each is None else shown(Codec(), each, now) for each in documents]
+
+
+def _is_handed_over(spellings: Sequence[Id]) -> Plan[bool]:
+    """Return whether a handover hides the message. If its process died, recovery completes it."""
+    _, found = yield from finding.documents(spellings, _HANDED_OVER, majority=True)
+    return bool(found)
 
 
 def _end_of(found: Message[Any] | None) -> Finished[Any] | None:

@@ -292,7 +292,8 @@ def _reschedule(step: Step, documents: Sequence[Document], at: datetime | None) 
 def _at(step: Step, document: Document, at: datetime | None) -> UpdateFields:
     """Return the update that makes a message ready at ``at``, or now if it is None.
 
-    With ``at``, the update also ends a lapsed claim, and gives a grouped message a new place.
+    With ``at``, the update also ends a lapsed claim, gives a grouped message a new place, and takes
+    a cancellation back.
     """
     if at is None:
         return brought_forward(document, step.now)
@@ -300,7 +301,9 @@ def _at(step: Step, document: Document, at: datetime | None) -> UpdateFields:
     entering = kind.entering(step.terms.queue, at, priority_of(document), group_of(document))
     names = ("when", "due", *kind.place_fields)
     put = {name: entering[name] for name in names if name in entering}
-    return {**transitions.lapsing(kind), "$set": put}
+    update = transitions.lapsing(kind)
+    ends = transitions.unset(*transitions.ENDS)
+    return {**update, "$unset": {**update["$unset"], **ends}, "$set": put}
 
 
 def _send_home(step: Step, documents: Sequence[Document], at: datetime | None) -> Plan[None]:

@@ -84,7 +84,9 @@ def end_held(
     queue: str, kind: Kind, document: Document, ending: Ending, now: datetime
 ) -> Plan[bool]:
     """End a message that a claim holds. Return False if the claim no longer holds it."""
+    # A finished pop keeps its token.
     match = {"_id": document["_id"], "q": queue, "token": document["token"]}
+    match["processed"] = {"$exists": False}
     update = _finishing(kind, document, ending, now)
     return (yield from _end(queue, kind, document, match, update))
 

@@ -126,6 +126,7 @@ def redrive_one(queue: str, kind: Kind, document: Document, now: datetime) -> Pl
         "q": queue,
         "token": {"$eq": document.get("token")},
         "dead": {"$exists": True},
+        "processed": {"$exists": False},  # the end of a dead letter may have no token
     }
     done = yield from update_with_key(match, way.update, way.key)
     yield from Signal(way.home, now)
@@ -151,7 +152,7 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
     yield from namespace.check_kind(queue, kind)
     now = yield from ServerTime()
     for each in spellings:
-        names = ("key", "dead", "group", "lock", "limited", "keep", "gather")
+        names = ("key", "dead", "group", "lock", "limited", "keep", "gather", "token", "slot")
         fields = dict.fromkeys(names, 1)
         found = yield from Find({"_id": each, "q": queue}, fields, limit=1)
         if found:

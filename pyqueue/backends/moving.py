@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Final, TypedDict, Unpack
 
 from pyqueue import arguments
-from pyqueue.backends import forms, namespace, transitions
+from pyqueue.backends import forms, namespace, transitions, uniqueness
 from pyqueue.backends.applying import Settlement, apply, settle
 from pyqueue.backends.forms import Form, Held, Move, Outcomes
 from pyqueue.backends.kind import UpdateFields, require, require_target
@@ -80,6 +80,7 @@ def move(
 
     def moved() -> Plan[None]:
         target = yield from ready_target(to, held, priority, group)
+        yield from uniqueness.release(target.queue, [] if key is None else [key], session)
         how = Move(target, labels, key, delay, at, priority=priority, group=group, edits=edits)
 
         def settled(form: Form[Any], some: Held) -> Plan[None]:
@@ -264,6 +265,8 @@ def move_each(
     """
     levels = {held.priority if new.priority is None else new.priority for held, new in pairs}
     yield from namespace.ensure(target.queue, target.kind, target.options, levels)
+    keys = [new.key for _, new in pairs if new.key is not None]
+    yield from uniqueness.release(target.queue, keys)
     now = yield from ServerTime()
     alike = _stayed_alike([held for held, _ in pairs])
     settlements = []

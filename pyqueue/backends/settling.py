@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Unpack
 
 from pyqueue import arguments
-from pyqueue.backends import forms, gathering, namespace, results, transitions
+from pyqueue.backends import forms, gathering, namespace, results, transitions, uniqueness
 from pyqueue.backends.applying import (
     MAX_BATCH,
     Settlement,
@@ -122,6 +122,7 @@ def _refuse_taken_keys(held: Reservation[Any], outputs: Sequence[Output]) -> Pla
     for each in outputs:
         queue, key = each.target.queue, each.key
         taken = ids.setdefault((queue, key), each.id) != each.id
+        yield from uniqueness.release(queue, [str(key)])
         for other in (yield from Find({"q": queue, "key": key}, {"_id": 1}, limit=1)):
             taken = taken or other["_id"] not in (each.id, held.id)
         if taken:

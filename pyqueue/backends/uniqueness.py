@@ -2,8 +2,9 @@
 
 Such a message keeps its ``key`` until the instant ``free``. The unique index on keys keeps other
 messages out, as it does for live messages. A push that meets a finished message after ``free``
-renames the key of that message to ``last_key``, and tries again. The record of a queue shows
-whether it may have such messages. Only then does a push look for them.
+renames the key of that message to ``last_key``, and tries again. Moves and outputs with a key, and
+messages that come back with their keys, do the same. The record of a queue shows whether it may
+have such messages. Only then does a plan look for them.
 """
 
 from __future__ import annotations
@@ -88,6 +89,13 @@ def keeps_out(queue: str, document: Document, session: object = None) -> Plan[bo
             return True
         yield from Update({**match, "_id": end["_id"]}, _FREEING, session=session)
     return False
+
+
+def release(queue: str, keys: Sequence[str], session: object = None) -> Plan[bool]:
+    """Release keys that finished messages have kept long enough. Return whether there were any."""
+    if not keys or not (yield from is_used(queue)):
+        return False
+    return bool((yield from _free(queue, keys, session)))
 
 
 def _free(queue: str, keys: Sequence[str | None], session: object) -> Plan[list[str]]:

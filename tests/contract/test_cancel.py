@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -116,6 +117,15 @@ def test_next_claim_ends_a_cancelled_message(world: World, queue: AnyQueue, back
     assert queue.reserve(0) is None
     assert queue.get(held.id) is None
     queue.commit(*found)
+
+
+@pytest.mark.needs("documents")
+def test_later_start_takes_a_cancellation_back(world: World, queue: AnyQueue) -> None:
+    held = hold_cancelled(queue)
+    queue.rollback(held, delay=600)
+    assert queue.select().requeue(at=datetime.now(UTC) + timedelta(seconds=60)).done == 1
+    assert queue.requeue(held.id)
+    assert queue.reserve(0).id == held.id
 
 
 @pytest.mark.needs("pop")

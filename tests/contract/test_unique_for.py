@@ -128,3 +128,31 @@ def test_wrong_times_are_refused(world: World, queue: AnyQueue) -> None:
         partial(queue.push_many, [Push("x", key="y"), Push("z", unique_for=60)]),
     )
     assert world.stored(queue) == before
+
+
+@pytest.mark.needs("move")
+def test_move_takes_a_key_that_is_free_again(
+    world: World, queue: AnyQueue, other: AnyQueue
+) -> None:
+    id = queue.push("x", key="k", unique_for=60)
+    queue.commit(queue.reserve(0))
+    other.push("y")
+    held = other.reserve(0)
+    with pytest.raises(DuplicateKey):
+        other.move(held, to=queue, key="k")
+    let_free(world, id)
+    other.move(held, to=queue, key="k")
+    assert queue.reserve(0).key == "k"
+
+
+@pytest.mark.needs("dead_letter")
+def test_redrive_takes_a_key_that_is_free_again(
+    world: World, client: AnyClient, queue: AnyQueue
+) -> None:
+    queue.push("y", key="k")
+    queue.bury(queue.reserve(0))
+    id = queue.push("x", key="k", unique_for=60)
+    queue.commit(queue.reserve(0))
+    let_free(world, id)
+    assert client.queue(f"{queue.name}.dead").redrive() == 1
+    assert queue.reserve(0).key == "k"

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from bson import ObjectId
 
 from pyqueue import Finished, JobFailed, Reservation
+from pyqueue.backends import recovering
 from pyqueue.backends.awaiting import wait
+from pyqueue.backends.outputs import Output
+from pyqueue.backends.settling import fan_out
+from pyqueue.backends.transitions import HIDDEN
 from pyqueue.requests import Plan
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import message, record, standard
@@ -46,6 +51,22 @@ def test_burial_counts_once_a_majority_has_it() -> None:
     steps.safe = steps.all()
     with pytest.raises(JobFailed, match="broken"):
         steps.run(waiting())
+
+
+def test_message_that_a_handover_hides_is_not_gone() -> None:
+    """Its worker died after it had decided on the outputs."""
+    keep = {"result": 60.0, "topic": "~done"}
+    steps = lasting([record(), message("m", keep=keep)])
+    (held,) = steps.run(standard().receive(Waiters("a"), 1, timeout=0))
+    outputs = [Output(ObjectId(), standard("b").target, "y", None)]
+    running = steps.steps(fan_out(standard().terms, held, outputs))
+    while not any(str(each["q"]).startswith(HIDDEN) and each["_id"] == "m" for each in steps.all()):
+        next(running)
+    with pytest.raises(TimeoutError):
+        steps.run(wait(Waiters("~done"), "m", 5))
+    steps.seconds += 10
+    steps.run(recovering.recover_queue("a", recovering.NO_GRACE))
+    assert steps.run(wait(Waiters("~done"), "m", 0)).outcome == "committed"
 
 
 def test_message_that_a_majority_has_is_not_gone() -> None:

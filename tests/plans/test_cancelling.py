@@ -14,6 +14,7 @@ from pyqueue.backends.ending import CANCELLATIONS, find_cancelled
 from pyqueue.backends.extending import renew
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.settling import finish_cancelled
+from pyqueue.messages import KEPT
 from pyqueue.requests import Delete, Find, Plan, Update
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import NOW, Runner, after, message, record, reservation, standard
@@ -86,6 +87,19 @@ def test_message_that_is_committed_in_between_is_unknown(force: bool) -> None:
     for steps, running in at_each_command(held_message, lambda: cancel("m", force), least=1):
         steps.run(standard().commit((reservation("m"),)))
         assert resume(running) is None
+
+
+def test_result_of_a_pop_in_between_is_not_cancelled() -> None:
+    """A pop keeps its token when it finishes a message."""
+
+    def held_message() -> Steps:
+        return with_message(**HELD)
+
+    for steps, running in at_each_command(held_message, lambda: cancel("m", True), least=1):
+        end = {"processed": NOW, "outcome": "popped", "when": NOW + KEPT}
+        steps.collection.update_one({"_id": "m"}, {"$set": end})
+        assert resume(running) is None
+        assert [each["outcome"] for each in steps.all() if each["_id"] == "m"] == ["popped"]
 
 
 @pytest.mark.parametrize("force", [False, True])

@@ -11,8 +11,11 @@ import pytest
 
 from pyqueue import Unavailable
 from pyqueue.backends.applying import MAX_BATCH
+from pyqueue.backends.cancelling import cancel
 from pyqueue.requests import Command, Delete, Find, Update
-from tests.plans.runner import NOW, Runner, after, message, standard
+from pyqueue.runtime.waiters import Waiters
+from tests.plans.runner import NOW, Runner, after, message, record, standard
+from tests.plans.steps import Steps, at_each_command, lasting, resume
 from tests.plans.store import Store, World
 
 
@@ -183,3 +186,34 @@ def test_redrive_cut_at_any_command_tells_how_far_it_came() -> None:
         home = sum(each["q"] == "home" for each in store.documents.values())
         assert number_in(caught.value) == home
         assert on(store).run(standard().redrive()) == 4 - home
+
+
+def test_redrive_leaves_a_dead_letter_that_was_cancelled() -> None:
+    """The end has no token, and the message was read before."""
+
+    def made() -> Steps:
+        keep = {"result": 60.0, "topic": "t"}
+        return lasting([record(), message("m", dead=dead("home"), keep=keep)])
+
+    for steps, running in at_each_command(made, lambda: standard().redrive(), least=1):
+        if steps.run(cancel("m", False)) == "cancelled":
+            resume(running)
+            (end,) = [each for each in steps.all() if each["_id"] == "m"]
+            assert end["outcome"] == "cancelled"
+
+
+def test_pop_does_not_undo_the_removal_of_its_message() -> None:
+    """Its lease has lapsed, so the message may be removed."""
+
+    def made() -> Steps:
+        return lasting([record(history=600), message("m")])
+
+    pops = standard(history=600)
+    for steps, running in at_each_command(
+        made, lambda: pops.receive(Waiters("a"), 1, timeout=0, pop=True), least=1
+    ):
+        steps.seconds += 100
+        if steps.run(pops.remove("m")):
+            assert resume(running) == []
+            (end,) = [each for each in steps.all() if each["_id"] == "m"]
+            assert end["outcome"] == "removed"
