@@ -206,11 +206,9 @@ def take_first(scan: Scan) -> Plan[Taken | None]:
     # A claim one by one learns the size of a message only afterwards.
     few = wanted if wanted == 1 else room.few(wanted)
     try:
-        if (
-            claim.limit_s
-            and scan.one_update
-            and (yield from retry_excluded(scan.one_by_one(claim.update), locked, few))
-        ):
+        # A claim of chosen messages has their slots and permits.
+        retries = claim.limit_s and scan.one_update and scan.choice is None
+        if retries and (yield from retry_excluded(scan.one_by_one(claim.update), locked, few)):
             return Taken(room.cut((yield from claim.held())))
         if wanted == 1 and room.takes_any:
             return _taken((yield from _claim_first(claim)))
@@ -258,14 +256,14 @@ def _claim_first(claim: _Claim) -> Plan[Document | None]:
 
 def _claim_unlocked(claim: _Claim, wanted: int) -> Plan[list[Document] | None]:
     """Claim messages one by one after a timeout. Return None if a slow server claimed none."""
-    scan = claim.scan
+    scan, locked = claim.scan, claim.scan.state.transaction_locks
     failure: Unavailable | None = None
     is_quick = True
     try:
         claims = scan.one_by_one(claim.update)
-        is_quick = yield from claim_unlocked(
-            claims, scan.ordering, scan.state.transaction_locks, scan.match, wanted
-        )
+        is_quick = yield from claim_unlocked(claims, scan.ordering, locked, scan.match, wanted)
+        if not is_quick:
+            locked.on_slow_server(scan.now, (yield from ServerTime()))
     except Unavailable as error:
         failure = error
     documents = yield from claim.held()  # by the token: the claim that timed out may hold some

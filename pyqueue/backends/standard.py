@@ -87,29 +87,25 @@ class Standard:
         return follow(terms, state, record, now)
 
     def claim(self, scan: Scan) -> Plan[tuple[list[Document], bool]]:
+        """Claim the first messages, and end those that were cancelled or have expired."""
+        while True:
+            found = yield from self._claim_once(scan)
+            over = left = list[Document]()
+            if any(map(may_end, found[0])):
+                over, left = yield from end_at_claim(scan, found[0])
+            if not over:
+                return found
+            yield from give_back_permits(scan, over)
+            if left:
+                return left, False
+            scan = replace(scan, now=(yield from ServerTime()))
+
+    def _claim_once(self, scan: Scan) -> Plan[tuple[list[Document], bool]]:
         """Claim the first messages, within the limit of the queue."""
         take: Take | None = None
         if scan.state.limit.limit is not None:
             take = yield from take_of(scan)
-        found = yield from self._scan_and_claim(scan, take)
-        if any(map(may_end, found[0])):
-            return (yield from self._end_or_claim(scan, found))
-        return found
-
-    def _end_or_claim(
-        self, scan: Scan, found: tuple[list[Document], bool]
-    ) -> Plan[tuple[list[Document], bool]]:
-        """End claimed messages that were cancelled or have expired. If none is left, claim again.
-
-        ``found``: the result of the claim.
-        """
-        over, left = yield from end_at_claim(scan, found[0])
-        if not over:
-            return found
-        yield from give_back_permits(scan, over)
-        if left:
-            return left, False
-        return (yield from self.claim(replace(scan, now=(yield from ServerTime()))))
+        return (yield from self._scan_and_claim(scan, take))
 
     def ended(
         self, queue: str, ended: Sequence[Mapping[str, Any]], session: object = None

@@ -110,12 +110,12 @@ class LockedMessages:
         """Note that a claim with an update for each message was blocked during this time."""
         self.singly_until = ended + BLOCKED_PAUSE * (ended - began)
 
-    def on_slow_server(self, now: datetime) -> None:
-        """Note that every write timed out, so that claims get a longer limit."""
-        was_slow = _before(now, self._slow_until)
+    def on_slow_server(self, began: datetime, ended: datetime) -> None:
+        """Note that every write of a claim timed out, so that claims get a longer limit."""
+        was_slow = _before(began, self._slow_until)
         longest = len(SLOW_SERVER_LIMITS_S) - 1
         self._too_short = min(self._too_short + 1, longest) if was_slow else 0
-        self._slow_until = now + SLOW_SERVER_INTERVAL
+        self._slow_until = ended + SLOW_SERVER_INTERVAL
 
     def exclude(
         self, now: datetime, timed_out: Sequence[Document], untried: Sequence[Document]
@@ -263,7 +263,6 @@ def claim_unlocked(
     untried = page[tried:] if in_a_row == MAX_TIMEOUTS_IN_A_ROW else []
     behind = locked.passing_over(match, page)
     if not claimed and not (yield from _is_quick(claims, ordering, behind, limit_s)):
-        locked.on_slow_server(now)
         return False
     log.warning(
         "queue %r: a transaction holds %s; claims pass over it until the transaction ends",

@@ -146,7 +146,8 @@ def claiming(now: datetime, lease_s: float, owner: str, *, count: bool) -> Updat
     """Return the update that claims a message. If ``count`` is true, the claim counts as a try."""
     until = now + timedelta(seconds=lease_s)
     put = {"when": until, "token": new_token(), "owner": owner, "reserved": now}
-    update: UpdateFields = {"$set": put, "$unset": unset("claim")}
+    # A held message that seems to wait for a limit would be taken from its holder.
+    update: UpdateFields = {"$set": put, "$unset": unset("claim", "limited")}
     if count:
         update["$inc"] = dict.fromkeys(COUNTS, 1)
     return update

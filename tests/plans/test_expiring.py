@@ -285,3 +285,15 @@ def test_pass_is_made_once_a_message_may_expire() -> None:
     steps.seconds = 2
     assert steps.run(recover_all()) == 0, "it counts handovers"
     assert [each for each in steps.all() if "payload" in each] == []
+
+
+@pytest.mark.parametrize("pop", [False, True])
+def test_many_expired_messages_hold_up_no_receive(pop: bool) -> None:
+    """Each claim finds one of them, ends it, and claims again."""
+    documents = [message(f"m{number:04}", **DEAD) for number in range(1100)]
+    steps = lasting([record(), *documents, message("z")])
+    consumer = Consumer()
+    steps.collection.create_index([("q", 1), ("when", 1), ("_id", 1)], name="hot")
+    (received,) = steps.run(consumer.pop() if pop else consumer.receive(1))
+    assert received.id == "z"
+    assert [each["_id"] for each in steps.all() if str(each["_id"]).startswith("m")] == []

@@ -344,3 +344,30 @@ def test_reads_of_deferred_messages_name_their_index() -> None:
     """So that its absence is noticed, and the first scan makes it."""
     assert FirstOfEach("a", limit_indexes.LIMITED).hint in limit_indexes.LIMIT_INDEXES
     assert FirstOfEach("a", GROUPED).hint not in limit_indexes.LIMIT_INDEXES
+
+
+def test_claim_without_the_limit_is_not_taken_back() -> None:
+    """A process that has not read a new limit claims a message that another process deferred."""
+    scene = Scene("xxxx")
+    held = scene.receive(10)
+    scene.runner.run(scene.plans.commit(held[:1]))
+    other = Waiters("a")
+    other.scan.limit.known, other.scan.flag_read = True, NOW
+    assert [each.id for each in scene.receive(1, other)] == ["x2"]
+    scene.waiting.scan.forget()
+    assert "x2" not in [each.id for each in scene.receive(10)]
+
+
+def test_slots_of_many_keys_are_read_in_parts() -> None:
+    """A command may have at most 16 MB."""
+    scene = Scene("x", Limit(concurrency=1000, per="headers.t"))
+    scene.receive(1)
+    scene.waiting.scan.limit.meets_slots = True
+    for number in range(40):
+        push = scene.plans.push([number], headers={"t": f"{number:036}"})
+        scene.runner.run(push)
+    scene.receive(100)
+    reads = [each for each in scene.runner.commands if isinstance(each, Find)]
+    slots = [each.filter["slot"]["$in"] for each in reads if "slot" in each.filter]
+    assert sum(map(len, slots)) > 10_000
+    assert max(map(len, slots)) <= 10_000

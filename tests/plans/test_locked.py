@@ -19,7 +19,7 @@ from pyqueue.backends.scan import ScanState
 from pyqueue.backends.transaction_locks import LockedMessages
 from pyqueue.errors import InvalidMessage, QueueError, TimedOut, TimeLimitReached, Unavailable
 from pyqueue.payloads import Codec
-from pyqueue.requests import Command, FindAndModify, Plan, Update, UpdateEach
+from pyqueue.requests import Command, Find, FindAndModify, Plan, Update, UpdateEach
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import Runner, after, message, record, standard
 from tests.plans.store import Pause, Process, Task, World
@@ -42,6 +42,8 @@ class LockingProcess(Process):
         self.locked: set[str] = set()
         #: How long each write takes, in milliseconds.
         self.slow = 0.0
+        #: Whether reads take as long.
+        self.slow_reads = False
         #: The process is killed after this number of requests.
         self.requests_left = 1_000_000
         #: Requests that are done although the server reports a time-out.
@@ -53,6 +55,8 @@ class LockingProcess(Process):
         self.requests_left -= 1
         if self.requests_left < 0:
             raise Killed
+        if isinstance(request, Find) and self.slow_reads:
+            yield self.world.sleep(self.slow)
         if isinstance(request, (Update, FindAndModify)):
             yield from self._wait_for_locks(request)
             counts = "tries" in (request.update or {}).get("$inc", {})
@@ -171,6 +175,25 @@ def test_freed_message_starts_with_a_permit_of_its_key(limit: dict[str, Any]) ->
     assert bench.state.excluded == {}
 
 
+def test_repeated_claim_retries_no_message_of_another_key() -> None:
+    """Its update has the slot of the message that it chose."""
+    shape = {"limit": {"concurrency": 1, "per": "headers.t"}}
+    bench = Bench(0, shape=shape)
+    bench.world.store.documents["~queue:a"] = record(shape=shape)
+    for name in ("x1", "x2"):
+        bench.run(bench.queue.push([name], ids=[name], headers={"t": "x"}))
+    bench.world.run(bench.world.time + 1000)
+    bench.process.locked = {"x1"}
+    assert bench.receive() == ["x2"]
+    bench.process.locked = set()
+    bench.run(bench.queue.push(["v1"], ids=["v1"], headers={"t": "v"}))
+    until = bench.state.excluded["x1"].retry_at
+    left_ms = (until - bench.process.now()).total_seconds() * 1000
+    bench.world.run(bench.world.time + left_ms - 100)
+    bench.process.slow = SLOW
+    assert bench.receive() == ["v1"]
+
+
 #: How many messages are locked, and which one is malformed: it is claimed alone, after the page, or
 #: with those that were excluded untried.
 MALFORMED = {"on the page": (1, 2), "behind the page": (20, 20), "untried": (3, 5)}
@@ -203,6 +226,14 @@ def test_slow_server_marks_nothing_locked(how: str, slow: float) -> None:
     assert bench.state.expected(bench.process.now())  # for a minute, whatever the cause was
     assert len(receiving(bench, how)) == len(received)
     assert len(bench.process.timeouts) == seen  # claims have a longer limit for a while, or none
+
+
+def test_slow_reads_hold_up_no_claim_for_ever() -> None:
+    """A try takes longer than the time for which claims have a longer limit."""
+    bench = Bench(30)
+    bench.process.slow, bench.process.slow_reads = VERY_SLOW, True
+    assert bench.receive() == bench.names[:1]
+    assert bench.world.time < 120_000
 
 
 @pytest.mark.parametrize("how", ["reserve", "reserve_many"])
@@ -482,7 +513,7 @@ def test_named_claim_waits_for_one_time_limit() -> None:
 def test_clock_that_is_set_back_ends_each_pause() -> None:
     scan = ScanState()
     scan.transaction_locks.exclude(after(3600), [{"_id": "m", "when": after(0)}], [])
-    scan.transaction_locks.on_slow_server(after(3600))
+    scan.transaction_locks.on_slow_server(after(3600), after(3600))
     scan.transaction_locks.on_time_limit(after(3600))
     assert scan.transaction_locks.to_retry(after(3600)) is None
     assert scan.transaction_locks.to_retry(after(0)) is not None

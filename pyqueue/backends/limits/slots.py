@@ -30,6 +30,8 @@ from pyqueue.requests import Document, Find, Plan, ServerTime, Signal, Update, U
 #: How long a claim under a former limit may still arrive. Consumers follow a changed limit within
 #: 5 s, but a command may wait, and the process that changed the limit may have a slow clock.
 REMEMBERED_FOR: Final = timedelta(seconds=60)
+#: How many slots one command reads. Their names may have hundreds of bytes each.
+_PORTION: Final = 10_000
 
 
 def slot_of(key: str, number: int) -> str:
@@ -180,8 +182,10 @@ def _held(
     """Return the messages that have slots of these keys, keyed by key and then by slot."""
     names = [name for key in keys for name in _names(key, concurrency)]
     held: dict[str, dict[str, Document]] = {key: {} for key in keys}
-    match = {"q": queue, "slot": {"$in": names}}
-    found = yield from Find(match, {"slot": 1, "when": 1, "token": 1}, hint=SLOTS)
+    found: list[Document] = []
+    for start in range(0, len(names), _PORTION):
+        match = {"q": queue, "slot": {"$in": names[start : start + _PORTION]}}
+        found += yield from Find(match, {"slot": 1, "when": 1, "token": 1}, hint=SLOTS)
     for each in (yield from set_aside(queue, found, "slot")):
         held[key_of_slot(each["slot"])][each["slot"]] = each
     return held

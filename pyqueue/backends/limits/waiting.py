@@ -180,7 +180,7 @@ def defers(limit: Limit | None, *, instead: Limit | None) -> bool:
 def lift(queue: str) -> Plan[None]:
     """Bring all deferred messages forward, because the limit that they wait for was removed."""
     now = yield from ServerTime()
-    waiting = {"q": queue, "limited": {"$exists": True}}
+    waiting = {"q": queue, "limited": {"$exists": True}, "token": {"$exists": False}}
     put = {"$set": {"when": now}, "$unset": transitions.unset("limited")}
     if (yield from Update(waiting, put, many=True)).matched:
         yield from Signal(queue, now)

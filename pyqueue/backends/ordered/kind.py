@@ -26,7 +26,7 @@ from pyqueue.backends.ordered.groups import (
 from pyqueue.backends.ordered.scan import claim_next
 from pyqueue.backends.standard import Standard
 from pyqueue.backends.turns import bring_forward
-from pyqueue.documents import may_end, stored_group
+from pyqueue.documents import stored_group
 from pyqueue.requests import Document, Plan
 
 _INDEXES: Final[Mapping[str, IndexTerms]] = {
@@ -70,12 +70,9 @@ class Ordered(Standard):
             return put
         return put | {"group": stored_group(group), **place_at(when)}
 
-    def claim(self, scan: Scan) -> Plan[tuple[list[Document], bool]]:
+    def _claim_once(self, scan: Scan) -> Plan[tuple[list[Document], bool]]:
         """Claim the first messages of free groups."""
-        found = yield from claim_next(scan)
-        if any(map(may_end, found[0])):
-            return (yield from self._end_or_claim(scan, found))
-        return found
+        return claim_next(scan)
 
     def ended(
         self, queue: str, ended: Sequence[Mapping[str, Any]], session: object = None
