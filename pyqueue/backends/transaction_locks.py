@@ -94,10 +94,6 @@ class LockedMessages:
             return CLAIM_LIMIT_S
         return SLOW_SERVER_LIMITS_S[self._too_short]
 
-    def try_limit_s(self, now: datetime) -> float:
-        """Return the limit for a claim of one message, which is longer on a slow server, too."""
-        return min(self.limit_s(now) or math.inf, SLOW_SERVER_LIMITS_S[0])
-
     def expected(self, now: datetime) -> bool:
         """Return whether claims are likely to meet locked messages."""
         return bool(self.excluded) or _before(now, self._expected_until)
@@ -219,7 +215,7 @@ def retry_excluded(claims: OneByOne, locked: LockedMessages, wanted: int) -> Pla
     claimed = 0
     while claimed < wanted and (exclusion := locked.to_retry(claims.now)) is not None:
         try:
-            claimed += yield from claims.claim(exclusion.id, locked.try_limit_s(claims.now))
+            claimed += yield from claims.claim(exclusion.id, CLAIM_LIMIT_S)
         except Unavailable:
             locked.exclude_again(claims.now, exclusion)
         else:
@@ -242,7 +238,7 @@ def claim_unlocked(
     Returns:
         False if the server is slow: no write finished within the limit, and nothing was claimed.
     """
-    now, limit_s = claims.now, locked.try_limit_s(claims.now)
+    now = claims.now
     locked.on_time_limit(now)
     size = max(PAGE_SIZE, wanted, 2 * len(locked.excluded))
     page = yield from Find(match, PLACE, sort=ordering.sort, limit=size, hint=ordering.hint)
@@ -253,7 +249,7 @@ def claim_unlocked(
             break
         tried += 1
         try:
-            claimed += yield from claims.claim(each["_id"], limit_s)
+            claimed += yield from claims.claim(each["_id"], CLAIM_LIMIT_S)
             in_a_row = 0
         except TimeLimitReached:
             timed_out.append(each)
@@ -262,7 +258,7 @@ def claim_unlocked(
         return True
     untried = page[tried:] if in_a_row == MAX_TIMEOUTS_IN_A_ROW else []
     behind = locked.passing_over(match, page)
-    if not claimed and not (yield from _is_quick(claims, ordering, behind, limit_s)):
+    if not claimed and not (yield from _is_quick(claims, ordering, behind)):
         return False
     log.warning(
         "queue %r: a transaction holds %s; claims pass over it until the transaction ends",
@@ -273,7 +269,7 @@ def claim_unlocked(
     return True
 
 
-def _is_quick(claims: OneByOne, ordering: Ordering, behind: Filter, limit_s: float) -> Plan[bool]:
+def _is_quick(claims: OneByOne, ordering: Ordering, behind: Filter) -> Plan[bool]:
     """Return whether a claim behind the locked messages, or a write to the record, is in time.
 
     If no other message is free, the write to the record decides. The caller of ``claim_unlocked``
@@ -282,7 +278,7 @@ def _is_quick(claims: OneByOne, ordering: Ordering, behind: Filter, limit_s: flo
     sort, index = ordering
     try:
         claimed = yield from FindAndModify(
-            behind, claims.update, sort=sort, hint=index, w1=True, server_limit_s=limit_s
+            behind, claims.update, sort=sort, hint=index, w1=True, server_limit_s=CLAIM_LIMIT_S
         )
         if claimed is not None:
             return True
@@ -294,7 +290,7 @@ def _is_quick(claims: OneByOne, ordering: Ordering, behind: Filter, limit_s: flo
     record = {"_id": record_id(claims.queue)}
     ahead = {"$set": {"when": claims.now + RECORD_AHEAD}}
     try:
-        change = yield from Update(record, ahead, w1=True, server_limit_s=limit_s)
+        change = yield from Update(record, ahead, w1=True, server_limit_s=CLAIM_LIMIT_S)
     except TimeLimitReached:
         return False
     return change.matched > 0  # without a record, nothing was written in time

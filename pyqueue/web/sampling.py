@@ -293,9 +293,7 @@ def _trend(row: Row) -> list[Badge]:
     return []
 
 
-def why_waiting(
-    message: Message[object], row: Row | None, group: str | None, now: datetime
-) -> str:
+def why_waiting(message: Message[object], row: Row | None, group: str | None, now: datetime) -> str:
     """Return why no consumer is working on a message, or "" if one is, or none should be.
 
     ``group``: the group of the message, as the viewer may see it.

@@ -247,17 +247,7 @@ def test_lock_after_a_slow_moment_holds_up_no_claim(how: str) -> None:
     began = bench.world.time
     again = receiving(bench, how)
     assert again[0] == bench.names[len(received) + 2]
-    assert bench.world.time - began < 3000
-
-
-@pytest.mark.parametrize("how", ["reserve", "reserve_many"])
-def test_locked_messages_on_a_slow_server_hold_up_no_claim(how: str) -> None:
-    """No write finishes within the shortest limit. The longer limit tells which messages wait."""
-    bench = Bench(30, locked=2)
-    bench.process.slow = SLOW
-    assert receiving(bench, how)[0] == bench.names[2]
-    assert bench.world.time < 6000
-    assert set(bench.state.excluded) == set(bench.names[:2])
+    assert bench.world.time - began < 2000
 
 
 def test_locked_messages_are_received_once_they_are_free() -> None:
@@ -400,7 +390,7 @@ def test_waiting_consumer_retries_a_locked_message() -> None:
     bench.world.spawn(unlocking(bench), bench.world.time + 500)
     began = bench.world.time
     assert bench.receive(timeout=60) == bench.names
-    assert bench.world.time - began < 3000
+    assert bench.world.time - began < 2000
 
 
 def unlocking(bench: Bench) -> Task:

@@ -14,7 +14,6 @@ from pyqueue.backends import recovering
 from pyqueue.backends.hidden import HANDED
 from pyqueue.backends.outputs import Output
 from pyqueue.backends.settling import fan_out
-from pyqueue.facts import Keep
 from pyqueue.requests import Delete, Insert, Plan, Update
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import after, standard
@@ -158,20 +157,3 @@ def test_key_that_is_taken_meanwhile_is_left_out() -> None:
     (new,) = stored(steps, q="b", payload="y")
     assert ("key" in new, new["last_key"]) == (False, "k")
     assert len(stored(steps, q="b", key="k")) == 1
-
-
-def test_output_takes_a_key_that_is_free_again() -> None:
-    """A finished message kept it, and its time is over."""
-    steps, held = holding()
-    push = standard("b").push(["there"], keys=["k"], keeps=[Keep(None, unique=60.0)])
-    steps.run(push)
-    (first,) = steps.run(standard("b").receive(Waiters("b"), 1, timeout=0))
-    steps.run(standard("b").commit((first,)))
-    with pytest.raises(DuplicateKey):
-        steps.run(handing_over(held, [output()]))
-    steps.seconds += 61
-    held.until = after(600)
-    steps.collection.update_one({"_id": held.id}, {"$set": {"when": after(600)}})
-    steps.run(handing_over(held, [output()]))
-    (new,) = stored(steps, q="b", payload="y")
-    assert new["key"] == "k"
