@@ -151,14 +151,16 @@ def wake_time(
     if scan.due is not None and scan.due <= now:
         scan.due = None  # its messages were found by the claim before this wait
     until = [now + timedelta(seconds=poll_s)]
-    if limit.next_start is not None and limit.waits(now):
-        until.append(limit.next_start)
+    start = limit.next_start if limit.waits(now) else None
+    if start is not None:
+        until.append(start)
     if limit.unreadable is not None or (group is not None and group.paused):
         until.append(now + timedelta(seconds=PAUSE_READ_INTERVAL_S))
     elif group is None:
         until.append(now)  # another call has found that the known group is stale
     else:
-        until += [each for each in (group.due(), scan.due) if each is not None]
+        due = group.due() if start is None else None  # if due already, it still waits for ``start``
+        until += [each for each in (due, scan.due) if each is not None]
     return max(min(until), now + timedelta(milliseconds=1))
 
 
