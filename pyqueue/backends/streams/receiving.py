@@ -235,6 +235,8 @@ def _take_ranges(
         if group is None:
             group = yield from create(state, terms.start)
             yield from delete_undecided(state)
+            if fresh:  # after the group, because a group that was made anew resets the tail
+                _, state.tail = yield from stream_log.bounds(state.stream)
         if group.left:
             yield from publish_left(state, group.left)
             group = None
@@ -248,7 +250,9 @@ def _take_ranges(
                 return []
         if found is not None:
             step, taken = found
-            match = {**step.match, "paused": {"$ne": True}, **transitions.in_time(permits.until)}
+            # A former group may have been at the same position of a former log.
+            match = {**step.match, "made": group.made, "paused": {"$ne": True}}
+            match |= transitions.in_time(permits.until)
             group = yield from change(state, Step(match, step.update), w1=True)
             if group is not None:
                 yield from permits.give_back(taken)
@@ -259,8 +263,6 @@ def _take_ranges(
         elif fresh:
             break
         else:  # the group or the tail in memory may be stale
-            _, end = yield from stream_log.bounds(state.stream)
-            state.tail = max(state.tail, end)
             group, fresh = None, True
     yield from permits.give_back([])
     return []
