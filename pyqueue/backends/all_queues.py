@@ -40,9 +40,8 @@ from pyqueue.requests import (
     Update,
 )
 
-#: The ``q`` of the records of deleted queues. Such a record stays long enough that every process
-#: that still uses the queue can find it, and make it live again with the same kind.
-_DELETED: Final = "~deleted"
+#: How long the record of a deleted queue stays: every process that still uses the queue can find
+#: it, and make it live again with the same kind.
 _DELETED_FOR: Final = timedelta(hours=1)
 #: How many queues one command counts, and of how many streams it reads the ends.
 _QUEUES_PER_COMMAND: Final = 100
@@ -245,7 +244,8 @@ def _delete_page(
 def bury_record(queue: str) -> Plan[None]:
     """Mark the record of a queue as deleted. The server removes it later."""
     now = yield from ServerTime()
-    deleted = {"q": _DELETED, "deleted": now, "processed": now, "expires": now + _DELETED_FOR}
+    deleted = {"q": retention.DELETED, "deleted": now}
+    deleted |= {"processed": now, "expires": now + _DELETED_FOR}
     match = {"_id": transitions.record_id(queue), "deleted": {"$exists": False}}
     yield from Update(match, {"$set": deleted, "$unset": {"paused": ""}})
 
@@ -263,7 +263,8 @@ def _delete_stream(stream: str, force: bool) -> Plan[int]:
     yield from ForgetQueue(stream)
     for group in (yield from consumers.groups(stream)):
         yield from consumers.delete_group(stream, group.name)
-    deleted = yield from retention.drop(stream)
+    # Without ``force``, messages that were appended since the check stay.
+    deleted = yield from retention.drop(stream, None if force else end)
     yield from Signal(stream, None)
     return deleted
 

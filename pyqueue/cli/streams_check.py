@@ -12,6 +12,7 @@ from pyqueue import Client
 from pyqueue.backends.namespace import HOT, RECORD_IDS, STREAM
 from pyqueue.backends.streams.log import pack_id
 from pyqueue.backends.streams.ranges import group_id
+from pyqueue.backends.streams.retention import DELETED
 from pyqueue.backends.transitions import record_id
 
 #: How many of the newest packs are checked: a probe may run the doctor every minute.
@@ -68,9 +69,8 @@ def _beginning(prefix: str) -> Document:
 
 def _packs(collection: Collection[dict[str, Any]], name: str) -> Sequence[Document]:
     """Return the newest packs, in order. Reading all of a long log would take too long."""
-    found = collection.find(
-        _beginning(f"~log:{name}~"), _PACK, sort=[("_id", DESCENDING)], limit=MAX_PACKS
-    )
+    match = {**_beginning(f"~log:{name}~"), "q": {"$ne": DELETED}}
+    found = collection.find(match, _PACK, sort=[("_id", DESCENDING)], limit=MAX_PACKS)
     return list(found)[::-1]
 
 

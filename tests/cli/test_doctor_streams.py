@@ -56,7 +56,7 @@ DAMAGES: list[tuple[Callable[[Any], object], str]] = [
 
 
 def test_doctor_finds_healthy_streams_healthy(filled: Client) -> None:
-    """Also after old packs were deleted, and if a stream is empty."""
+    """Also after old packs were deleted, if a stream was deleted, and if it is used again."""
     finding = doctor.check_streams(filled)
     assert (finding.level, finding.text) == ("ok", "2 checked, the newest packs of each")
     collection = filled.database["pyqueue"]
@@ -65,6 +65,9 @@ def test_doctor_finds_healthy_streams_healthy(filled: Client) -> None:
     filled.delete_queue("clicks:more", force=True)
     finding = doctor.check_streams(filled)
     assert (finding.level, finding.text) == ("ok", "1 checked, the newest packs of each")
+    filled.stream("clicks:more").append(2)
+    finding = doctor.check_streams(filled)
+    assert (finding.level, finding.text) == ("ok", "2 checked, the newest packs of each")
 
 
 @pytest.mark.parametrize(("damage", "text"), DAMAGES, ids=[text for _, text in DAMAGES])

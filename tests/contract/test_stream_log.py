@@ -167,6 +167,17 @@ def test_delete_queue_deletes_a_stream(client: AnyClient, name: str) -> None:
     assert client.stream(name).append("again") == 5, "positions continue"
 
 
+def test_append_after_a_deletion_is_received(client: AnyClient, name: str) -> None:
+    """Even if the program has not noticed the last appends of another one."""
+    log, other = client.stream(name), client.stream(name)
+    log.append(0)
+    other.append(1)
+    client.delete_queue(name, force=True)
+    assert log.append("new") == 2
+    assert [each.payload for each in log.read()] == ["new"]
+    assert client.stream(name).consumer("g").reserve(0).payload == "new"
+
+
 def test_concurrent_appends_are_contiguous(client: AnyClient, name: str) -> None:
     log = client.stream(name)
     appends = [in_thread(lambda: [log.append(number) for number in range(10)]) for _ in range(4)]

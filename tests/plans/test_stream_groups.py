@@ -461,6 +461,35 @@ def test_max_bytes_returns_the_rest() -> None:
     assert [each.position for each in steps.run(consumer.receive(10))] == list(range(4, 10))
 
 
+def replaced(steps: Steps, payloads: Sequence[Any]) -> None:
+    """Delete the collection, and begin a stream with the same name."""
+    steps.collection.delete_many({})
+    steps.seconds += 1
+    steps.run(StreamPlans("log", Codec(), {}).append(payloads))
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_consumer_reads_the_new_stream(others: int) -> None:
+    """Also if the new group is where the old one was, because another process received."""
+    steps, consumer = Steps(), Consumer()
+    steps.run(StreamPlans("log", Codec(), {}).append(["old 0", "old 1"]))
+    steps.run(consumer.plans.commit(steps.run(consumer.receive(1))))
+    replaced(steps, ["new 0", "new 1"])
+    for _ in range(others):
+        steps.run(Consumer().receive(1))
+    (held,) = steps.run(consumer.receive(1))
+    assert held.payload == f"new {others}"
+
+
+def test_consumer_claims_only_what_the_new_stream_has() -> None:
+    steps, consumer = Steps(), Consumer()
+    steps.run(StreamPlans("log", Codec(), {}).append(range(50)))
+    assert len(steps.run(consumer.receive(50))) == 50
+    replaced(steps, ["new"])
+    assert [each.payload for each in steps.run(consumer.receive(10))] == ["new"]
+    assert steps.run(consumer.receive(10)) == []
+
+
 def test_seek_ends_every_lease() -> None:
     steps, consumer, held = holding(6)
     assert steps.run(consumer.plans.seek(3)) == 3

@@ -4,6 +4,7 @@ acknowledged is missing."""
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,16 @@ from pyqueue.backends.streams.plans import StreamPlans
 from pyqueue.payloads import Codec
 from pyqueue.requests import Plan
 from tests.plans.runner import NOW
-from tests.plans.steps import Cut, Steps, cut, lost_reply, lost_request, resume
+from tests.plans.steps import (
+    Cut,
+    Steps,
+    at_each_command,
+    cut,
+    lasting,
+    lost_reply,
+    lost_request,
+    resume,
+)
 
 #: An append to a log with messages, by a process that knows nothing, has no more commands.
 MOST_COMMANDS = 8
@@ -170,6 +180,53 @@ def test_append_stalled_while_the_log_is_trimmed(reads_first: bool, steps: Steps
             assert contents(steps)[-1] == "stalled"
             number += 1
     assert number >= 1
+
+
+def test_append_stalled_while_the_stream_is_deleted() -> None:
+    """It knows a tail from before another process appended."""
+    steps, known, number = lasting(), opened(), 0
+
+    def append() -> Plan[Any]:
+        steps.run(known.append(["tail known"]))
+        steps.run(opened().append(["quick"]))
+        return known.append(["stalled"])
+
+    for running in stalls(steps, append):
+        steps.run(all_queues.delete_queue("log", True))
+        (position,) = resume(running)
+        record = steps.collection.find_one({"_id": "~queue:log"})
+        assert position >= record["first"], "no new group would receive it"
+        assert contents(steps) == ["stalled"]
+        number += 1
+    assert number >= 4
+
+
+def test_delete_without_force_keeps_a_new_message() -> None:
+    """It arrives while the stream is deleted."""
+
+    def made() -> Steps:
+        steps = lasting()
+        steps.run(opened().append([]))
+        return steps
+
+    for steps, running in at_each_command(made, lambda: all_queues.delete_queue("log", False), 8):
+        steps.run(opened().append(["new"]))
+        with suppress(ConfigurationError):
+            resume(running)
+        assert contents(steps) == ["new"]
+
+
+def test_deleted_stream_leaves_its_last_positions() -> None:
+    steps = lasting()
+    steps.run(opened().append(["old"]))
+    steps.seconds += 601
+    steps.run(opened().append(["young", "secret"]))
+    assert steps.run(all_queues.delete_queue("log", True)) == 3
+    (left,) = steps.collection.find({"_id": {"$regex": "^~log:"}})
+    assert (left["s"], left["n"], "b" in left) == (1, 2, False)
+    assert left["expires"] - left["processed"] == timedelta(minutes=10)
+    assert steps.run(opened().append(["next"])) == [3]
+    assert [each.payload for each in steps.run(opened().read(after=1))] == ["next"]
 
 
 def test_tail_is_used_for_a_minute_only(steps: Steps) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -14,9 +15,11 @@ from pyqueue import Limit
 from pyqueue.backends.options import Options
 from pyqueue.backends.streams.consumers import GroupPlans
 from pyqueue.backends.streams.plans import StreamPlans
+from pyqueue.backends.streams.receiving import wake_time
 from pyqueue.payloads import Codec
 from pyqueue.requests import Plan
 from pyqueue.runtime.waiters import Waiters
+from tests.plans.runner import NOW
 from tests.plans.steps import Steps, lasting
 
 LIMIT = Limit(rate=2, period=1, burst=5)
@@ -95,6 +98,16 @@ def test_waiting_consumer_scans_when_the_next_may_start() -> None:
     held = steps.run(plans.receive(consumer.waiting, 1, timeout=30))
     assert len(held) == 1
     assert steps.seconds == pytest.approx(0.5)
+
+
+def test_message_given_back_wakes_nobody_before_the_limit() -> None:
+    steps, consumer = made(), Consumer()
+    held = steps.run(consumer.receive(5))
+    steps.run(consumer.plans.rollback(held[:1], delay=0))
+    assert steps.run(consumer.receive(1)) == []
+    waiting = consumer.waiting
+    until = steps.run(wake_time(consumer.plans.state, waiting, waiting.scan.limit, 15))
+    assert until == NOW + timedelta(seconds=0.5)
 
 
 def test_consumer_follows_a_changed_limit() -> None:

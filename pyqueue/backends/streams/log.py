@@ -1,6 +1,6 @@
 """Streams: the packs of a log, and how they are read.
 
-A log is a sequence of *packs*. A pack is one document, which is never changed::
+A log is a sequence of *packs*. A pack is one document, which never changes in a live stream::
 
     _id     "~log:NAME~%016d": the position of its first message
     q       "~log:NAME"; there is no ``when``, so no claim and no count of a queue finds the pack
@@ -8,7 +8,7 @@ A log is a sequence of *packs*. A pack is one document, which is never changed::
     z       the total size of its messages, in bytes
     pushed  when it was appended;  type: the name of the model
     nonce   distinguishes the writer of this pack from a writer that aimed at the same position
-    b       the messages: {p: payload, h: headers}
+    b       the messages: {p: payload, h: headers}; missing once the stream was deleted
 
 Positions are contiguous, and a pack is read only once a majority of the members has stored it. So
 once a reader has seen a position, no message appears below it later.
@@ -105,6 +105,11 @@ def pack_id(stream: str, position: int) -> str:
 def packs_between(stream: str, low: int = 0, high: int = END) -> Filter:
     """Return the filter that matches the packs that begin at ``low`` or later, before ``high``."""
     return {"_id": {"$gte": pack_id(stream, low), "$lt": pack_id(stream, high)}}
+
+
+def _readable(stream: str, low: int, high: int) -> Filter:
+    """Return the same filter, but only for packs that still have their messages."""
+    return {**packs_between(stream, low, high), "b": {"$exists": True}}
 
 
 def _pack(document: Document) -> Pack:
@@ -294,7 +299,7 @@ def fetch(
     size = number = 0
     while low < high and number < limit and size < max_bytes:
         page = yield from Find(
-            packs_between(stream, low, high),
+            _readable(stream, low, high),
             sort=ASCENDING,
             limit=_PAGE,
             one_batch=True,
@@ -320,7 +325,7 @@ def fetch(
 
 def _pack_over(stream: str, position: int) -> Plan[list[Document]]:
     """Return a list of the pack that begins before a position and contains it, or an empty list."""
-    before = packs_between(stream, max(0, position - MAX_PACK + 1), position)
+    before = _readable(stream, max(0, position - MAX_PACK + 1), position)
     found = yield from Find(before, sort=DESCENDING, limit=1, majority=True)
     return [each for each in found if each["s"] + each["n"] > position]
 

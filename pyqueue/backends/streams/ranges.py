@@ -10,6 +10,7 @@ A group is one document::
     skipped  how many messages the retention deleted before they were finished
     paused   true while the group is paused
     changes  how many times it was changed
+    made     when it was created, which tells it from a former group with its name
 
 Each message from the group's start on is in exactly one state: at ``next`` or above it, in one
 range, or finished. A range is an entry of ``out`` or ``back``::
@@ -69,6 +70,7 @@ class Group:
     skipped: int
     paused: bool
     changes: int
+    made: datetime | None = None
 
     @classmethod
     def of(cls, document: Document) -> Group:
@@ -81,6 +83,7 @@ class Group:
             int(document.get("skipped", 0)),
             paused=bool(document.get("paused")),
             changes=int(document.get("changes", 0)),
+            made=document.get("made"),
         )
 
     def held(self, token: str) -> Range | None:

@@ -151,14 +151,16 @@ def wake_time(
     if scan.due is not None and scan.due <= now:
         scan.due = None  # its messages were found by the claim before this wait
     until = [now + timedelta(seconds=poll_s)]
-    if limit.next_start is not None and limit.waits(now):
-        until.append(limit.next_start)
+    start = limit.next_start if limit.waits(now) else None
+    if start is not None:
+        until.append(start)
     if limit.unreadable is not None or (group is not None and group.paused):
         until.append(now + timedelta(seconds=PAUSE_READ_INTERVAL_S))
     elif group is None:
         until.append(now)  # another call has found that the known group is stale
     else:
-        until += [each for each in (group.due(), scan.due) if each is not None]
+        due = group.due() if start is None else None  # if due already, it still waits for ``start``
+        until += [each for each in (due, scan.due) if each is not None]
     return max(min(until), now + timedelta(milliseconds=1))
 
 
@@ -233,6 +235,8 @@ def _take_ranges(
         if group is None:
             group = yield from create(state, terms.start)
             yield from delete_undecided(state)
+            if fresh:  # after the group, because a group that was made anew resets the tail
+                _, state.tail = yield from stream_log.bounds(state.stream)
         if group.left:
             yield from publish_left(state, group.left)
             group = None
@@ -246,7 +250,9 @@ def _take_ranges(
                 return []
         if found is not None:
             step, taken = found
-            match = {**step.match, "paused": {"$ne": True}, **transitions.in_time(permits.until)}
+            # A former group may have been at the same position of a former log.
+            match = {**step.match, "made": group.made, "paused": {"$ne": True}}
+            match |= transitions.in_time(permits.until)
             group = yield from change(state, Step(match, step.update), w1=True)
             if group is not None:
                 yield from permits.give_back(taken)
@@ -257,8 +263,6 @@ def _take_ranges(
         elif fresh:
             break
         else:  # the group or the tail in memory may be stale
-            _, end = yield from stream_log.bounds(state.stream)
-            state.tail = max(state.tail, end)
             group, fresh = None, True
     yield from permits.give_back([])
     return []

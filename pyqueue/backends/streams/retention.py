@@ -1,7 +1,8 @@
 """Streams: delete the oldest packs of a log.
 
 Before packs are deleted, ``first`` in the record of the stream is raised. The last pack is kept,
-because it shows where the log ends, and so is every pack that is younger than 10 minutes.
+because it shows where the log ends, and so is every pack that is younger than 10 minutes. If the
+whole stream is deleted, these packs stay for 10 minutes without their messages.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from pyqueue.backends.transitions import record_id
 from pyqueue.errors import QueueError
 from pyqueue.requests import Delete, Find, Plan, ServerTime, Update
 
-#: A pack that is younger than this is never deleted, except with its whole stream.
+#: The ``q`` of what a deleted queue leaves for a while: its record, and the packs of a stream.
+DELETED: Final = "~deleted"
+#: A pack that is younger than this is never deleted, so that its position stays taken.
 LEAST_AGE: Final = timedelta(minutes=10)
 #: The time between two checks for packs to delete, in seconds, and how many packs one check
 #: deletes at most.
@@ -107,13 +110,24 @@ def _delete_portion(
     return end, bool(change.matched) and len(page) > _MAX_DELETED and end == page[-1]["s"]
 
 
-def drop(stream: str) -> Plan[int]:
-    """Delete all packs. Return how many messages they contained.
+def drop(stream: str, end: int | None = None) -> Plan[int]:
+    """Delete all packs, or those below ``end``. Return how many messages they contained.
 
-    This first raises ``first`` to the tail, so that later appends continue with the next position.
+    This first raises ``first``, so that later appends continue with the next position. Young packs
+    only lose their messages: an append with an old tail must still find that its position is taken.
     """
     first = yield from first_position(stream)
-    _, end = yield from bounds(stream)
+    if end is None:
+        _, end = yield from bounds(stream)
     yield from Update({"_id": record_id(stream)}, {"$max": {"first": end}}, majority=True)
-    yield from Delete(packs_between(stream, 0, end), many=True)
+    now = yield from ServerTime()
+    packs = packs_between(stream, 0, end)
+    emptied = {"q": DELETED, "processed": now, "expires": now + LEAST_AGE}
+    yield from Update(
+        {**packs, "pushed": {"$gte": now - LEAST_AGE}},
+        {"$set": emptied, "$unset": {"b": ""}},
+        many=True,
+        majority=True,
+    )
+    yield from Delete({**packs, "b": {"$exists": True}}, many=True)
     return end - first

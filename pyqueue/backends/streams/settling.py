@@ -73,6 +73,8 @@ class GroupState:
         self.id = group_id(stream, group)
         #: The group as it was last read, or None if it must be read.
         self.seen: Group | None = None
+        #: When the group was created, or None if it is not known to exist.
+        self.made: datetime | None = None
         #: The last known tail of the log, as a majority stored it. The log may be longer.
         self.tail = 0
         #: Whether this process has deleted the copies of burials that were never committed.
@@ -96,6 +98,9 @@ def reload(state: GroupState) -> Plan[Group | None]:
     before = state.seen
     found = yield from Find({"_id": state.id}, limit=1)
     group = Group.of(found[0]) if found else None
+    made = None if group is None else group.made
+    if made != state.made:  # the group was made anew, perhaps with a new log
+        state.made, state.tail, state.kept = made, 0, []
     if state.seen is before:  # no other result arrived during the read
         state.seen = group
     else:
