@@ -100,7 +100,8 @@ def holding(
 ) -> Iterator[None]:
     """Hold a reservation while a block of ``Queue.reserved`` runs."""
     renewer = runner.renewer
-    age_s = runner.run(extending.age_s(reservation))
+    # Without a plan, which might wait or fail: the message is not renewed yet.
+    age_s = reservation.lease - runner.seconds_left(reservation)
     callback = _callback(on_lost, reservation)
     renewer.add(reservation, renewal(runner), callback, queue.name, age_s)
     try:
@@ -132,7 +133,8 @@ async def holding_async(
 ) -> AsyncIterator[None]:
     """Hold a reservation while a block of ``AsyncQueue.reserved`` runs."""
     renewer = runner.renewer
-    age_s = await runner.run(extending.age_s(reservation))
+    # Without a plan, which might wait or fail: the message is not renewed yet.
+    age_s = reservation.lease - runner.seconds_left(reservation)
     callback = _callback(on_lost, reservation)
     renewer.add(reservation, renewal(runner), callback, queue.name, age_s)
     try:

@@ -239,10 +239,11 @@ def look_when_due(record: Document) -> Plan[bool]:
     Of several processes, only one looks, because each first tries to set the time of the next look.
     A record that was not sealed in time is deleted.
     """
-    id, now = record["_id"], (yield from ServerTime())
-    if not record["when"] <= now:
+    id, when, now = record["_id"], record["when"], (yield from ServerTime())
+    # Other programs may store dates that datetime cannot hold.
+    if not isinstance(when, datetime) or when > now:
         return False
-    as_read = {"_id": id, "q": GATHERS, "when": record["when"]}
+    as_read = {"_id": id, "q": GATHERS, "when": when}
     if "sealed" not in record:
         deleted = yield from Delete({**_open(id), **as_read}, majority=True)
         if deleted:

@@ -29,7 +29,7 @@ from pyqueue.errors import ConfigurationError, QueueClosed
 from pyqueue.hooks import HookCalls, calls_of
 from pyqueue.memory import is_memory
 from pyqueue.memory_sessions import AsyncMemoryDatabase, MemoryDatabase, names_memory
-from pyqueue.messages import Duration
+from pyqueue.messages import Duration, Reservation, seconds_left
 from pyqueue.requests import Plan
 from pyqueue.runtime import forks, opened
 from pyqueue.runtime.base_driver import BaseDriver, collection_of
@@ -123,11 +123,7 @@ class BaseConnection(Generic[D]):
         self._closed = False
         self._opening = threading.Lock()
         forks.connections.add(self)
-        self._check_target()
-
-    def _check_target(self) -> None:
-        """Refuse an invalid target, without I/O."""
-        if isinstance(self.target, str):
+        if isinstance(self.target, str):  # refuse an invalid target, without I/O
             targets.check_url(self.target)
         elif not self._accepts(self.target):
             raise targets.invalid(self.target)
@@ -223,11 +219,7 @@ class BaseConnection(Generic[D]):
         limits = {} if chosen else {"serverSelectionTimeoutMS": milliseconds}
         try:
             self._mongo = self._connect(
-                target,
-                **limits,
-                appname="pyqueue",
-                retryWrites=True,
-                retryReads=True,
+                target, **limits, appname="pyqueue", retryWrites=True, retryReads=True
             )
             return self._mongo.get_default_database("pyqueue")
         except (PyMongoError, ValueError, OSError) as error:  # OSError: from a certificate file
@@ -252,6 +244,10 @@ class BaseConnection(Generic[D]):
     def waiters(self, queue: str) -> Waiters:
         """Return the consumers of a queue that are waiting in this client."""
         return self.open().waiters(queue)
+
+    def seconds_left(self, message: Reservation[Any]) -> float:
+        """Return the seconds until the lease of a message ends."""
+        return seconds_left(message, self.open().clock.now())
 
     def aside(self, plan: Plan[None]) -> None:
         """Run a plan in the background, unless the client was closed; see ``Aside``."""

@@ -8,9 +8,10 @@ the client, which depends on them.
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pyqueue.hooks import HookCalls
+from pyqueue.messages import Reservation
 from pyqueue.requests import Plan
 from pyqueue.runtime.renewal import LeaseRenewer
 from pyqueue.runtime.waiters import Waiters
@@ -43,6 +44,9 @@ class RunnerBase(Protocol):
 
     def waiters(self, queue: str) -> Waiters:
         """Return the consumers of a queue that are waiting in this client."""
+
+    def seconds_left(self, message: Reservation[Any]) -> float:
+        """Return the seconds until the lease of a message ends, without running a plan."""
 
     def aside(self, plan: Plan[None]) -> None:
         """Run a plan in the background; see ``Aside``."""

@@ -366,7 +366,11 @@ class Renewer(BaseRenewer[Callable[..., Results]]):
             early = self._schedule.add(Entry(reservation, extend, lost, group), age_s)
             if self._thread is None:
                 self._thread = self._new_thread(self._run)
-                self._thread.start()
+                try:
+                    self._thread.start()
+                except RuntimeError as error:  # the system has no thread left
+                    self._thread = None
+                    self._warn(f"no lease is renewed until the next message: {error}", None)
             elif early:
                 self._changed.notify()
 

@@ -4,6 +4,7 @@ reserved() block.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,9 +13,18 @@ from typing import Any
 
 import pytest
 
-from pyqueue import Backoff, ConfigurationError, Finished, LeaseLost, Reservation, Unavailable
+from pyqueue import (
+    AsyncClient,
+    Backoff,
+    ConfigurationError,
+    Finished,
+    LeaseLost,
+    Reservation,
+    Unavailable,
+)
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.requests import Plan
+from pyqueue.runtime.connecting import runner_of
 from tests.contract.world import (
     AnyClient,
     AnyQueue,
@@ -504,6 +514,33 @@ def test_reserved_rolls_back_and_raises_the_exception(queue: AnyQueue) -> None:
     message = queue.get(id)
     assert (message.error["type"], message.error["message"]) == ("Oops", "what happened")
     assert (message.state, message.tries) == ("scheduled", 1)  # the backoff of the queue
+
+
+def test_reserved_begins_although_the_clock_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No command comes between the claim and the block. It might fail, and strand the message."""
+
+    async def main() -> None:
+        async with AsyncClient("memory:") as client:
+            queue = client.queue("jobs")
+            await queue.push("x")
+            driver, reserve = runner_of(client).open(), queue.reserve
+
+            async def claim(*args: Any, **options: Any) -> Reservation[Any] | None:
+                held = await reserve(*args, **options)
+                driver.clock.expire()
+                return held
+
+            async def prepare(limit_s: float = 0) -> None:
+                raise Unavailable("no primary")
+
+            monkeypatch.setattr(queue, "reserve", claim)
+            monkeypatch.setattr(driver, "prepare", prepare)
+            async with queue.reserved(0, lease=60) as held:
+                monkeypatch.undo()
+                assert held is not None
+            assert (await queue.counts()).total == 0
+
+    asyncio.run(main())
 
 
 @by_client

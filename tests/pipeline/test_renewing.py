@@ -166,6 +166,23 @@ def test_renewer_task_survives_any_exception(
     assert f"could not renew the lease of id, trying again: {failure}" in caplog.text
 
 
+def test_renewer_starts_later_if_no_thread_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    first, second = Counting(), Counting()
+    with closing(Renewer()) as never_started, closing(Renewer()) as renewer:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            never_started.add(reservation(), Counting())
+            renewer.add(reservation(0.05), first)
+        assert "no lease is renewed until the next message: can't start" in caplog.text
+        renewer.add(reservation(0.05), second)
+        eventually(lambda: first.times and second.times, "both are renewed")
+
+
 def test_renewer_survives_a_failing_callback(caplog: pytest.LogCaptureFixture) -> None:
     def fail() -> None:
         raise SystemExit("from the callback")

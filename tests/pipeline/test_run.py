@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from pyqueue.backends.namespace import ping
 from pyqueue.pipeline import verdicts
 from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.running_stage import RunningStage
+from pyqueue.pipeline.stopping import watch_signals
 from pyqueue.queue_base import backend_of
 from pyqueue.runtime.thread_pool import DaemonThreadPool
 from tests.pipeline.place import Gate, Place, Running, counted, fail_first
@@ -483,6 +485,27 @@ def test_closed_client_ends_the_run(url: str) -> None:
     thread.join(LONG)
     assert not thread.is_alive()
     assert errors
+
+
+def test_signals_work_after_a_run() -> None:
+    """A handler of the event loop is lost, but the process does not ignore the signal."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    async def main() -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, print)
+        interrupted = signal.getsignal(signal.SIGINT)
+        watching = asyncio.create_task(watch_signals(print, bool))
+        await async_eventually(lambda: signal.getsignal(signal.SIGINT) is not interrupted)
+        watching.cancel()
+        await asyncio.wait([watching])
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        assert signal.getsignal(signal.SIGINT) is interrupted
+
+    try:
+        asyncio.run(main())
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_second_run_at_a_time_is_refused(server: Place) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import pytest
 from bson import ObjectId
+from bson.datetime_ms import DatetimeMS
 
 from pyqueue import LeaseLost, QueueError, Unavailable
 from pyqueue.backends import freeing, gathering, managing, recovering, requeueing
@@ -31,7 +32,7 @@ from pyqueue.facts import Gather, Keep
 from pyqueue.requests import Document, Plan
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.faults import each_command
-from tests.plans.runner import after, standard
+from tests.plans.runner import Runner, after, standard
 from tests.plans.steps import FAULT_AT, Cut, Steps, lasting, resume
 
 ID: Final = ObjectId()
@@ -553,6 +554,11 @@ def test_doctor_looks_at_what_is_due() -> None:
     steps.seconds = 11
     assert steps.run(gathering.look_at_due(10)) == (0, 1)
     assert len(reports(steps)) == 1
+
+
+def test_date_before_year_1_holds_up_no_look() -> None:
+    runner = Runner([{"_id": ID, "q": GATHERS, "when": DatetimeMS(-(1 << 62))}], 1)
+    assert runner.run(gathering.look_at_due(10)) == (1, 0)
 
 
 # ---- outputs of Many

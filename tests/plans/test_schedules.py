@@ -15,6 +15,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from bson.datetime_ms import DatetimeMS
 
 from pyqueue import Client, ConfigurationError, InvalidMessage, InvalidName, Unavailable
 from pyqueue.backends import recovering
@@ -27,7 +28,7 @@ from pyqueue.backends.schedules.definitions import Definition, definition, read
 from pyqueue.backends.schedules.ticking import IDLE, await_tick, due, find_due, tick_each
 from pyqueue.backends.schedules.timing import timing_of
 from pyqueue.messages import ScheduleInfo
-from pyqueue.requests import Delete, Document, Plan
+from pyqueue.requests import Delete, Document, Plan, Update
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.faults import each_command
@@ -388,6 +389,13 @@ def test_same_definition_is_no_change() -> None:
     assert info(steps).next == after(15 * 3600)
 
 
+def test_payload_of_another_type_is_a_change() -> None:
+    steps = Steps()
+    for value in (1, True, 1.0, float("nan")):
+        assert steps.run(managing.schedule(given(payload={"a": value}))) is True
+        assert steps.run(managing.schedule(given(payload={"a": value}))) is False
+
+
 def test_pause_lets_ticks_pass_and_survives_a_change() -> None:
     steps = at_the_tick()
     assert steps.run(managing.pause("n", True)) is True
@@ -507,6 +515,9 @@ def test_unreadable_schedule_holds_up_no_other(caplog: pytest.LogCaptureFixture)
         {"spec": 1},
         {"spec": {"queue": "x"}},
         {"spec": {**given().spec, "cron": "x"}},
+        {"spec": {**given().spec, "group": 7}},
+        {"spec": {**given().spec, "priority": [1]}},
+        {"spec": given().spec, "skipped": "x"},
     ]
     for number, each in enumerate(wrong):
         steps.collection.insert_one(
@@ -515,11 +526,34 @@ def test_unreadable_schedule_holds_up_no_other(caplog: pytest.LogCaptureFixture)
     waiting = Waiters(SCHEDULES)
     ids, _ = steps.run(find_due(waiting, set()))
     unreadable = steps.run(tick_each(waiting, ids))
-    assert unreadable == {f"~cron:{number}" for number in range(4)}
+    assert unreadable == {f"~cron:{number}" for number in range(len(wrong))}
     assert steps.run(find_due(waiting, unreadable)) == ([], after(2 * MONTH))
     assert len(pushed(steps)) == 1
     assert "schedule '1' cannot be read" in caplog.text
     assert [each.name for each in steps.run(managing.schedules())] == ["n"]
+
+
+def test_date_before_year_1_holds_up_no_schedule() -> None:
+    odd = {"_id": "~cron:odd", "when": DatetimeMS(-(1 << 62))}
+    runner = Runner([odd, {"_id": "~cron:n", "when": NOW}, {"_id": "~cron:m", "when": after(1)}])
+    assert runner.run(find_due(Waiters(SCHEDULES), set())) == (["~cron:n"], after(1))
+
+
+def test_schedule_that_the_server_refuses_holds_up_no_other() -> None:
+    """Its ``skipped`` became a bool, for example, which ``$inc`` cannot count up."""
+    steps = Steps(stored())
+    steps.run(managing.schedule(given("a", missed="skip")))
+    steps.seconds = MONTH + 100
+
+    def refuse(number: int, done: bool) -> None:
+        request = steps.commands[-1]
+        if isinstance(request, Update) and request.filter.get("_id") == "~cron:a":
+            raise InvalidMessage("the server rejected it")
+
+    waiting = Waiters(SCHEDULES)
+    ids, _ = steps.run(find_due(waiting, set()))
+    assert steps.run(tick_each(waiting, ids), refuse) == {"~cron:a"}
+    assert len(pushed(steps)) == 1
 
 
 def test_idle_scheduler_reads_once_in_a_minute() -> None:

@@ -84,13 +84,12 @@ def definition(name: str, queue: str, cron: str | None, options: ScheduleOptions
         raise ConfigurationError(f"{unknown[0]}: a schedule has no such option; {remedy}")
     timing = timing_of(cron, options.get("every"), options.get("timezone", "UTC"))
     rhythm = {"cron": timing.cron} if timing.every_s is None else {"every": timing.every_s}
-    given: dict[str, Any] = {each: value for each, value in options.items() if value is not None}
     spec = {
         "queue": arguments.queue_name(queue, "queue"),
         **rhythm,
         "timezone": timing.timezone,
         **_rules(options),
-        **{each: check(given[each]) for each, check in _OPTIONAL.items() if each in given},
+        **_optional(options),
         "payload": Codec[Any]().dump(options.get("payload", {})),
     }
     # In the stored form, so that it can be compared with a stored definition.
@@ -111,6 +110,15 @@ def _rules(options: Mapping[str, object]) -> Document:
     if grace_s < _LEAST_GRACE_S:
         raise ConfigurationError(f"grace: {shown(grace_s)} is not allowed; use at least 1 second")
     return {"missed": missed, "overlap": overlap, "grace": grace_s}
+
+
+def _optional(options: Mapping[str, object]) -> Document:
+    """Return the checked options that are stored only if the caller gave them."""
+    return {
+        each: check(options[each])
+        for each, check in _OPTIONAL.items()
+        if options.get(each) is not None
+    }
 
 
 def check_target(spec: Document, stored: str | None) -> Kind:
@@ -200,14 +208,15 @@ def read(stored: Document) -> Schedule:
         spec, when, token = stored["spec"], stored["when"], stored["token"]
         timing = timing_of(spec.get("cron"), spec.get("every"), spec["timezone"])
         _rules({each: spec[each] for each in ("missed", "overlap", "grace")})
+        _optional(spec)
         arguments.queue_name(spec["queue"])
         valid = "payload" in spec and isinstance(when, datetime) and isinstance(token, str)
-        if not valid:
+        if not (valid and isinstance(stored.get("skipped", 0), int)):
             raise ConfigurationError("a field is missing or invalid")
     except (QueueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigurationError(
-            f"schedule {name!r} cannot be read ({error}); define the schedule again, or upgrade "
-            "pyqueue-mongo"
+            f"schedule {name!r} cannot be read ({error}); delete the schedule and define it "
+            "again, or upgrade pyqueue-mongo"
         ) from error
     paused = "paused" in stored
     return Schedule(name, spec, timing, when=when, token=token, paused=paused, stored=stored)

@@ -65,7 +65,7 @@ def schedule(given: Definition) -> Plan[bool]:
         stored = yield from _stored(given.name)
         if stored is None:
             done = yield from _insert(given)
-        elif stored.get("spec") == spec:
+        elif _is_same(stored.get("spec"), spec):
             return False
         else:
             done = yield from _redefine(stored, spec)
@@ -78,6 +78,11 @@ def schedule(given: Definition) -> Plan[bool]:
 def _stored(name: str) -> Plan[Document | None]:
     """Return a schedule's document, once a majority has stored it, or None if there is none."""
     return (yield from FindAndModify({"_id": schedule_id(name)}, NOTHING, majority=True))
+
+
+def _is_same(former: object, spec: Document) -> bool:
+    """Return whether two definitions are equal as BSON. Python takes True for 1, for example."""
+    return encode({"spec": former}).raw == encode({"spec": spec}).raw
 
 
 def _insert(given: Definition) -> Plan[bool]:

@@ -83,7 +83,9 @@ def find_due(waiting: Waiting, passed: Set[object]) -> Plan[tuple[list[object], 
     yield from Listen(waiting)  # before the read, so that no later change is missed
     now = yield from ServerTime()
     match = {"q": {"$in": [SCHEDULES, GATHERS]}, "when": {"$lt": BAND}}
-    page = yield from Find(match, {"when": 1}, sort=SCAN_ORDER, limit=_PAGE_SIZE, hint=HOT)
+    found = yield from Find(match, {"when": 1}, sort=SCAN_ORDER, limit=_PAGE_SIZE, hint=HOT)
+    # Other programs may store dates that datetime cannot hold.
+    page = [each for each in found if isinstance(each["when"], datetime)]
     ready = [each["_id"] for each in page if each["when"] <= now and each["_id"] not in passed]
     return ready, next((each["when"] for each in page if each["when"] > now), None)
 
@@ -103,8 +105,8 @@ def tick_each(waiting: Waiting, ids: Sequence[object]) -> Plan[set[object]]:
                 elif stored.get("q") == SCHEDULES:
                     yield from finish(stored)
                     yield from tick(read(stored))
-            except ConfigurationError as error:
-                log.warning("%s", error)
+            except (ConfigurationError, InvalidMessage) as error:
+                log.warning("%s: %s", id, error)
                 unreadable.add(id)
     yield from waiting.upkeep(SCHEDULES, (yield from ServerTime()))
     return unreadable
