@@ -259,7 +259,7 @@ def enter_by_id(kind: Kind, entries: Entries, *, replacing: bool) -> Plan[list[I
         written = yield from _replace_each_by_id(kind, entries)
     else:
         given = frozenset(document["_id"] for document in documents)
-        written = yield from inserting.write(entries._replace(given=given))
+        written = yield from uniqueness.write(entries._replace(given=given))
     keys = [str(documents[place].get("key")) for place in written.key_taken]
     known = set(written.known)
     new = [id for place, id in enumerate(written.ids) if place not in known]

@@ -2,9 +2,9 @@
 
 Such a message keeps its ``key`` until the instant ``free``. The unique index on keys keeps other
 messages out, as it does for live messages. A push that meets a finished message after ``free``
-renames the key of that message to ``last_key``, and tries again. Moves and outputs with a key, and
-messages that come back with their keys, do the same. The record of a queue shows whether it may
-have such messages. Only then does a plan look for them.
+renames the key of that message to ``last_key``, and tries again. Bulk writes, moves and outputs
+with a key, and messages that come back with their keys, do the same. The record of a queue shows
+whether it may have such messages. Only then does a plan look for them.
 """
 
 from __future__ import annotations

@@ -168,6 +168,10 @@ class Batches:
         self._runner.release()
         self.stands_by = False
 
+    def has_work(self) -> bool:
+        """Return whether messages are outstanding, or ready in a queue that is not paused."""
+        return self.run(self.claims.has_work())
+
     def has_ready(self) -> bool:
         """Return whether a message is ready."""
         return self.run(_has_ready(self.source))
@@ -177,7 +181,7 @@ class Batches:
         claimed = self._ahead.take()
         if claimed is None or not claimed.held or claimed.token != self._runner.token:
             # A process that runs the group checks before it claims. An idle check writes nothing.
-            if self._runner.token is not None and not self.run(self.claims.has_work()):
+            if self._runner.token is not None and not self.has_work():
                 return Report()
             token = self._runner.take()
             if self._sink is not None:

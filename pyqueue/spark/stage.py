@@ -145,7 +145,8 @@ class SparkStage:
             spark: A Spark session, classic or Connect.
 
         Returns:
-            The outcome of the batch. ``claimed`` is 0 if nothing was ready.
+            The outcome of the batch. ``claimed`` is 0 if nothing was ready, or if the rate of the
+            queue let nothing start.
 
         Raises:
             Fenced: Another process runs the group, and nothing was claimed; or it has taken the
@@ -190,9 +191,9 @@ class SparkStage:
                         return
                 elif report.claimed:
                     yield report
-                elif until_empty:
+                elif until_empty and not batches.has_work():
                     return
-                else:
+                else:  # nothing is ready, or the rate of the queue lets nothing start yet
                     delay_s = IDLE_DELAY_S
                 if delay_s:
                     time.sleep(delay_s)

@@ -5,6 +5,7 @@ They run on a blocking client, as Spark's tasks do, over mongomock and a server.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import product
@@ -308,6 +309,39 @@ def test_key_of_several_rows_is_an_error_if_asked(client: Client, queue: Queue[A
         run(client, staging.publish(counts))
     assert stored(client, "q") == []
     run(client, staging.discard())
+    assert hidden(client) == 0
+
+
+def shown_by_another_process(client: Client, queue: Queue[Any], row: NewMessage) -> None:
+    """Write a row by epoch, as Spark does: the driver has not used the queue before."""
+    writes = EpochWrites(backend_of(queue).target, "s", "query")
+    attempt = run(client, writes.join("job", 0))
+    counts = {"x": run(client, writes.write(0, attempt, 1, "x", [row]))}
+    with Client(client.database, signals="none:") as driver:
+        run(driver, writes.commit("job", 0, attempt, counts))
+
+
+#: How a row with a key enters a queue.
+ENTERING: dict[str, Callable[[Client, Queue[Any], NewMessage], object]] = {
+    "ignore": lambda client, queue, row: write(client, queue, [row], "ignore", staged=True),
+    "error": lambda client, queue, row: write(client, queue, [row], "error", staged=True),
+    "epoch": shown_by_another_process,
+    "by id": lambda client, queue, row: run(
+        client, append(backend_of(queue).target, [row], "error", by_id=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("way", ENTERING)
+def test_row_takes_a_key_that_is_free_again(client: Client, way: str) -> None:
+    """A finished message has kept it for the time of its ``unique_for``."""
+    queue = client.queue("q", history=600)
+    id = queue.push("old", key="k", unique_for=60)
+    queue.pop(0)
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    client.database["pyqueue"].update_one({"_id": id}, {"$set": {"free": past}})
+    ENTERING[way](client, queue, NewMessage("new", "new", key="k"))
+    assert [(each.id, each.key) for each in queue.peek(5)] == [("new", "k")]
     assert hidden(client) == 0
 
 

@@ -18,7 +18,16 @@ from uuid import uuid4
 import bson
 import pytest
 
-from pyqueue import Client, ConfigurationError, DuplicateKey, Fenced, Message, Queue, QueueError
+from pyqueue import (
+    Client,
+    ConfigurationError,
+    DuplicateKey,
+    Fenced,
+    Message,
+    Queue,
+    QueueError,
+    Unavailable,
+)
 from pyqueue.backends.bulk import epochs as module
 from pyqueue.backends.bulk import stages
 from pyqueue.backends.bulk.epochs import EpochWrites
@@ -27,7 +36,7 @@ from pyqueue.backends.bulk.staging import Staging, place_of
 from pyqueue.backends.options import NewMessage
 from pyqueue.errors import Occupied
 from pyqueue.queue_base import backend_of
-from pyqueue.requests import Plan, Request, Signal
+from pyqueue.requests import Plan, Request, Signal, UpdateEach, WriteFailure
 from pyqueue.runtime.connecting import runner_of
 from tests.support.samples import at_each, some_or_all, spread
 
@@ -310,6 +319,50 @@ def test_later_task_replaces_the_rows_of_an_earlier_one(scene: Scene) -> None:
     assert scene.run(writes.commit("a", 0, attempt, {"late": 4})) == 4
     scene.consume()
     assert scene.seen == Counter(range(4))
+
+
+def without_primary(plan: Plan[Any]) -> Plan[Any]:
+    """Run a plan whose first bulk update reaches a server that is no longer the primary."""
+    request = next(plan)
+    while not isinstance(request, UpdateEach):
+        request = plan.send((yield request))
+    return plan.send((0, [WriteFailure(0, None, Unavailable("not primary"))]))
+
+
+def test_fail_over_leaves_the_row_of_an_epoch_hidden(scene: Scene) -> None:
+    """It is no reason to take its key for taken, and to delete the row."""
+    attempt = scene.write(scene.writes, "a", NewMessage("s~1", 1, None, "k"))
+    with pytest.raises(Unavailable, match="not primary"):
+        scene.run(without_primary(scene.writes.commit("a", 0, attempt, {"x": 1})))
+    assert scene.hidden() == 1
+    assert scene.run(scene.writes.join("b", 0)) is None
+    assert [scene.run(scene.writes.resume(0)) for _ in range(2)] == [1, 0]
+    scene.consume()
+    assert scene.seen == Counter({1: 1})
+
+
+@pytest.mark.parametrize("on_duplicate", ["ignore", "replace", "error"])
+def test_fail_over_leaves_a_staged_row_hidden(scene: Scene, on_duplicate: str) -> None:
+    staging = Staging(scene.writes.target, "job", on_duplicate)
+    counts = {"0": scene.run(staging.write("0", [NewMessage(None, 1, None, "k")]))}
+    with pytest.raises(Unavailable, match="not primary"):
+        scene.run(without_primary(staging.publish(counts)))
+    assert scene.hidden() == 1
+    assert scene.run(staging.publish(counts)) == 1
+
+
+def test_second_copy_of_a_task_keeps_committed_rows(scene: Scene) -> None:
+    """It writes them again after the driver has counted and committed them."""
+    row = NewMessage("s~1", 1)
+    attempt = scene.write(scene.writes, "a", row)
+    steps = scene.steps(scene.writes.commit("a", 0, attempt, {"x": 1}))
+    while scene.record(scene.writes)["epoch"] != 0:
+        next(steps)
+    with pytest.raises(Fenced, match="batch 0 is committed, so this copy of a task stops"):
+        scene.run(scene.writes.write(0, attempt, 2, "y", [row]))
+    advance(steps, 1000)
+    assert scene.seen == Counter({1: 1})
+    assert scene.hidden() == 0
 
 
 def test_commit_without_all_rows_shows_nothing(scene: Scene) -> None:

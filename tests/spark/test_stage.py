@@ -16,7 +16,7 @@ from bson import ObjectId
 from pydantic import BaseModel
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pyqueue import UNCHANGED, AsyncClient, Client, ConfigurationError
+from pyqueue import UNCHANGED, AsyncClient, Client, ConfigurationError, Limit
 from pyqueue.backends import settling
 from pyqueue.backends.moving import move_each
 from pyqueue.spark import SparkStage
@@ -284,3 +284,15 @@ def test_stage_run_waits_for_more(
     assert [next(reports).written, waits] == [1, []]
     assert [next(reports).written, waits] == [2, [module.IDLE_DELAY_S] * 2]
     assert flow.written() == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("faked")
+def test_stage_until_empty_waits_for_permits(
+    flow: Flow, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a slow rate, a claim may get nothing while messages are ready."""
+    monkeypatch.setattr(module, "IDLE_DELAY_S", 0.1)
+    flow.client.queue(flow.source, limit=Limit(rate=2, burst=1)).push_many(range(3))
+    reports = plain(flow, database).run(None, until_empty=True)
+    assert [each.written for each in reports] == [1, 1, 1]
+    flow.check_moved(range(3))

@@ -10,6 +10,8 @@ from pyqueue.requests import Document, Filter, Find, Plan
 
 #: The beginning of the _id of a record.
 RECORD: Final = "~stage:"
+#: The number of a task is always smaller than this.
+_MAX_TASKS: Final = 1 << 32
 
 
 def hidden_queue(name: str, epoch: int, place: str = "") -> str:
@@ -26,6 +28,18 @@ def parts_of(name: str) -> tuple[str, str, str]:
     """Return the first queue, the stage and the query, given the name of a record."""
     queue, stage, query = name.split("~")
     return queue, stage, query
+
+
+def order_of(attempt: int, task: int = 0) -> int:
+    """Return a number that is larger for a larger attempt and, within an attempt, a larger task."""
+    return attempt * _MAX_TASKS + task
+
+
+def is_out(record: Document, query: str, run: str) -> bool:
+    """Return whether a run must not write any more, because a later run has taken over."""
+    if run:
+        return run in record.get("out", [])
+    return not query and record.get("heir") is not None
 
 
 def starting_with(prefix: str) -> Filter:

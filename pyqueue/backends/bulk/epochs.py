@@ -34,7 +34,9 @@ from pyqueue.backends.bulk import staging
 from pyqueue.backends.bulk.epoch_records import (
     RECORD,
     hidden_queue,
+    is_out,
     name_of,
+    order_of,
     parts_of,
     records,
     unclaimed,
@@ -69,8 +71,6 @@ FORMER: Final = 100
 ABANDONED: Final = timedelta(days=1)
 #: How many times a compare-and-set is tried while other processes change the record.
 TRIES: Final = 20
-#: The number of a task is always smaller than this.
-_MAX_TASKS: Final = 1 << 32
 
 
 class EpochWrites:
@@ -125,7 +125,7 @@ class EpochWrites:
             if state is None:
                 yield from self._create()
                 continue
-            if _is_out(state, self._query, self._run):
+            if is_out(state, self._query, self._run):
                 raise self._fenced()
             if epoch < state["epoch"]:
                 raise self._behind(epoch, state["epoch"])
@@ -305,23 +305,24 @@ class EpochWrites:
         Raises:
             DuplicateKey: An id belongs to a message that was never in this queue.
             ConfigurationError: Several rows of this task have the same id.
+            Fenced: The epoch is committed, with rows that this task would replace.
         """
         now = yield from ServerTime()
         target = yield from staging.target_of(self.target, place)
-        order = Int64(_order(attempt, task))
+        order = Int64(order_of(attempt, task))
         hidden: Document = {"q": hidden_queue(self.name, epoch, place), "staged": self.name}
         hidden |= {"attempt": order, "processed": now}
         # Some documents contain several messages: in total, ``surplus`` more than documents.
         rows, surplus = yield from hidden_rows(target, messages, hidden)
-        judge = partial(self._to_write_again, target.queue, hidden)
+        judge = partial(self._to_write_again, target.queue, epoch, hidden)
         return surplus + (yield from staging.insert_until_known(target.queue, rows, judge))
 
     def _to_write_again(
-        self, queue: str, hidden: Document, refused: list[RawBSONDocument]
+        self, queue: str, epoch: int, hidden: Document, refused: list[RawBSONDocument]
     ) -> Plan[list[RawBSONDocument]]:
         """Free ids as ``write`` describes. Return the refused rows whose ids are free now."""
         order, ids = hidden["attempt"], [each["_id"] for each in refused]
-        if (yield from self._make_room(ids, order)):
+        if (yield from self._make_room(epoch, ids, order)):
             return refused
         fields = {"q": 1, "attempt": 1}
         stored = yield from Find({"_id": {"$in": ids}, "staged": self.name}, fields)
@@ -335,10 +336,12 @@ class EpochWrites:
         rest = [each for each in refused if each["_id"] not in later]
         return (yield from staging.free_again(queue, rest))
 
-    def _make_room(self, ids: list[Id], order: int) -> Plan[int]:
+    def _make_room(self, epoch: int, ids: list[Id], order: int) -> Plan[int]:
         """Delete hidden rows with these ids; publish committed rows. Return the number deleted."""
         in_the_way: dict[str, Any] = {"_id": {"$in": ids}}
         smaller = in_the_way | {"staged": self.name, "attempt": {"$lt": order}}
+        if (yield from Find(smaller, {"_id": 1}, limit=1)):
+            yield from self._check_undecided(epoch)
         deleted = yield from Delete(smaller, many=True)
         others = in_the_way | {"staged": {"$exists": True, "$ne": self.name}}
         rows = yield from Find(others, {"q": 1, "staged": 1, "attempt": 1})
@@ -353,6 +356,13 @@ class EpochWrites:
                 deleted += yield from Delete({"_id": row["_id"], "q": row["q"]})
         return deleted
 
+    def _check_undecided(self, epoch: int) -> Plan[None]:
+        """Raise Fenced if the epoch is committed, because its hidden rows will be published."""
+        state = yield from self.record()
+        if state is not None and state["epoch"] >= epoch:
+            text = f"batch {epoch} is committed, so this copy of a task stops writing"
+            raise Fenced(f"{self._label()}: {text}")
+
     def give_up_rows(self, rows: Sequence[Document]) -> Plan[None]:
         """Let another query, which writes the same ids, delete hidden rows of this query.
 
@@ -364,7 +374,7 @@ class EpochWrites:
                 return
             yield from self.publish_committed(state)
             pending = hidden_queue(self.name, state["epoch"] + 1)  # names sort by epoch
-            current = _order(state["attempt"])
+            current = order_of(state["attempt"])
             if not any(row["q"] >= pending and row["attempt"] >= current for row in rows):
                 return
             same = {"_id": self._id, "attempt": state["attempt"], "epoch": state["epoch"]}
@@ -404,7 +414,7 @@ class EpochWrites:
                 yield from self._check_count(epoch, place, expected)
         except QueueError:
             state = yield from self.record()
-            if state is None or _is_out(state, self._query, self._run) or state["job"] != job:
+            if state is None or is_out(state, self._query, self._run) or state["job"] != job:
                 raise self._fenced() from None  # the next run has removed the rows
             raise
         now = yield from ServerTime()
@@ -474,18 +484,6 @@ class EpochWrites:
             if number:
                 yield from Signal(queue, now)
         return done.total()
-
-
-def _order(attempt: int, task: int = 0) -> int:
-    """Return a number that is larger for a larger attempt and, within an attempt, a larger task."""
-    return attempt * _MAX_TASKS + task
-
-
-def _is_out(state: Document, query: str, run: str) -> bool:
-    """Return whether a run must not write any more, because a later run has taken over."""
-    if run:
-        return run in state.get("out", [])
-    return not query and state.get("heir") is not None
 
 
 def _last(field: str, values: list[str]) -> Document:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from bson.raw_bson import RawBSONDocument
 
-from pyqueue.backends import namespace
+from pyqueue.backends import namespace, uniqueness
 from pyqueue.backends.applying import MAX_BATCH
 from pyqueue.backends.bulk.row_documents import documents_of, hidden_rows, without_packed
 from pyqueue.backends.contents import SharedRows, contents_of, count
@@ -202,12 +202,31 @@ def publish_rows(target: Target, hidden: str, now: datetime) -> Plan[int]:
     done = yield from contents_of(target.kind).surplus(here)
     without_key = here | {"key": {"$exists": False}}
     done += (yield from Update(without_key, entering, many=True)).matched
-    keyed = yield from Find(here, {"_id": 1}, hint=HOT)  # one by one, because any key may be taken
+    return done + (yield from _publish_keyed(target, here, entering))
+
+
+def _publish_keyed(target: Target, here: Filter, entering: UpdateDocument) -> Plan[int]:
+    """Publish hidden rows with keys one by one, because any key may be taken. Return how many.
+
+    Args:
+        target: The queue that the rows enter.
+        here: The filter that matches the rows.
+        entering: The update that publishes a row.
+    """
+    keyed = yield from Find(here, {"key": 1}, hint=HOT)
+    if keyed:  # the record shows whether finished messages may keep their keys
+        yield from namespace.ensure(target.queue, target.kind, None)
+    done = 0
     for start in range(0, len(keyed), MAX_BATCH):
+        some = keyed[start : start + MAX_BATCH]
+        yield from uniqueness.release(target.queue, [each["key"] for each in some if "key" in each])
         pairs: list[tuple[Filter, UpdateDocument]] = [
-            ({"_id": each["_id"], **here}, entering) for each in keyed[start : start + MAX_BATCH]
+            ({"_id": each["_id"], **here}, entering) for each in some
         ]
-        matched, _ = yield from UpdateEach(pairs)  # if a key is taken, only its row stays hidden
+        matched, failures = yield from UpdateEach(pairs)
+        for failure in failures:
+            if not isinstance(failure.error, DuplicateKey):
+                raise failure.error  # such a row must not count as left out, and be deleted
         done += matched
     return done
 
@@ -381,6 +400,7 @@ class Staging:
             keys = [row["key"] for row in (yield from Find(with_key, {"key": 1}, hint=HOT))]
             if not keys:
                 continue
+            yield from uniqueness.release(to.queue, keys)
             live = yield from Find({"q": to.queue, "key": {"$in": keys}}, {"key": 1})
             earlier = known.setdefault(to.queue, set())  # the keys in earlier places
             taken = [row["key"] for row in live] + sorted(earlier.intersection(keys))
