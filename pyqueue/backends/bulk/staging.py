@@ -213,21 +213,26 @@ def _publish_keyed(target: Target, here: Filter, entering: UpdateDocument) -> Pl
         here: The filter that matches the rows.
         entering: The update that publishes a row.
     """
-    keyed = yield from Find(here, {"key": 1}, hint=HOT)
-    if keyed:  # the record shows whether finished messages may keep their keys
-        yield from namespace.ensure(target.queue, target.kind, None)
+    keyed = yield from Find({**here, "key": {"$exists": True}}, {"key": 1}, hint=HOT)
     done = 0
     for start in range(0, len(keyed), MAX_BATCH):
         some = keyed[start : start + MAX_BATCH]
-        yield from uniqueness.release(target.queue, [each["key"] for each in some if "key" in each])
         pairs: list[tuple[Filter, UpdateDocument]] = [
             ({"_id": each["_id"], **here}, entering) for each in some
         ]
-        matched, failures = yield from UpdateEach(pairs)
-        for failure in failures:
-            if not isinstance(failure.error, DuplicateKey):
-                raise failure.error  # such a row must not count as left out, and be deleted
-        done += matched
+        for again in (True, False):
+            matched, failures = yield from UpdateEach(pairs)
+            done += matched
+            for failure in failures:
+                if not isinstance(failure.error, DuplicateKey):
+                    raise failure.error  # such a row must not count as left out, and be deleted
+            taken = [some[failure.place]["key"] for failure in failures]
+            if not (again and taken):
+                break
+            # The record shows whether finished messages may keep their keys.
+            yield from namespace.ensure(target.queue, target.kind, None)
+            if not (yield from uniqueness.release(target.queue, taken)):
+                break
     return done
 
 
