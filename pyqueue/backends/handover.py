@@ -88,7 +88,8 @@ class Handover(NamedTuple):
     source: object
     #: The token of the claim that holds the source.
     token: str
-    #: The new, complete documents. The ``q`` of each names the queue that it enters.
+    #: The new, complete documents. The ``q`` of each names the queue that it enters. Each may have
+    #: a part of its mark, if it returns to its old place; see ``hidden.returning``.
     copies: Sequence[Document]
     #: Distinguishes calls that hand over the same documents in different ways, or None if there is
     #: only one way, so that a repeated call makes equal copies.
@@ -337,7 +338,7 @@ def _hidden(handover: Handover, now: datetime, writer: str) -> list[Document]:
     hidden = []
     for document in handover.copies:
         mark = {"to": document["q"], "source": handover.source, "token": handover.token}
-        mark["by"] = writer
+        mark |= {"by": writer, **document.get(MARK, {})}
         if handover.call is not None:
             mark["call"] = handover.call
         if handover.new and document["_id"] != handover.told:

@@ -15,7 +15,7 @@ from pyqueue.requests import Document, Filter, UpdateDocument
 #: The field of a source that lists handed-over copies that may not be published yet:
 #: ``{h: token, ids: [...], by: writer}`` for each handover.
 HANDED: Final = "handed"
-#: The field of a copy while it is hidden: ``{to, source, token, by, key, call, new, gather}``.
+#: The field of a hidden copy: ``{to, source, token, by, key, call, new, gather, when}``.
 MARK: Final = "handover"
 #: Which call wrote a copy last. Repeated calls write equal copies, except for this field.
 WRITER: Final = f"{MARK}.by"
@@ -59,6 +59,17 @@ def gather_of(copy: Document) -> Document | None:
     """Return the stored gather that a copy joins once it is published, or None if it joins none."""
     gather: Document | None = copy[MARK].get("gather")
     return gather
+
+
+def returning(when: datetime) -> Document:
+    """Return the part of a copy's mark that sends its message back to its old ``when``."""
+    return {MARK: {"when": when}}
+
+
+def old_when_of(copy: Document) -> datetime | None:
+    """Return the ``when`` to which a copy returns, or None if it enters its queue anew."""
+    when = copy[MARK].get("when")
+    return when if isinstance(when, datetime) else None
 
 
 def open_filter(source: Document) -> Filter:

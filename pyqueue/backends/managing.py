@@ -154,7 +154,9 @@ def remove(queue: str, kind: Kind, history_s: float | None, id: Id) -> Plan[bool
     for each in spellings:
         names = ("key", "dead", "group", "lock", "limited", "keep", "gather", "token", "slot")
         fields = dict.fromkeys(names, 1)
-        found = yield from Find({"_id": each, "q": queue}, fields, limit=1)
+        # The id of a pack is not the id of a message.
+        match: Filter = {"_id": each, "q": queue, "n": {"$exists": False}}
+        found = yield from Find(match, fields, limit=1)
         if found:
             break
     else:

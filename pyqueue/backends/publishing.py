@@ -18,6 +18,7 @@ from pyqueue.backends.hidden import (
     copy_filter,
     gather_of,
     is_new,
+    old_when_of,
     origin_of,
     target_of,
 )
@@ -47,7 +48,7 @@ def publish(copies: Sequence[Document]) -> Plan[int]:
     messages = [each for each in copies if target_of(each) != GATHERS] if records else copies
     published = yield from _enter(messages, now)
     for to, members in grouped(target_of, messages):
-        yield from Signal(to, max(now, min(each["when"] for each in members)))
+        yield from Signal(to, min(_when_of(each, now) for each in members))
         new = [each["_id"] for each in members if is_new(each)]
         if new and published == len(messages):  # otherwise another process reports some
             yield from Tell("pushed", to, new)
@@ -75,10 +76,16 @@ def _enter(copies: Sequence[Document], now: datetime) -> Plan[int]:
     return published
 
 
-def _alike(copy: Document) -> tuple[str, Any, Any]:
+def _when_of(copy: Document, now: datetime) -> datetime:
+    """Return when the message of a copy becomes ready if the copy is published now."""
+    old = old_when_of(copy)
+    return max(now, copy["when"]) if old is None else old
+
+
+def _alike(copy: Document) -> tuple[str, datetime | None, Any, Any]:
     """Return a value that is equal for copies that one update can move into their queue."""
     gather = gather_of(copy) or {}
-    return target_of(copy), gather.get("id"), gather.get("dead")
+    return target_of(copy), old_when_of(copy), gather.get("id"), gather.get("dead")
 
 
 def _entering(copy: Document, now: datetime) -> Mapping[str, Mapping[str, Any]]:
@@ -86,6 +93,8 @@ def _entering(copy: Document, now: datetime) -> Mapping[str, Mapping[str, Any]]:
     put: dict[str, Any] = {"q": target_of(copy)}
     if (gather := gather_of(copy)) is not None:
         put["gather"] = gather
+    if (old := old_when_of(copy)) is not None:  # because of the signal, scans begin there again
+        return {"$set": put | {"when": old}, "$unset": unset(MARK)}
     # Messages scheduled for later keep their instant.
     return {"$set": put, "$max": {"when": now, "due": now}, "$unset": unset(MARK)}
 

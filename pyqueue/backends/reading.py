@@ -42,7 +42,7 @@ def get(queue: str, codec: Codec[Any], id: Id) -> Plan[Message[Any] | None]:
     spellings = arguments.spellings(id)
     now = yield from ServerTime()
     for each in spellings:
-        found = yield from Find({"_id": each, "q": queue}, limit=1)
+        found = yield from Find({"_id": each, "q": queue, "n": {"$exists": False}}, limit=1)
         if found:
             return decode(codec, found[0], now)
     return None

@@ -96,6 +96,19 @@ def test_message_of_a_pack_is_read_and_removed_alone(queue: AnyQueue) -> None:
     assert not queue.remove(f"{ids[0]}0")
 
 
+def test_id_of_a_pack_names_no_message(client: AnyClient, queue: AnyQueue) -> None:
+    pack = str(queue.push_many(range(3))[0]).partition(":")[0]
+    for id in (pack, ObjectId(pack)):
+        assert not queue.remove(id)
+        assert not queue.requeue(id)
+        assert not client.force_release(id)
+        assert queue.cancel(id) is None
+        assert queue.reserve_id(id) is None
+        assert queue.get(id) is None
+        assert client.find(id) is None
+    assert queue.counts() == Counts(ready=3)
+
+
 def test_removed_message_is_not_delivered(world: World, queue: AnyQueue) -> None:
     ids = queue.push_many(range(3))
     queue.commit(queue.reserve(0))

@@ -511,6 +511,48 @@ def test_rest_of_a_pack_comes_back_without_a_try() -> None:
     assert taken == dict.fromkeys(range(2, MESSAGES), 1)
 
 
+@pytest.mark.parametrize("other", [False, True])
+def test_released_part_of_a_pack_has_its_old_place(other: bool) -> None:
+    """A process whose scans are past this place finds it there, too."""
+    steps, consumer = Steps(), Consumer()
+    receiver = Consumer() if other else consumer
+    steps.listeners += {consumer.waiting, receiver.waiting}
+    for some in (["a", "b"], ["c"], ["d"]):
+        steps.run(plans().push(some))
+        steps.seconds += 1
+    first, second = steps.run(consumer.receive(2))
+    (third,) = steps.run(receiver.receive(1))
+    steps.seconds += 1
+    steps.run(consumer.plans.release([first]))
+    steps.seconds += 1
+    steps.run(consumer.plans.commit([second]))
+    steps.run(receiver.plans.commit([third]))
+    steps.seconds += 1
+    found = steps.run(receiver.receive(1)) + steps.run(receiver.receive(1))
+    assert [each.payload for each in (third, *found)] == ["c", "a", "d"]
+    assert (found[0].id, found[0].when, found[0].tries) == (first.id, first.when, 1)
+
+
+@pytest.mark.parametrize("fault", ["dies after", "loses a request", "loses a reply"])
+def test_released_part_has_its_old_place_after_a_fault(fault: str) -> None:
+    """The holder or recovery publishes it. Before the decision, the lease of the pack lapses."""
+    for at in range(MOST_COMMANDS):
+        steps, consumer, held = holding(5)
+        steps.seconds += 1
+        with suppress(Cut, QueueError):
+            steps.run(consumer.plans.release(held[:1]), FAULT_AT[fault](at))
+        ended = len(steps.commands) <= at
+        steps.seconds += 10
+        steps.run(recovering.recover_all())
+        for each in steps.all():
+            if (each["_id"], each.get("q")) == (held[0].id, "a"):
+                assert each["when"] == each["due"] == NOW
+        audit(steps, consumer)
+        if ended:
+            return
+    raise AssertionError("more commands than expected")
+
+
 @pytest.mark.parametrize("verb", ["purge", "remove"])
 def test_resting_pack_is_held_by_no_caller(verb: str) -> None:
     """A process keeps it for a second. While it holds a message, the lease protects the pack."""

@@ -28,7 +28,7 @@ from pyqueue.backends.bucket.settling import (
 )
 from pyqueue.backends.forms import Failure, each_part
 from pyqueue.backends.handover import Handover, Result, hand_over
-from pyqueue.backends.hidden import copy_filter, is_copy
+from pyqueue.backends.hidden import copy_filter, is_copy, returning
 from pyqueue.backends.moving import stay_of
 from pyqueue.backends.options import QueueTerms, Target
 from pyqueue.errors import DuplicateKey, QueueError, Unavailable, first_ten
@@ -317,14 +317,15 @@ def rollback(terms: QueueTerms, held: Held, failure: Failure) -> Plan[None]:
 
 
 def release(terms: QueueTerms, held: Held) -> Plan[None]:
-    """Return messages to the queue unprocessed, without counting the try."""
+    """Return messages to their old places, unprocessed, without counting the try."""
     queue, kind = terms.queue, terms.kind
 
     def whole(group: Group, members: Held) -> Plan[bool]:
         return give_back(group)
 
     def make(each: PackedReservation[Any]) -> Make:
-        put = kind.entering(queue, each.when) | _counted(each, each.tries - 1)
+        put = kind.entering(queue, each.when) | returning(each.when)
+        put |= _counted(each, each.tries - 1)
         why = {} if each.error is None else {"error": as_stored(each.error)}
         return lambda stored, now: stored | put | why
 
