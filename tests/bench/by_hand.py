@@ -32,4 +32,5 @@ class ByHand(Sketch):
             "owner": OWNER,
             "reserved": now,
         }
-        return {"$set": changed, "$unset": {"claim": ""}, "$inc": {"tries": 1, "deliveries": 1}}
+        removed = {"claim": "", "limited": ""}
+        return {"$set": changed, "$unset": removed, "$inc": {"tries": 1, "deliveries": 1}}

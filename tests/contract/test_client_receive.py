@@ -163,7 +163,7 @@ def test_receive_refuses_its_arguments(
         ("queues: expected a list", lambda: client.receive(None, 1)),
         ("queues: expected a list", lambda: client.receive("jobs", 1)),
         ("found str", lambda: client.receive([queue, "jobs"], 1)),
-        ("a group of it", lambda: client.receive([log_of(client, name)], 1)),
+        ("a group of the stream", lambda: client.receive([log_of(client, name)], 1)),
         ("listed twice", lambda: client.receive([queue, client.queue(queue.name)], 1)),
         ("another client", lambda: client.receive([queue, foreign], 1)),
         ("the list is empty", lambda: client.receive([], 1)),

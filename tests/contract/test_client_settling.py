@@ -419,7 +419,7 @@ def test_transaction_needs_time_left_in_each_lease(client: AnyClient, name: str)
     with client.transaction() as session:
         refuses("session: the lease of message", lambda: client.commit(*held, session=session))
         refuses(
-            "session: a stream",
+            "session: transactions are refused",
             lambda: client.commit(held[0], grouped(client, name), session=session),
         )
         one.commit(held[0], session=session)  # nothing was settled

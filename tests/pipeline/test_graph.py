@@ -167,7 +167,7 @@ def test_return_annotation_is_checked_against_to(offline: Client) -> None:
 
 
 def test_answers_check_their_values() -> None:
-    with pytest.raises(ConfigurationError, match="expected a list of To"):
+    with pytest.raises(ConfigurationError, match="expected only To"):
         Many(["late"])  # type: ignore[list-item]
     with pytest.raises(ConfigurationError, match="delay: -1 is not allowed"):
         RetryLater(-1)

@@ -13,7 +13,7 @@ import pytest
 from pyqueue import UNCHANGED, Backoff, ConfigurationError, DuplicateKey, LeaseLost, Unavailable
 from pyqueue.backends.applying import apply
 from pyqueue.backends.moving import move_each
-from pyqueue.backends.options import NewMessage
+from pyqueue.backends.options import NewMessage, QueueShape
 from pyqueue.errors import Disconnected, TimedOut
 from pyqueue.facts import Burial
 from pyqueue.requests import (
@@ -429,7 +429,8 @@ def test_key_clash_reaches_only_the_call_that_caused_it() -> None:
             plan = backend.move([(each, UNCHANGED)], to=standard("b"), key=key)
             request = next(plan)
             while not isinstance(request, Coalesce):
-                request = plan.send("standard" if isinstance(request, EnsureQueue) else NOW)
+                answers = {EnsureQueue: "standard", QueueShape: {}}
+                request = plan.send(answers.get(type(request), NOW))
             given.append(request.item)
             plan.close()
         return (yield from apply(backend.queue, given))
