@@ -158,7 +158,7 @@ def group(value: Any, name: str = "group") -> str:
 
 
 def namespace_name(value: Any) -> str:
-    """Check the name of a namespace, which is also that of its collection, and return it."""
+    """Check the name of a namespace, which is also its collection name, and return it."""
     if not isinstance(value, str) or not _NAMESPACE.fullmatch(value) or value.startswith("system."):
         raise InvalidName(
             f"namespace: invalid namespace name {shown(value)}; start with a letter or "

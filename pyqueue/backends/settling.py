@@ -399,7 +399,7 @@ def _placed_again(
 ) -> UpdateFields:
     """Return a rollback update that also gives the message a new place.
 
-    The place is that of a message that enters when this message returns.
+    The message gets the place of a new message that becomes ready at the same instant.
     """
     update = build(now)
     update["$set"] |= place(update["$set"]["when"])

@@ -193,7 +193,7 @@ class OneByOne(NamedTuple):
     #: Buries the malformed message that matches a filter, given the refusal of the server.
     bury: Callable[[Filter, InvalidMessage, datetime], Plan[None]]
 
-    def claim(self, id: Any, limit_s: float | None) -> Plan[int]:
+    def claim(self, id: Any, limit_s: float | None = CLAIM_LIMIT_S) -> Plan[int]:
         """Claim a message that is free. Return 1, or 0 if it could not be claimed or was buried.
 
         Raises:
@@ -215,7 +215,7 @@ def retry_excluded(claims: OneByOne, locked: LockedMessages, wanted: int) -> Pla
     claimed = 0
     while claimed < wanted and (exclusion := locked.to_retry(claims.now)) is not None:
         try:
-            claimed += yield from claims.claim(exclusion.id, CLAIM_LIMIT_S)
+            claimed += yield from claims.claim(exclusion.id)
         except Unavailable:
             locked.exclude_again(claims.now, exclusion)
         else:
@@ -249,7 +249,7 @@ def claim_unlocked(
             break
         tried += 1
         try:
-            claimed += yield from claims.claim(each["_id"], CLAIM_LIMIT_S)
+            claimed += yield from claims.claim(each["_id"])
             in_a_row = 0
         except TimeLimitReached:
             timed_out.append(each)
@@ -257,8 +257,9 @@ def claim_unlocked(
     if not timed_out:
         return True
     untried = page[tried:] if in_a_row == MAX_TIMEOUTS_IN_A_ROW else []
-    behind = locked.passing_over(match, page)
-    if not claimed and not (yield from _is_quick(claims, ordering, behind)):
+    if not claimed and not (
+        yield from _writes_are_quick(claims, ordering, locked.passing_over(match, page))
+    ):
         return False
     log.warning(
         "queue %r: a transaction holds %s; claims pass over it until the transaction ends",
@@ -269,7 +270,7 @@ def claim_unlocked(
     return True
 
 
-def _is_quick(claims: OneByOne, ordering: Ordering, behind: Filter) -> Plan[bool]:
+def _writes_are_quick(claims: OneByOne, ordering: Ordering, behind_page: Filter) -> Plan[bool]:
     """Return whether a claim behind the locked messages, or a write to the record, is in time.
 
     If no other message is free, the write to the record decides. The caller of ``claim_unlocked``
@@ -278,7 +279,7 @@ def _is_quick(claims: OneByOne, ordering: Ordering, behind: Filter) -> Plan[bool
     sort, index = ordering
     try:
         claimed = yield from FindAndModify(
-            behind, claims.update, sort=sort, hint=index, w1=True, server_limit_s=CLAIM_LIMIT_S
+            behind_page, claims.update, sort=sort, hint=index, w1=True, server_limit_s=CLAIM_LIMIT_S
         )
         if claimed is not None:
             return True

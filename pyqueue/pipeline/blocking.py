@@ -19,7 +19,7 @@ from pyqueue.backends.queue_plans import QueuePlans, found
 from pyqueue.backends.taking_kind import again_in_kind
 from pyqueue.errors import ConfigurationError
 from pyqueue.hooks import HookCalls
-from pyqueue.messages import QueueOptions, Reservation, seconds_left
+from pyqueue.messages import QueueOptions, Reservation
 from pyqueue.queue_base import QueueBase, backend_of, runs_on
 from pyqueue.queues import Queue
 from pyqueue.requests import Plan
@@ -199,7 +199,7 @@ class ClientRunner:
 
     def seconds_left(self, message: Reservation[Any]) -> float:
         """Return the seconds until the lease of a message ends."""
-        return seconds_left(message, self._driver.clock.now())
+        return self._connection.seconds_left(message)
 
     @contextmanager
     def blocking_connection(self) -> Iterator[Connection]:

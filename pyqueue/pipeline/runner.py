@@ -87,7 +87,7 @@ class StageOptions(BatchQueueOptions, HandlerOptions, total=False):
 
 
 def _divided(options: Mapping[str, object]) -> tuple[HandlerOptions, BatchQueueOptions]:
-    """Divide the options of a stage into those of its handler and those of its queue."""
+    """Divide the options of a stage: options of its handler, and options of its queue."""
     of_handler = {name: options[name] for name in HandlerOptions.__annotations__ if name in options}
     of_queue = {name: options[name] for name in options if name not in of_handler}
     return cast("HandlerOptions", of_handler), cast("BatchQueueOptions", of_queue)

@@ -229,8 +229,7 @@ async def row_of(site: Site, name: str, *, stream: bool = False) -> tuple[Sample
     row = sample.rows.get(name)
     if row is None and any(each.dead_letter == name for each in sample.rows.values()):
         info = QueueInfo(name, Counts(), paused=False)  # no message has died yet
-        row = Row(info, stats=None, groups=(), group_stats={}, workers=0, badges=())
-        row = replace(row, holds_dead=True)
+        row = Row(info, None, (), {}, workers=0, badges=(), holds_dead=True)
     if row is None or (row.info.kind == STREAM) != stream:
         what = "stream" if stream else "queue"
         raise HTTPException(404, f"There is no {what} {name[:120]!r}.")

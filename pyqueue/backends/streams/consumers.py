@@ -49,7 +49,7 @@ def refusal(name: str) -> ConfigurationError:
 
 
 class GroupPlans:
-    """The operations of one consumer group. They have the same names as those of a queue.
+    """The operations of one consumer group. They have the same names as the operations of a queue.
 
     Args:
         stream: The name of the stream.
