@@ -300,7 +300,10 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         if isinstance(request, Concurrently):
             return self._concurrently(request)
         if isinstance(request, ToTheEnd):
-            return asyncio.shield(self._coalescer.spawn(self._drive(request.plan)))
+            task = self._coalescer.spawn(self._drive(request.plan))
+            # After a cancellation, nobody asks for its error, and asyncio would log it.
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            return asyncio.shield(task)
         if isinstance(request, Listen):
             return self._listen(request.waiters)
         if isinstance(request, WaitForAny):

@@ -6,6 +6,7 @@ There is no database, and the time moves only while a consumer listens to the bu
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
 from collections import Counter
@@ -18,7 +19,7 @@ import mongomock
 import pytest
 from pymongo.errors import AutoReconnect
 
-from pyqueue import QueueClosed, QueueError, Unavailable
+from pyqueue import LeaseLost, QueueClosed, QueueError, Unavailable
 from pyqueue.backends import indexes, namespace
 from pyqueue.backends.transitions import record_id
 from pyqueue.requests import (
@@ -30,6 +31,7 @@ from pyqueue.requests import (
     FindAndModify,
     Hello,
     Plan,
+    ToTheEnd,
     Update,
 )
 from pyqueue.runtime.drivers import AsyncDriver, Driver
@@ -414,6 +416,36 @@ def test_cancelled_caller_does_not_end_the_preparation(held: Any) -> None:
         assert driver.gate.world.sent["Hello"] == 5
 
     asyncio.run(main())
+
+
+def test_error_that_no_caller_waits_for_is_not_logged(held: Any) -> None:
+    """A cancelled caller leaves a plan to its end. If it fails then, asyncio logs nothing."""
+    logged: list[Any] = []
+
+    def failing() -> Plan[None]:
+        yield Find({})
+        raise LeaseLost("another consumer has it")
+
+    def settling() -> Plan[None]:
+        yield ToTheEnd(failing())
+
+    async def main() -> None:
+        driver = held("async")
+        asyncio.get_running_loop().set_exception_handler(lambda _, each: logged.append(each))
+        driver.gate.opened.set()
+        await driver.run(namespace.ping())
+        driver.gate.opened.clear()
+        driver.gate.reached.clear()
+        caller = asyncio.create_task(driver.run(settling()))
+        await async_eventually(driver.gate.reached.is_set)
+        caller.cancel()
+        await asyncio.wait([caller])
+        driver.gate.opened.set()
+        await async_eventually(lambda: not driver._coalescer.tasks)
+        gc.collect()
+
+    asyncio.run(main())
+    assert logged == []
 
 
 @FAILURES
