@@ -34,10 +34,9 @@ from pyqueue.requests import Document, Filter, Find, Latecomers, Plan
 CANDIDATES: Final[Mapping[str, object]] = {"_id": 1, "when": 1}
 #: The same fields and the size, for which the server reads the documents.
 SIZED_CANDIDATES: Final = {**CANDIDATES, "bytes": {"$bsonSize": "$$ROOT"}}
-#: The fields that are needed to give back a claimed message.
-HELD_CLAIMS: Final[Mapping[str, object]] = {"_id": 1, "when": 1, "due": 1, "token": 1}
+#: The same fields of a claimed message, and those that are needed to give it back.
+SIZED_CLAIMS: Final = {**SIZED_CANDIDATES, "due": 1, "token": 1}
 _SIZES: Final = {"_id": 1, "bytes": SIZED_CANDIDATES["bytes"]}
-_SIZED_CLAIMS: Final = {**SIZED_CANDIDATES, **HELD_CLAIMS}
 #: How many sizes a named claim reads first, and the largest growth factor of each further step.
 FIRST_SIZES: Final = 10
 SIZES_GROWTH: Final = 10
@@ -192,7 +191,7 @@ def read_claimed(
     read = in_order(read)
     if len(read) < expected:
         # Either the batch was full, or another process has taken messages since.
-        held = in_order((yield from Find(mine, _SIZED_CLAIMS, max_time_s=max_time_s)))
+        held = in_order((yield from Find(mine, SIZED_CLAIMS, max_time_s=max_time_s)))
         known = {hashable_id(each["_id"]) for each in read}
         if any(hashable_id(each["_id"]) not in known for each in held):
             fits = limit.fitting([each.get("bytes", 0) for each in held])

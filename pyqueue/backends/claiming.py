@@ -24,12 +24,13 @@ from typing import Any, NamedTuple
 from bson.errors import BSONError
 
 from pyqueue.backends import invalid, namespace, transitions
-from pyqueue.backends.byte_limit import CANDIDATES, HELD_CLAIMS, SIZED_CANDIDATES, read_claimed
+from pyqueue.backends.byte_limit import CANDIDATES, SIZED_CANDIDATES, SIZED_CLAIMS, read_claimed
 from pyqueue.backends.claim_terms import Scan
 from pyqueue.backends.kind import ScanStart, UpdateFields
 from pyqueue.backends.scan import Scanned, scan_position
 from pyqueue.backends.transaction_locks import RECORD_AHEAD, claim_unlocked, retry_excluded
 from pyqueue.backends.transitions import record_id
+from pyqueue.concurrently import SHORT_AT_ONCE, concurrently
 from pyqueue.documents import hashable_id
 from pyqueue.errors import DuplicateKey, InvalidMessage, TimeLimitReached, Unavailable
 from pyqueue.messages import Message
@@ -390,19 +391,20 @@ def _read_claims(
     return (yield from read_claimed(scan.room, mine, ids, len(ids), left_s))
 
 
-def _claim_each(claim: _Claim, wanted: int) -> Plan[list[Document]]:
+def _claim_each(claim: _Claim, few: int) -> Plan[list[Document]]:
     """Claim messages one by one after the server refused a claim, or a document was unreadable.
 
     The server cannot increment ``tries`` if it is not a number, and it refuses a document that
-    would become too large. Such documents go to the dead-letter queue. If each message needs its
-    own update, this only reads the messages that are already claimed.
+    would become too large. Such documents go to the dead-letter queue. The messages that the
+    refused claim holds remain, as far as they fit. If they are fewer than ``few``, this claims the
+    difference, unless each message needs its own update.
     """
     scan = claim.scan
-    terms, (order, index) = scan.terms, scan.ordering
-    mine = transitions.token_filter(terms.queue, claim.update)
-    held = yield from Find(mine, HELD_CLAIMS, hint=namespace.HOT)
-    if scan.one_update and len(held) < wanted:
-        rest = wanted - len(held)
+    order, index = scan.ordering
+    mine = transitions.token_filter(scan.terms.queue, claim.update)
+    held = yield from Find(mine, SIZED_CLAIMS, hint=namespace.HOT)
+    if scan.one_update and len(held) < few:
+        rest = few - len(held)
         free = yield from Find(scan.match, {"_id": 1}, sort=order, limit=rest, hint=index)
         for each in free:
             try:
@@ -410,13 +412,18 @@ def _claim_each(claim: _Claim, wanted: int) -> Plan[list[Document]]:
             except TimeLimitReached:
                 if claim.limit_s is None:
                     raise  # otherwise it may be locked, and the next claim finds out
-        held = yield from Find(mine, HELD_CLAIMS, hint=namespace.HOT)
-    scan.room.excess += held[wanted:]
-    taken: list[Document] = []
-    for each in held[:wanted]:
-        one = {"_id": each["_id"], "token": claim.token}
-        try:
-            taken += yield from Find(one, limit=1)
-        except (InvalidMessage, BSONError) as fault:
-            yield from invalid.bury_unclaimable(terms.graveyard, one, fault, scan.now)
-    return taken
+        held = yield from Find(mine, SIZED_CLAIMS, hint=namespace.HOT)
+    fits = scan.room.fitting([each.get("bytes", 0) for each in held])
+    scan.room.excess += held[fits:]
+    reads = [_read_or_bury(claim, each["_id"]) for each in held[:fits]]
+    return [each for read in (yield from concurrently(reads, SHORT_AT_ONCE)) for each in read]
+
+
+def _read_or_bury(claim: _Claim, id: Any) -> Plan[list[Document]]:
+    one = {"_id": id, "token": claim.token}
+    try:
+        return (yield from Find(one, limit=1))
+    except (InvalidMessage, BSONError) as fault:
+        terms, now = claim.scan.terms, claim.scan.now
+        yield from invalid.bury_unclaimable(terms.graveyard, one, fault, now)
+        return []

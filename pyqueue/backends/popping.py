@@ -25,7 +25,7 @@ from pyqueue.backends.kind import Kind
 from pyqueue.backends.receiving import (
     Claims,
     Reception,
-    accept,
+    accept_each,
     claim_for_callers,
     is_stopped,
     wanted_by,
@@ -90,8 +90,7 @@ def _put_back(how: Reception, scan: Scan, document: Document) -> Plan[list[Claim
     """
     held = document | scan.update()["$set"]
     yield from insert_again([held], partial(_renamed, now=scan.now))
-    message = yield from accept(how, held, scan.now)
-    return [] if message is None else [(held, message)]
+    return (yield from accept_each(how, [held], scan.now))
 
 
 # ---- finished

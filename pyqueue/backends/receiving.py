@@ -22,6 +22,7 @@ from pyqueue.backends.claiming import MAX_CLAIM, Claimed
 from pyqueue.backends.giving_back import give_back
 from pyqueue.backends.options import Options, QueueTerms
 from pyqueue.backends.scan import ByAge, ScanState
+from pyqueue.concurrently import SHORT_AT_ONCE, concurrently
 from pyqueue.documents import message_of
 from pyqueue.error_records import error_record
 from pyqueue.errors import ConfigurationError, InvalidMessage, Unavailable
@@ -41,9 +42,12 @@ from pyqueue.requests import (
 
 #: How long a pause may go unnoticed if no bus announces it.
 PAUSE_READ_INTERVAL: Final = timedelta(seconds=5)
-#: The longest time that a receive with claimed messages keeps claiming, if the queue has a limit.
-#: New permits and slots could keep it claiming until the leases of its first messages end.
+#: The longest time that a receive with claimed messages keeps claiming, if the queue has a limit:
+#: new permits and slots could make it claim for long.
 CLAIM_ON: Final = timedelta(seconds=0.5)
+#: The part of a lease after which it stops in any queue. A slow server, or many malformed messages,
+#: could otherwise make it claim until the leases of its first messages end.
+CLAIM_ON_LEASE: Final = 1 / 4
 #: The shortest time between two reads of the next ``when``.
 NEXT_WHEN_INTERVAL: Final = timedelta(seconds=1)
 
@@ -316,9 +320,12 @@ def _claim_messages(
     terms, limit = how.terms, state.limit
     claimed: list[Claimed] = []
     began = yield from ServerTime()
+    longest = timedelta(seconds=CLAIM_ON_LEASE * terms.lease_s)
     while (wanted := wanted_by(limits) - len(claimed)) > 0 and not (claimed and room.full):
         now = yield from ServerTime()
-        if is_stopped(how, claimed) or (claimed and limit.limit and now - began > CLAIM_ON):
+        if is_stopped(how, claimed) or (
+            claimed and now - began > (min(CLAIM_ON, longest) if limit.limit else longest)
+        ):
             break
         scan = Scan(terms, state, ByAge(state), room, now, wanted=min(wanted, MAX_CLAIM))
         try:
@@ -355,12 +362,14 @@ def accept_each(
     how: Reception, documents: Sequence[Document], now: datetime
 ) -> Plan[list[Claimed]]:
     """Return the messages of the claimed documents that can be delivered; bury the other ones."""
-    accepted: list[Claimed] = []
-    for document in documents:
-        message = yield from accept(how, document, now)
-        if message is not None:
-            accepted.append((document, message))
-    return accepted
+    found = [(each, _message_or_refusal(how, each, now)) for each in documents]
+    refused = [(each, why) for each, why in found if isinstance(why, invalid.Refusal)]
+    burials = [invalid.bury_claimed(how.terms.graveyard, each, why, now) for each, why in refused]
+    # Many burials one after the other could take longer than the leases of the messages.
+    yield from concurrently(burials, SHORT_AT_ONCE)
+    for each, why in refused:
+        _count_misfit(how, each, why, now)
+    return [(each, whole) for each, whole in found if not isinstance(whole, invalid.Refusal)]
 
 
 def wanted_by(limits: Sequence[Limits]) -> int:
@@ -372,15 +381,6 @@ def give_back_excess(terms: ClaimTerms, documents: list[Document]) -> Plan[None]
     """Return excess messages to their places, without counting the try."""
     with suppress(Unavailable):  # then they come back when the leases lapse
         yield from give_back(terms.queue, terms.kind, documents, counted=terms.counts_try)
-
-
-def accept(how: Reception, document: Document, now: datetime) -> Plan[Message[Any] | None]:
-    """Return the message of a claimed document, or bury the document and return None."""
-    message = _message_or_refusal(how, document, now)
-    if isinstance(message, invalid.Refusal):
-        yield from _bury(how, document, now, message)
-        return None
-    return message
 
 
 def _message_or_refusal(
@@ -406,14 +406,13 @@ def _message_or_refusal(
         return invalid.Refusal("invalid", tries, error_record(misfit, now), fields)
 
 
-def _bury(
-    how: Reception, document: Document, now: datetime, refusal: invalid.Refusal
-) -> Plan[None]:
-    terms = how.terms
-    yield from invalid.bury_claimed(terms.graveyard, document, refusal, now)
+def _count_misfit(
+    how: Reception, document: Document, refusal: invalid.Refusal, now: datetime
+) -> None:
     if refusal.reason == "invalid" and refusal.error is not None:
         id, text = document["_id"], str(refusal.error["message"])
-        how.misfits.add(terms.queue, how.codec.name, terms.dead_letter, id, text, now=now)
+        queue, dead_letter = how.terms.queue, how.terms.dead_letter
+        how.misfits.add(queue, how.codec.name, dead_letter, id, text, now=now)
 
 
 CLAIMS: Final = Claims(claim_for_callers, _undo)

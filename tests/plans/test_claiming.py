@@ -23,7 +23,7 @@ from pyqueue.backends.scan import FIRST
 from pyqueue.requests import Change, Delete, Find, FindAndModify, Insert, Update, Wait, WriteFailure
 from pyqueue.runtime.waiters import Waiters
 from tests.plans.runner import NOW, Runner, after, giving, message, standard
-from tests.plans.steps import lasting
+from tests.plans.steps import Steps, lasting
 
 
 def document(id: str, **fields: Any) -> dict[str, Any]:
@@ -302,6 +302,37 @@ def test_claim_one_by_one_skips_what_was_claimed_meanwhile() -> None:
         [],  # the following claims
     )
     assert receive(runner, 5) == ["m2"]
+
+
+def test_refused_claim_keeps_its_messages() -> None:
+    """It gives none back: they would be claimed again and again around each malformed message."""
+    ids = [f"m{number}" for number in range(20)]
+    runner = Runner(
+        NOT_PAUSED,
+        seen(*ids, "malformed"),
+        InvalidMessage("no number"),
+        lambda command: [{**each, "bytes": 200} for each in mine(*ids)(command)],
+        *(mine(id) for id in ids),
+        [],  # the following claims
+    )
+    assert receive(runner, 30) == ids
+
+
+def test_receive_stops_claiming_before_its_leases_end() -> None:
+    steps = Steps([message(f"m{number:03}") for number in range(500)])
+    steps.trip_s = 0.2
+    held = steps.run(standard(lease=4).receive(Waiters("t"), 500, timeout=0))
+    assert 100 <= len(held) < 500
+    assert min(each.until for each in held) - steps.now > timedelta(seconds=2)
+
+
+def test_many_malformed_messages_do_not_use_up_the_lease_of_the_others() -> None:
+    malformed = [message(f"bad{number:03}", headers=5) for number in range(60)]
+    steps = Steps([*malformed, *(message(f"m{number:03}") for number in range(40))])
+    steps.trip_s = 0.05
+    held = steps.run(standard(lease=2).receive(Waiters("t"), 100, timeout=0))
+    assert len(held) == 40
+    assert min(each.until for each in held) - steps.now > timedelta(seconds=1)
 
 
 def test_exhausted_message_is_buried_and_the_claim_continues() -> None:

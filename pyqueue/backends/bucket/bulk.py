@@ -32,7 +32,7 @@ from pyqueue.backends.forms import Failure
 from pyqueue.backends.hidden import HANDED
 from pyqueue.backends.namespace import CLAIMS
 from pyqueue.backends.options import NewMessage, QueueTerms, Target
-from pyqueue.backends.receiving import Reception, accept
+from pyqueue.backends.receiving import Reception, accept_each
 from pyqueue.errors import InvalidMessage, LeaseLost
 from pyqueue.facts import ErrorInfo
 from pyqueue.messages import Id, PackedReservation, Reservation
@@ -123,7 +123,7 @@ class PackContents(Contents):
         now = yield from ServerTime()
         for document in (yield from Find(match, self.bare, hint=CLAIMS)):
             if not is_valid_pack(document):
-                yield from accept(how, document, now)
+                yield from accept_each(how, [document], now)
             elif not document["n"]:
                 yield from Delete(emptied(document["_id"], document["token"]))
 

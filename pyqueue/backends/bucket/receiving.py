@@ -35,7 +35,7 @@ from pyqueue.backends.popping import finish_popped, insert_again, undo
 from pyqueue.backends.receiving import (
     Claims,
     Reception,
-    accept,
+    accept_each,
     give_back_excess,
     is_stopped,
     wanted_by,
@@ -303,16 +303,14 @@ def _claim_documents(
     documents, ended = yield from claim_and_end(scan)
     if room.excess:
         yield from give_back_excess(terms, room.take_excess())
-    found: list[Claimed] = []
-    largest = 1
+    largest, others = 1, []
     for document in documents:
         if is_valid_pack(document):
             largest = max(largest, document["n"])
             yield from _admit(how, stock, document)
-            continue
-        message = yield from accept(how, document, now)
-        if message is not None:
-            found.append((document, message))
+        else:
+            others.append(document)
+    found = yield from accept_each(how, others, now)
     stock.learn(largest, documents != [])
     surplus = stock.surplus(need - len(found))
     for hold in surplus:  # a process keeps no more than one pack beyond the need of its callers

@@ -120,11 +120,13 @@ def admit(
         filters += [dict(CANCELLED), {"best_before": {"$lte": now}, "tries": {"$lte": 1}}]
     how = receiving.Reception(terms, backend.codec, max_tries, pop=False, misfits=invalid.Misfits())
     match = {**claimed, **contents.separate, "$or": filters}
+    refused = []
     for document in (yield from Find(match, hint=CLAIMS)):
         outcome = ends_at_claim(document, now, terms.counts_try) if new else None
         if outcome is None:
-            yield from receiving.accept(how, document, now)
+            refused.append(document)
         else:
             ending = Ending(outcome, terms.history_s)
             yield from end_claimed(backend.queue, backend.kind, document, ending, now)
+    yield from receiving.accept_each(how, refused, now)
     yield from contents.admit(how, claimed)
