@@ -42,11 +42,9 @@ MAX_TIMEOUTS_IN_A_ROW: Final = 3
 #: How long a locked message is excluded at first. The pause doubles with each retry that times out.
 FIRST_PAUSE: Final = timedelta(seconds=1)
 LONGEST_PAUSE: Final = timedelta(seconds=60)
-#: The time between retries that time out, so that they cost no more than a fifth of a consumer's
-#: time.
-RETRY_INTERVAL: Final = timedelta(seconds=5 * CLAIM_LIMIT_S)
-#: The time between claims that meet locked messages and try a page one by one, likewise.
-RELEASE_INTERVAL: Final = 4 * RETRY_INTERVAL
+#: The time between retries that time out, in limits of one retry, so that they cost no more than a
+#: fifth of a consumer's time; and between claims that try a page one by one.
+RETRY_LIMITS, RELEASE_LIMITS = 5, 20
 #: The longer limits for claims on a slow server, in seconds, and how long they apply.
 SLOW_SERVER_LIMITS_S: Final = (4 * CLAIM_LIMIT_S, 16 * CLAIM_LIMIT_S, None)
 SLOW_SERVER_INTERVAL: Final = timedelta(seconds=10)
@@ -94,6 +92,10 @@ class LockedMessages:
             return CLAIM_LIMIT_S
         return SLOW_SERVER_LIMITS_S[self._too_short]
 
+    def try_limit_s(self, now: datetime) -> float:
+        """Return the limit for a claim of one message, which is longer on a slow server, too."""
+        return min(self.limit_s(now) or math.inf, SLOW_SERVER_LIMITS_S[0])
+
     def expected(self, now: datetime) -> bool:
         """Return whether claims are likely to meet locked messages."""
         return bool(self.excluded) or _before(now, self._expected_until)
@@ -126,7 +128,7 @@ class LockedMessages:
     def exclude_again(self, now: datetime, exclusion: Exclusion) -> None:
         """Note that the retry of an excluded message timed out, and extend its pause."""
         self._exclude(now, exclusion.id, exclusion.when, exclusion.pause)
-        self._next_retry = now + RETRY_INTERVAL
+        self._next_retry = now + timedelta(seconds=RETRY_LIMITS * self.try_limit_s(now))
 
     def _exclude(self, now: datetime, id: Any, when: datetime, former: timedelta | None) -> None:
         pause = timedelta() if former is None else min(max(2 * former, FIRST_PAUSE), LONGEST_PAUSE)
@@ -152,7 +154,8 @@ class LockedMessages:
             id: each for id, each in items if (rest and each.pause) or _before(now, each.retry_at)
         }
         if not rest and len(kept) < len(items):
-            self._next_retry, self._readmitted = now + RELEASE_INTERVAL, self.excluded
+            rest_s = RELEASE_LIMITS * self.try_limit_s(now)
+            self._next_retry, self._readmitted = now + timedelta(seconds=rest_s), self.excluded
         self.excluded = kept
 
     @property
@@ -193,7 +196,7 @@ class OneByOne(NamedTuple):
     #: Buries the malformed message that matches a filter, given the refusal of the server.
     bury: Callable[[Filter, InvalidMessage, datetime], Plan[None]]
 
-    def claim(self, id: Any, limit_s: float | None = CLAIM_LIMIT_S) -> Plan[int]:
+    def claim(self, id: Any, limit_s: float | None) -> Plan[int]:
         """Claim a message that is free. Return 1, or 0 if it could not be claimed or was buried.
 
         Raises:
@@ -215,7 +218,7 @@ def retry_excluded(claims: OneByOne, locked: LockedMessages, wanted: int) -> Pla
     claimed = 0
     while claimed < wanted and (exclusion := locked.to_retry(claims.now)) is not None:
         try:
-            claimed += yield from claims.claim(exclusion.id)
+            claimed += yield from claims.claim(exclusion.id, locked.try_limit_s(claims.now))
         except Unavailable:
             locked.exclude_again(claims.now, exclusion)
         else:
@@ -238,7 +241,7 @@ def claim_unlocked(
     Returns:
         False if the server is slow: no write finished within the limit, and nothing was claimed.
     """
-    now = claims.now
+    now, limit_s = claims.now, locked.try_limit_s(claims.now)
     locked.on_time_limit(now)
     size = max(PAGE_SIZE, wanted, 2 * len(locked.excluded))
     page = yield from Find(match, PLACE, sort=ordering.sort, limit=size, hint=ordering.hint)
@@ -249,7 +252,7 @@ def claim_unlocked(
             break
         tried += 1
         try:
-            claimed += yield from claims.claim(each["_id"])
+            claimed += yield from claims.claim(each["_id"], limit_s)
             in_a_row = 0
         except TimeLimitReached:
             timed_out.append(each)
@@ -257,9 +260,8 @@ def claim_unlocked(
     if not timed_out:
         return True
     untried = page[tried:] if in_a_row == MAX_TIMEOUTS_IN_A_ROW else []
-    if not claimed and not (
-        yield from _writes_are_quick(claims, ordering, locked.passing_over(match, page))
-    ):
+    behind = locked.passing_over(match, page)
+    if not claimed and not (yield from _is_quick(claims, ordering, behind, limit_s)):
         return False
     log.warning(
         "queue %r: a transaction holds %s; claims pass over it until the transaction ends",
@@ -270,7 +272,7 @@ def claim_unlocked(
     return True
 
 
-def _writes_are_quick(claims: OneByOne, ordering: Ordering, behind_page: Filter) -> Plan[bool]:
+def _is_quick(claims: OneByOne, ordering: Ordering, behind: Filter, limit_s: float) -> Plan[bool]:
     """Return whether a claim behind the locked messages, or a write to the record, is in time.
 
     If no other message is free, the write to the record decides. The caller of ``claim_unlocked``
@@ -279,7 +281,7 @@ def _writes_are_quick(claims: OneByOne, ordering: Ordering, behind_page: Filter)
     sort, index = ordering
     try:
         claimed = yield from FindAndModify(
-            behind_page, claims.update, sort=sort, hint=index, w1=True, server_limit_s=CLAIM_LIMIT_S
+            behind, claims.update, sort=sort, hint=index, w1=True, server_limit_s=limit_s
         )
         if claimed is not None:
             return True
@@ -291,7 +293,7 @@ def _writes_are_quick(claims: OneByOne, ordering: Ordering, behind_page: Filter)
     record = {"_id": record_id(claims.queue)}
     ahead = {"$set": {"when": claims.now + RECORD_AHEAD}}
     try:
-        change = yield from Update(record, ahead, w1=True, server_limit_s=CLAIM_LIMIT_S)
+        change = yield from Update(record, ahead, w1=True, server_limit_s=limit_s)
     except TimeLimitReached:
         return False
     return change.matched > 0  # without a record, nothing was written in time
