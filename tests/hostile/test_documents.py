@@ -36,9 +36,12 @@ from pyqueue import (
     QueueError,
     Worker,
 )
+from pyqueue.backends.recovering import SCHEDULES
+from pyqueue.backends.schedules.ticking import find_due
 from pyqueue.cli import app, doctor, trace
 from pyqueue.cli.common import as_json_text
 from pyqueue.payloads import OPTIONS
+from pyqueue.runtime.waiters import Waiters
 from tests.contract.world import AnyQueue
 from tests.hostile.conftest import Place
 from tests.hostile.values import ODD, Given, odd
@@ -279,6 +282,17 @@ def test_any_document_between_messages_at_length(
     change, missing = given.value
     consume(place, change, missing, verb, typed)
     place.raw.delete_many({})
+
+
+def test_dates_before_year_1_hold_up_no_schedule(place: Place) -> None:
+    """There are more of them than one read returns."""
+    odd = {"q": SCHEDULES, "when": DatetimeMS(-(1 << 62))}
+    ready = {"_id": "~cron:ready", "q": SCHEDULES, "when": EARLY}
+    place.raw.insert_many([*({"_id": f"~cron:{number}", **odd} for number in range(150)), ready])
+    with Client(place.client.url, signals="none:") as client:
+        ids, _ = client._connection.run(find_due(Waiters(SCHEDULES), set()))
+    assert ids == ["~cron:ready"]
+    place.raw.delete_many({"q": SCHEDULES})
 
 
 # ---- messages that cannot be claimed or read

@@ -15,7 +15,6 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from bson.datetime_ms import DatetimeMS
 
 from pyqueue import Client, ConfigurationError, InvalidMessage, InvalidName, Unavailable
 from pyqueue.backends import recovering
@@ -533,10 +532,17 @@ def test_unreadable_schedule_holds_up_no_other(caplog: pytest.LogCaptureFixture)
     assert [each.name for each in steps.run(managing.schedules())] == ["n"]
 
 
-def test_date_before_year_1_holds_up_no_schedule() -> None:
-    odd = {"_id": "~cron:odd", "when": DatetimeMS(-(1 << 62))}
-    runner = Runner([odd, {"_id": "~cron:n", "when": NOW}, {"_id": "~cron:m", "when": after(1)}])
-    assert runner.run(find_due(Waiters(SCHEDULES), set())) == (["~cron:n"], after(1))
+def test_more_unreadable_schedules_than_one_read_returns() -> None:
+    steps, waiting = at_the_tick(), Waiters(SCHEDULES)
+    early = {"q": SCHEDULES, "when": NOW, "token": "t"}
+    steps.collection.insert_many([{"_id": f"~cron:{number}", **early} for number in range(250)])
+    unreadable: set[object] = set()
+    reads = 0
+    while not pushed(steps):
+        ids, _ = steps.run(find_due(waiting, unreadable))
+        unreadable |= steps.run(tick_each(waiting, ids))
+        reads += 1
+    assert (reads, len(unreadable)) == (3, 250)
 
 
 def test_schedule_that_the_server_refuses_holds_up_no_other() -> None:

@@ -23,7 +23,7 @@ from pyqueue.backends.hidden import ENDED, GATHERS
 from pyqueue.backends.namespace import HOT
 from pyqueue.backends.receiving import Waiting
 from pyqueue.backends.recovering import SCHEDULES
-from pyqueue.backends.scan import SCAN_ORDER
+from pyqueue.backends.scan import FIRST, SCAN_ORDER
 from pyqueue.backends.schedules.definitions import Schedule, read
 from pyqueue.backends.schedules.managing import messages_of, push
 from pyqueue.backends.schedules.timing import MOMENT
@@ -82,11 +82,12 @@ def find_due(waiting: Waiting, passed: Set[object]) -> Plan[tuple[list[object], 
     """
     yield from Listen(waiting)  # before the read, so that no later change is missed
     now = yield from ServerTime()
-    match = {"q": {"$in": [SCHEDULES, GATHERS]}, "when": {"$lt": BAND}}
-    found = yield from Find(match, {"when": 1}, sort=SCAN_ORDER, limit=_PAGE_SIZE, hint=HOT)
     # Other programs may store dates that datetime cannot hold.
-    page = [each for each in found if isinstance(each["when"], datetime)]
-    ready = [each["_id"] for each in page if each["when"] <= now and each["_id"] not in passed]
+    match: Document = {"q": {"$in": [SCHEDULES, GATHERS]}, "when": {"$gte": FIRST, "$lt": BAND}}
+    if passed:  # in the query, because there may be more of them than one read returns
+        match["_id"] = {"$nin": list(passed)}
+    page = yield from Find(match, {"when": 1}, sort=SCAN_ORDER, limit=_PAGE_SIZE, hint=HOT)
+    ready = [each["_id"] for each in page if each["when"] <= now]
     return ready, next((each["when"] for each in page if each["when"] > now), None)
 
 
