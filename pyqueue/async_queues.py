@@ -350,7 +350,9 @@ class AsyncQueue(AsyncManageable[T]):
                 "commit",
                 reservations,
                 session,
-                self._backend.commit(reservations, payload=payload, result=result, session=session),
+                self._settling.commit(
+                    reservations, payload=payload, result=result, session=session
+                ),
             )
         )
 

@@ -33,9 +33,9 @@ class Concurrently(Request[list[T]], Generic[T]):
     plans: Sequence[Plan[T]]
     #: How many plans run at once.
     at_once: int = AT_ONCE
-    #: Whether the caller's task or thread runs the first plan, and plans in other tasks continue if
-    #: the caller is cancelled. A cancelled caller does not wait for them. Plans in other threads
-    #: always run to their end, and the caller waits for them.
+    #: Whether the caller's task or thread runs the first of two plans, and the other plan continues
+    #: if the caller is cancelled. A cancelled task does not wait for that plan. In another thread,
+    #: it always runs to its end, and the caller waits for it.
     outlive: bool = False
 
 

@@ -7,7 +7,7 @@ module does no I/O.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 from zlib import crc32
@@ -28,6 +28,8 @@ from pyqueue.messages import (
 
 #: Instants from this year on are reserved for pyqueue.
 _RESERVED_YEAR: Final = 8000
+#: How many combinations of names and types of fields are remembered.
+MAX_LAYOUTS: Final = 100
 #: Integers below this have an exact floating-point form.
 _MAX_EXACT: Final = 1 << 53
 
@@ -62,14 +64,32 @@ _FIELD_TYPES: Final[Mapping[str, type | tuple[type, ...]]] = {
 
 def invalid_fields(document: Mapping[str, Any]) -> list[str]:
     """Return the names of the fields of a stored message whose values pyqueue would not write."""
-    type_of = _FIELD_TYPES.get
-    invalid = [
-        name for name, value in document.items() if not isinstance(value, type_of(name, object))
+    layout = (*document, *map(type, document.values()))
+    checks = _layouts.get(layout)
+    if checks is None:
+        checks = _checks_of(document, layout)
+    for name, is_valid in checks:
+        if not is_valid(document[name]):
+            return [each for each, check in checks if not check(document[each])]
+    return []
+
+
+def _checks_of(document: Mapping[str, Any], layout: tuple[object, ...]) -> _Checks:
+    """Return the checks of documents with these names and types of fields, and remember them."""
+    wrong = [
+        name
+        for name, value in document.items()
+        if not isinstance(value, _FIELD_TYPES.get(name, object))
     ]
-    for name, is_valid in _VALUE_CHECKS:
-        if name in document and name not in invalid and not is_valid(document[name]):
-            invalid.append(name)
-    return invalid
+    checks: _Checks = [(name, _is_never) for name in wrong]
+    checks += [each for each in _VALUE_CHECKS if each[0] in document and each[0] not in wrong]
+    if len(_layouts) < MAX_LAYOUTS:
+        _layouts[layout] = checks
+    return checks
+
+
+def _is_never(value: object) -> bool:
+    return False
 
 
 def _is_count(value: float) -> bool:
@@ -101,7 +121,8 @@ def _is_death(value: Mapping[str, object]) -> bool:
     return isinstance(value.get("from"), str) and isinstance(value.get("at"), datetime)
 
 
-_VALUE_CHECKS: Final = (
+_Checks = list[tuple[str, Callable[[Any], bool]]]
+_VALUE_CHECKS: Final[tuple[tuple[str, Callable[[Any], bool]], ...]] = (
     ("tries", _is_count),
     ("deliveries", _is_count),
     ("due", _is_due),
@@ -110,6 +131,8 @@ _VALUE_CHECKS: Final = (
     ("attempts", _are_attempts),
     ("dead", _is_death),
 )
+#: The checks that documents with the same names and types of fields need. A queue has few of them.
+_layouts: dict[tuple[object, ...], _Checks] = {}
 
 
 def hashable_id(id: object) -> Hashable:

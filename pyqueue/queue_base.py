@@ -23,7 +23,7 @@ from pyqueue.backends.browsing import BrowseOptions
 from pyqueue.backends.forms import RollbackOptions
 from pyqueue.backends.moving import MoveOptions
 from pyqueue.backends.next_message import next_message
-from pyqueue.backends.pushing import PushOptions
+from pyqueue.backends.pushing import PushOptions, push_one
 from pyqueue.backends.queue_plans import QueuePlans, in_recorded_kind
 from pyqueue.backends.receiving import ReceiveOptions
 from pyqueue.backends.receiving import checked as checked_receive
@@ -42,6 +42,7 @@ from pyqueue.messages import (
     Reservation,
 )
 from pyqueue.requests import Plan
+from pyqueue.runtime.doors import Door
 from pyqueue.runtime.plan_runner import RunnerBase
 from pyqueue.runtime.renewal import LeaseRenewer
 
@@ -76,6 +77,7 @@ class QueueBase(Generic[T, Runs]):
     def __init__(self, runner: Runs, backend: QueuePlans) -> None:
         self._runner = runner
         self._backend = backend
+        self._door = Door(backend)
         #: The queue's name.
         self.name = backend.queue
 
@@ -83,8 +85,21 @@ class QueueBase(Generic[T, Runs]):
         return f"{type(self).__name__}({self.name!r}, namespace={self._runner.namespace!r})"
 
     def _receive(self, limit: int, **how: Unpack[ReceiveOptions]) -> Plan[list[Any]]:
-        plan = self._backend.receive(self._runner.waiters(self.name), limit, **how)
+        plan = self._receiving(limit, how)
         return plan if self._runner.hooks is None else telling.receiving(self.name, plan)
+
+    def _receiving(self, limit: int, how: ReceiveOptions) -> Plan[list[Any]]:
+        waiters = self._runner.waiters(self.name)
+        plans = None if how.get("pop") else self._door.plans(self._runner.known, "receive")
+        if plans is None:
+            return self._backend.receive(waiters, limit, **how)
+        how["is_known"] = True
+        return plans.receive(waiters, limit, **how)
+
+    @property
+    def _settling(self) -> QueuePlans:
+        """The plans to settle reservations with."""
+        return self._door.plans(self._runner.known, "settle") or self._backend
 
     def _loops(self, timeout: Duration | None, lease: Duration | None) -> LoopPlans[Any]:
         """Return the plans for the loops of ``each``."""
@@ -92,8 +107,7 @@ class QueueBase(Generic[T, Runs]):
         plans, hooks = self._backend, self._runner.hooks
 
         def following(last: Any) -> Plan[list[Any]]:
-            waiters = self._runner.waiters(self.name)
-            receive = plans.receive(waiters, 1, timeout=timeout, lease=lease)
+            receive = self._receiving(1, {"timeout": timeout, "lease": lease})
             if last is None:
                 plan = next_message(receive, None, release)
             else:
@@ -104,7 +118,7 @@ class QueueBase(Generic[T, Runs]):
             return plan if hooks is None else telling.receiving(self.name, plan)
 
         def commit(held: Sequence[Any]) -> Plan[None]:
-            plan = plans.commit(held)
+            plan = self._settling.commit(held)
             if hooks is not None:
                 tells = telling.tells_of(plans, "commit", held)
                 plan = telling.settling(plan, tells, repeated=True)
@@ -141,10 +155,16 @@ class QueueBase(Generic[T, Runs]):
         if on_duplicate != "ignore":
             given["on_duplicate"] = on_duplicate
         if others is None:
-            return self._pushes([payload], given)
+            return self._pushes([payload], given) if given else self._push_plain(payload)
         also.refuse_key(given)
         targets = also.targets(self.name, others, lambda to: target_of(to, self._runner, "also"))
         return self._pushes([payload], given, AlsoPlans(self._backend, targets))
+
+    def _push_plain(self, payload: object) -> Plan[list[Id | None]]:
+        plans = self._door.plans(self._runner.known, "push")
+        if plans is None or self._runner.hooks is not None:
+            return self._pushes([payload], {})
+        return push_one(plans.terms, payload, is_known=True)
 
     def _push_many(self, payloads: Iterable[Any], how: PushOptions) -> Plan[list[Id | None]]:
         given, how = unpacked(payloads, how)
@@ -240,6 +260,12 @@ def without_renewal(
     the transaction and the settlement would abort the transaction with a write conflict.
     """
     held = renewer.registered(reservations)
+    return _without_renewal(renewer, held, session, plan) if held else plan
+
+
+def _without_renewal(
+    renewer: LeaseRenewer, held: Sequence[Any], session: Any, plan: Plan[None]
+) -> Plan[None]:
     for each in held:
         if session is not None:
             renewer.suspend(each)

@@ -347,7 +347,9 @@ class Queue(Manageable[T]):
                 "commit",
                 reservations,
                 session,
-                self._backend.commit(reservations, payload=payload, result=result, session=session),
+                self._settling.commit(
+                    reservations, payload=payload, result=result, session=session
+                ),
             )
         )
 

@@ -18,7 +18,7 @@ from pyqueue import arguments
 from pyqueue.backends import expiring, inserting, namespace, results, transitions, uniqueness
 from pyqueue.backends.inserting import Entries, Written, ids_of_this_queue, live_filter
 from pyqueue.backends.kind import Kind, require
-from pyqueue.backends.options import Options
+from pyqueue.backends.options import Options, QueueTerms
 from pyqueue.clock import BAND
 from pyqueue.errors import ConfigurationError, DuplicateKey, Unavailable
 from pyqueue.facts import Gather, Keep
@@ -87,15 +87,15 @@ def push(
     return (yield from enter(kind, entries, duplicate))
 
 
-def push_one(
-    queue: str, kind: Kind, codec: Codec[Any], options: Options, payload: Any
-) -> Plan[list[Id | None]]:
-    """Push one message without options. Most pushes are like this, and need no lists."""
-    content = Content(codec.name, codec.dump(payload))
+def push_one(terms: QueueTerms, payload: Any, *, is_known: bool = False) -> Plan[list[Id | None]]:
+    """Push one message without options, as most pushes do. ``is_known``: see ``receive``."""
+    queue, kind = terms.queue, terms.kind
+    content = Content(terms.codec.name, terms.codec.dump(payload))
     now: datetime = yield ServerTime()
     document = new_document(queue, kind, now, now, content)
     raw = encode(document)
-    yield from namespace.ensure(queue, kind, options, (None,))
+    if not is_known:
+        yield from namespace.ensure(queue, kind, terms.options, (None,))
     return [(yield from inserting.write_new(queue, document, raw))]
 
 

@@ -136,7 +136,7 @@ class QueuePlans:
     ) -> Plan[list[Id | None]]:
         """Push messages. Return their ids, with None for each message that a taken key kept out."""
         if not options and isinstance(payloads, list) and len(payloads) == 1:
-            return pushing.push_one(self.queue, self.kind, self.codec, self.options, payloads[0])
+            return pushing.push_one(self.terms, payloads[0])
         return pushing.push(self.queue, self.kind, self.codec, self.options, payloads, **options)
 
     # ---- out

@@ -42,11 +42,9 @@ from pyqueue.requests import (
 
 #: How long a pause may go unnoticed if no bus announces it.
 PAUSE_READ_INTERVAL: Final = timedelta(seconds=5)
-#: The longest time that a receive with claimed messages keeps claiming, if the queue has a limit:
-#: new permits and slots could make it claim for long.
+#: For how long a receive with claimed messages keeps claiming: in a queue with a limit, and in any
+#: queue as a part of the lease. New permits, a slow server or malformed messages can prolong it.
 CLAIM_ON: Final = timedelta(seconds=0.5)
-#: The part of a lease after which it stops in any queue. A slow server, or many malformed messages,
-#: could otherwise make it claim until the leases of its first messages end.
 CLAIM_ON_LEASE: Final = 1 / 4
 #: The shortest time between two reads of the next ``when``.
 NEXT_WHEN_INTERVAL: Final = timedelta(seconds=1)
@@ -143,6 +141,7 @@ class ReceiveOptions(TypedDict, total=False):
     pop: bool
     lease: Duration | None
     misfits: invalid.Misfits | None
+    is_known: bool  # whether the record of the queue need not be asked for
 
 
 def receive(
@@ -162,7 +161,8 @@ def receive(
     if prepared is None or prepared.call != call:
         prepared = waiting.prepared = _prepare(waiting, call)
     terms = prepared.terms
-    yield from namespace.ensured(prepared.ensuring, terms.kind)
+    if not given.get("is_known"):
+        yield from namespace.ensured(prepared.ensuring, terms.kind)
     now = yield from ServerTime()
     # On the monotonic clock: the primary's clock may be set while the caller waits.
     deadline = (yield from MonotonicTime()) + timeout_s if timeout_s else None
@@ -320,12 +320,11 @@ def _claim_messages(
     terms, limit = how.terms, state.limit
     claimed: list[Claimed] = []
     began = yield from ServerTime()
-    longest = timedelta(seconds=CLAIM_ON_LEASE * terms.lease_s)
+    part = timedelta(seconds=CLAIM_ON_LEASE * terms.lease_s)
+    longest = min(CLAIM_ON, part) if limit.limit else part
     while (wanted := wanted_by(limits) - len(claimed)) > 0 and not (claimed and room.full):
         now = yield from ServerTime()
-        if is_stopped(how, claimed) or (
-            claimed and now - began > (min(CLAIM_ON, longest) if limit.limit else longest)
-        ):
+        if is_stopped(how, claimed) or (claimed and now - began > longest):
             break
         scan = Scan(terms, state, ByAge(state), room, now, wanted=min(wanted, MAX_CLAIM))
         try:
@@ -406,11 +405,9 @@ def _message_or_refusal(
         return invalid.Refusal("invalid", tries, error_record(misfit, now), fields)
 
 
-def _count_misfit(
-    how: Reception, document: Document, refusal: invalid.Refusal, now: datetime
-) -> None:
-    if refusal.reason == "invalid" and refusal.error is not None:
-        id, text = document["_id"], str(refusal.error["message"])
+def _count_misfit(how: Reception, document: Document, why: invalid.Refusal, now: datetime) -> None:
+    if why.reason == "invalid" and why.error is not None:
+        id, text = document["_id"], str(why.error["message"])
         queue, dead_letter = how.terms.queue, how.terms.dead_letter
         how.misfits.add(queue, how.codec.name, dead_letter, id, text, now=now)
 

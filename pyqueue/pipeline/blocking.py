@@ -28,6 +28,7 @@ from pyqueue.runtime.base_driver import ListensAsync
 from pyqueue.runtime.blocking_adapter import BlockingAdapter, entered
 from pyqueue.runtime.connecting import AsyncConnection, Connected, Connection, runner_of
 from pyqueue.runtime.drivers import AsyncDriver
+from pyqueue.runtime.known_queues import KnownQueues
 from pyqueue.runtime.renewal import LeaseRenewer
 from pyqueue.runtime.thread_pool import DaemonThreadPool
 from pyqueue.runtime.waiters import Waiters
@@ -122,6 +123,11 @@ class ClientRunner:
     def renewer(self) -> LeaseRenewer:
         """The renewer of the client."""
         return self._connection.renewer
+
+    @property
+    def known(self) -> KnownQueues | None:
+        """What the client knows about its queues."""
+        return self._driver.known
 
     @property
     def hooks(self) -> HookCalls | None:

@@ -32,6 +32,7 @@ from pyqueue.memory import MemoryCollection, is_memory
 from pyqueue.payloads import OPTIONS
 from pyqueue.requests import (
     Aside,
+    Coalesce,
     Command,
     EnsureQueue,
     ForgetQueue,
@@ -380,6 +381,8 @@ class BaseDriver(Generic[L]):
 
     def _answer_now(self, request: Request[Any]) -> Any:
         """Return the answer to a request that needs no waiting, otherwise PENDING."""
+        if type(request) is Coalesce:
+            return PENDING
         if type(request) is ServerTime:
             return self.clock.now()
         if type(request) is MonotonicTime:

@@ -114,7 +114,7 @@ class Coalescer:
         self._batches: dict[int, Batch[asyncio.Future[Any]]] = {}
         #: The tasks of running batches, of plans that give results back, and of other plans that
         #: outlive their callers.
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: set[asyncio.Future[Any]] = set()
         self._stats = stats
         #: Whether the last batch had several calls. If so, a call waits until the event loop has
         #: finished its current turn, because callers that got their results together also make
@@ -123,18 +123,27 @@ class Coalescer:
         #: How many batches are running, across all keys.
         self._running = 0
 
-    async def join(self, request: Coalesce[Any, R]) -> R:
-        """Process the item of a request in a batch. Return its result, or raise its error."""
-        calls = self._pending.get(request.key)
-        if calls is None:
-            calls = self._pending[request.key] = PendingCalls()
-        if request.undo is None and not self._running and not self._crowded:
-            return await self._run_alone(request, calls)
+    def enter(self, request: Coalesce[Any, R]) -> asyncio.Future[R]:
+        """Add the item of a request to the next batch. Return the future of its result."""
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        calls = self._calls(request.key)
         calls.waiting.append((request, future))
         if calls.running < request.max_in_flight:
             self._begin(calls)
             self.spawn(self._run(request.key, calls))
+        return future
+
+    def _calls(self, key: Hashable) -> PendingCalls[asyncio.Future[Any]]:
+        calls = self._pending.get(key)
+        if calls is None:
+            calls = self._pending[key] = PendingCalls()
+        return calls
+
+    async def join(self, request: Coalesce[Any, R]) -> R:
+        """Process the item of a request in a batch. Return its result, or raise its error."""
+        if request.undo is None and not self._running and not self._crowded:
+            return await self._run_alone(request, self._calls(request.key))
+        future = self.enter(request)
         deadline = _deadline()
         try:
             if deadline == math.inf:

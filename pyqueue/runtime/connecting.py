@@ -34,6 +34,7 @@ from pyqueue.requests import Plan
 from pyqueue.runtime import forks, opened
 from pyqueue.runtime.base_driver import BaseDriver, collection_of
 from pyqueue.runtime.drivers import AsyncDriver, Driver
+from pyqueue.runtime.known_queues import KnownQueues
 from pyqueue.runtime.opened import Finalizer, Opened
 from pyqueue.runtime.renewal import AsyncRenewer, LeaseRenewer, Renewer
 from pyqueue.runtime.server_errors import translated
@@ -115,6 +116,8 @@ class BaseConnection(Generic[D]):
         self._signals = signals
         #: The database of ``memory:NAME``, while this connection is open.
         self.shared: SharedMemory | None = None
+        #: What this client knows about its queues, or None before its first command.
+        self.known: KnownQueues | None = None
         self._driver: D | None = None
         self._database: Any = None
         self._mongo: Any = None
@@ -169,6 +172,7 @@ class BaseConnection(Generic[D]):
                 owner=self.owner,
                 hooks=self.hooks,
             )
+            self.known = self._driver.known
             if self.shared is not None:
                 self.shared.join(self._driver)
             resources = self._opened()

@@ -42,6 +42,7 @@ from pyqueue.runtime.base_driver import (
     ListensAsync,
 )
 from pyqueue.runtime.coalescing import Coalescer, ThreadCoalescer
+from pyqueue.runtime.detached import DetachedPlans
 from pyqueue.runtime.looking import TaskLooks, ThreadLooks
 from pyqueue.runtime.pausing import sleep, sleep_async
 from pyqueue.runtime.single_flight import AsyncSingleFlight, SingleFlight
@@ -241,6 +242,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         self._lock = asyncio.Lock()
         self._preparing = AsyncSingleFlight()
         self._coalescer = Coalescer(self._drive, self.stats)
+        self._detached = DetachedPlans(self._coalescer, self._answer_now, self._answer)
         self.looks = TaskLooks(self.run, self._coalescer.spawn)
         self._admit = self._coalescer.admit
 
@@ -315,7 +317,11 @@ class AsyncDriver(BaseDriver[ListensAsync]):
 
     async def _concurrently(self, request: Concurrently[R]) -> list[R]:
         plans = request.plans
-        if self.memory and not request.outlive:
+        if request.outlive:
+            with_caller, detached = plans
+            ended = self._detached.begin(detached)
+            return [await self._drive(with_caller), await asyncio.shield(ended)]
+        if self.memory:
             return [await self._drive(plan) for plan in plans]
         results: dict[int, R] = {}
         upcoming = enumerate(plans)
@@ -335,16 +341,14 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         # The caller's task runs plans, too: this saves a task, and many callers run two plans. Its
         # plan is taken before the other tasks begin, because an eager task begins at once.
         first = next(upcoming)
-        begin: Any = self._coalescer.spawn if request.outlive else asyncio.ensure_future
-        others = [begin(work(())) for _ in range(min(request.at_once, len(plans)) - 1)]
+        tasks = min(request.at_once, len(plans)) - 1
+        others = [asyncio.ensure_future(work(())) for _ in range(tasks)]
         try:
             await work([first])
             if pending := [each for each in others if not each.done()]:
                 await asyncio.wait(pending)
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError):
-                if request.outlive:
-                    raise
                 for each in others:
                     each.cancel()
             await asyncio.gather(*others, return_exceptions=True)

@@ -6,6 +6,7 @@ time, because the queue may have been deleted. This module does no I/O; the driv
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -45,27 +46,38 @@ class KnownQueues:
         #: The shared options that this client's Queue objects gave and that agreed with the record.
         #: If the record changes later, these objects adopt the change.
         self._agreed: dict[str, list[Mapping[str, object]]] = {}
+        #: A number that changes whenever a record was read or forgotten.
+        self.version = 0
         #: The indexes that this client needs.
         self._indexes: dict[str, IndexTerms] = dict(indexes.INDEXES)
 
     def kind_of(self, request: EnsureQueue) -> str | None:
         """Return the kind of a queue, or None if its record has to be read."""
+        kind, until = self.known_until(request)
+        return kind if time.monotonic() < until else None
+
+    def known_until(self, request: EnsureQueue) -> tuple[str, float]:
+        """Return the kind of a queue, and until when it answers a request, on the monotonic clock.
+
+        If the record has to be read, return "" and an instant in the past.
+        """
+        unknown = "", -math.inf
         record, read = self._records.get(request.queue, (None, 0.0))
         if record is None:
-            return None
+            return unknown
         if record.open and not request.guessed and request.kind is not None:
-            return None  # the request names the kind
+            return unknown  # the request names the kind
         if request.options is not None and not record.compared:
-            return None
+            return unknown
         changes = record.shape or record.open
-        lifetime_s = min(_LIFETIME_S, _SHAPED_LIFETIME_S) if changes else _LIFETIME_S
-        if time.monotonic() - read >= lifetime_s:
-            return None
         if changes and request.kind is not None and self._notes(request.queue):
-            return None  # its use is noted when the record is read
+            return unknown  # its use is noted when the record is read
         if request.shape and request.shape not in self._agreed.get(request.queue, ()):
-            return None  # reading the record raises the error, if there is one
-        return record.kind if record.levels.issuperset(request.levels) else None
+            return unknown  # reading the record raises the error, if there is one
+        if not record.levels.issuperset(request.levels):
+            return unknown
+        lifetime_s = min(_LIFETIME_S, _SHAPED_LIFETIME_S) if changes else _LIFETIME_S
+        return record.kind, read + lifetime_s
 
     def _notes(self, queue: str) -> bool:
         """Return whether a use of a queue would be noted now."""
@@ -122,6 +134,7 @@ class KnownQueues:
                 yield from Aside(note)
         if record.live:
             self._records[queue] = record, time.monotonic()
+            self.version += 1
         return record.kind
 
     def _make_missing(self, needed: Mapping[str, IndexTerms]) -> Plan[None]:
@@ -141,11 +154,13 @@ class KnownQueues:
     def forget_records(self) -> None:
         """Forget all records, so that they are read again: the collection may have been dropped."""
         self._records.clear()
+        self.version += 1
 
     def forget_all(self) -> None:
         """Forget every queue, because all queues were deleted."""
         for table in (self._records, self._options, self._agreed):
             table.clear()
+        self.version += 1
         if self._uses is not None:
             self._uses.queues.clear()
 
@@ -167,3 +182,4 @@ class KnownQueues:
     def _forget_record(self, queue: str) -> None:
         for table in (self._records, self._options, self._agreed):
             table.pop(queue, None)
+        self.version += 1

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from pyqueue.hooks import HookCalls
 from pyqueue.messages import Reservation
 from pyqueue.requests import Plan
+from pyqueue.runtime.known_queues import KnownQueues
 from pyqueue.runtime.renewal import LeaseRenewer
 from pyqueue.runtime.waiters import Waiters
 
@@ -33,6 +34,10 @@ class RunnerBase(Protocol):
     @property
     def renewer(self) -> LeaseRenewer:
         """The renewer, which renews the leases of reservations and claims."""
+
+    @property
+    def known(self) -> KnownQueues | None:
+        """What this client knows about its queues, or None before its first command."""
 
     @property
     def hooks(self) -> HookCalls | None:

@@ -241,8 +241,8 @@ class BaseRenewer(Generic[Extend]):
 
     def registered(self, reservations: Iterable[L]) -> list[L]:
         """Return those of the reservations that are registered for renewal."""
-        with self._guard:
-            return [each for each in reservations if id(each) in self._schedule.entries]
+        entries = self._schedule.entries  # a look needs no lock
+        return [each for each in reservations if id(each) in entries]
 
     def suspend(self, reservation: Leased) -> None:
         """Stop renewing a reservation for now."""

@@ -326,7 +326,7 @@ def test_receive_stops_claiming_before_its_leases_end() -> None:
     assert min(each.until for each in held) - steps.now > timedelta(seconds=2)
 
 
-def test_many_malformed_messages_do_not_use_up_the_lease_of_the_others() -> None:
+def test_burials_of_many_messages_leave_the_others_their_leases() -> None:
     malformed = [message(f"bad{number:03}", headers=5) for number in range(60)]
     steps = Steps([*malformed, *(message(f"m{number:03}") for number in range(40))])
     steps.trip_s = 0.05
