@@ -247,7 +247,7 @@ class BaseConnection(Generic[D]):
 
     def waiters(self, queue: str) -> Waiters:
         """Return the consumers of a queue that are waiting in this client."""
-        return self.open().waiters(queue)
+        return (self._driver or self.open()).waiters(queue)
 
     def seconds_left(self, message: Reservation[Any]) -> float:
         """Return the seconds until the lease of a message ends."""

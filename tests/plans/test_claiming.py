@@ -319,10 +319,10 @@ def test_refused_claim_keeps_its_messages() -> None:
 
 
 def test_receive_stops_claiming_before_its_leases_end() -> None:
-    steps = Steps([message(f"m{number:03}") for number in range(500)])
+    steps = Steps([message(f"m{number:03}") for number in range(300)])
     steps.trip_s = 0.2
-    held = steps.run(standard(lease=4).receive(Waiters("t"), 500, timeout=0))
-    assert 100 <= len(held) < 500
+    held = steps.run(standard(lease=4).receive(Waiters("t"), 300, timeout=0))
+    assert 100 <= len(held) < 300
     assert min(each.until for each in held) - steps.now > timedelta(seconds=2)
 
 
