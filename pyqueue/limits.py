@@ -319,6 +319,8 @@ class FollowedLimit:
     drain: Drain | None = None
     #: How many seconds the last request for permits took; of several requests, the quickest.
     trip_s: float = 0
+    #: When the last claim got its first permits, keyed by limit key, by the clock of the primary.
+    granted_at: dict[str, datetime] = field(default_factory=dict)
     #: Whether the limit was read. Before that, nothing may be claimed.
     known: bool = False
     #: Whether a warning was logged that requests for permits take long.

@@ -13,6 +13,7 @@ import pytest
 from pyqueue import QueueError, Reservation
 from pyqueue.backends import expiring
 from pyqueue.backends.expiring import EXPIRING, end_expired
+from pyqueue.backends.limits.rates import TakePermits
 from pyqueue.backends.queue_plans import QueuePlans
 from pyqueue.backends.recovering import recover_all
 from pyqueue.requests import Delete, Distinct, Find, FindAndModify, Insert, Plan, Update
@@ -287,6 +288,19 @@ def test_pass_is_made_once_a_message_may_expire() -> None:
     steps.seconds = 2
     assert steps.run(recover_all()) == 0, "it counts handovers"
     assert [each for each in steps.all() if "payload" in each] == []
+
+
+def test_permit_of_an_expired_message_comes_back_whole() -> None:
+    """The claim asked half a second after its scan began. The bucket gained nothing in between."""
+    shape = {"limit": {"rate": 1.0, "period": 3600.0, "burst": 1}}
+    steps = lasting([record(shape=shape), message("m", **DEAD), message("z")])
+
+    def slow(number: int, done: bool) -> None:
+        if isinstance(steps.commands[-1], TakePermits) and not done and not steps.seconds:
+            steps.seconds = 0.5
+
+    (received,) = steps.run(Consumer(shape=shape).receive(1), slow)
+    assert (received.id, steps.seconds) == ("z", 0.5)
 
 
 @pytest.fixture

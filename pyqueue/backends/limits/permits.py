@@ -68,6 +68,7 @@ class Permits:
 
     def __init__(self, queue: str, followed: FollowedLimit, bucket: str = "") -> None:
         self._queue, self._followed, self._bucket = queue, followed, bucket
+        followed.granted_at = {}
         #: The limit at the beginning of the claim. Another thread may change ``followed`` later.
         self.limit = followed.limit
         self._held: list[_Held] = []
@@ -145,6 +146,7 @@ class Permits:
             # pause of this process, so the previous request must have been slow, too.
             valid_s = max(VALID_S, TRIPS * min(each.trip_s, followed.trip_s))
             if each.permits:
+                followed.granted_at.setdefault(key, each.asked)
                 self._held.append(_Held(key, each._replace(valid_s=valid_s)))
         followed.trip_s = quickest_s
         if len(answers) < len(wanted):

@@ -69,7 +69,10 @@ def give_back_permits(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
     queue, number = scan.terms.queue, Counter(key_of(limit, each) for each in documents)
     for key in number:
         followed.forget(key)
-    unused = [(key, rates.Granted(permits, now, now)) for key, permits in number.items()]
+    unused = [
+        (key, rates.Granted(permits, now, followed.granted_at.get(key, now)))
+        for key, permits in number.items()
+    ]
     yield from rates.give_back(queue, limit, unused)
     if limit.per is not None:  # messages of these keys may be deferred for too long
         yield from waiting.restore(queue, followed, list(number))
