@@ -685,3 +685,21 @@ def test_who_shows_a_record_looks() -> None:
     steps.run(many(held, [], output("report", "done", ID)))
     assert steps.looked == [ID]
     assert entered(steps)
+
+
+# ---- fail-overs
+
+
+def test_message_that_a_majority_still_has_holds_the_gather() -> None:
+    """A fail-over could bring the message back, and its gather must not have ended by then."""
+    steps = lasting()
+    steps.run(gathers(1))
+    before = steps.all()
+    (held,) = steps.run(receive())
+    steps.run(commit(held))
+    steps.safe = before
+    steps.run(look())
+    assert steps.run(receive("report")) == []
+    steps.safe = steps.all()
+    steps.run(look())
+    assert [each.id for each in steps.run(receive("report"))] == [ID]

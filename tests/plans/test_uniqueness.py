@@ -10,6 +10,7 @@ import pytest
 
 from pyqueue import QueueError
 from pyqueue.backends.queue_plans import QueuePlans
+from pyqueue.backends.settling import finish_cancelled
 from pyqueue.backends.uniqueness import UNIQUE
 from pyqueue.facts import Keep
 from pyqueue.messages import KEPT, KEPT_BARE
@@ -51,6 +52,15 @@ def live(steps: Steps) -> list[Any]:
 
 
 # ---- the end
+
+
+def test_cancelled_message_that_was_held_frees_its_key() -> None:
+    """Its worker has stopped working on it. Only a success keeps the key."""
+    steps = with_message(**UNTIL.stored())
+    held = steps.run(standard().receive(Waiters("a"), 1, timeout=0))
+    steps.run(finish_cancelled(standard().terms, held))
+    assert steps.run(push()) != [None]
+    assert live(steps) == ["new"]
 
 
 def finished(history: float | None = None, **keep: Any) -> dict[str, Any]:
