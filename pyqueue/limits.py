@@ -298,6 +298,16 @@ def limit_or_none(queue: str, shape: object) -> Limit | None:
         ) from error
 
 
+@dataclass(slots=True)
+class LastGrants:
+    """What a claim learned when it asked for permits."""
+
+    #: How many seconds its request took; of several requests, the quickest.
+    trip_s: float = 0
+    #: When its first permits were granted, keyed by limit key, by the clock of the primary.
+    at: dict[str, datetime] = field(default_factory=dict)
+
+
 @dataclass(slots=True, eq=False)
 class FollowedLimit:
     """The limit of a queue as a consumer last read it, and what the consumer has learned since."""
@@ -317,10 +327,8 @@ class FollowedLimit:
     behind_at: datetime | None = None
     #: A former limit on concurrency under which messages may still be held, or None.
     drain: Drain | None = None
-    #: How many seconds the last request for permits took; of several requests, the quickest.
-    trip_s: float = 0
-    #: When the last claim got its first permits, keyed by limit key, by the clock of the primary.
-    granted_at: dict[str, datetime] = field(default_factory=dict)
+    #: How the last claim got its permits.
+    grants: LastGrants = field(default_factory=LastGrants)
     #: Whether the limit was read. Before that, nothing may be claimed.
     known: bool = False
     #: Whether a warning was logged that requests for permits take long.

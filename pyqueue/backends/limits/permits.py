@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 
 from pyqueue.backends.limits import rates
 from pyqueue.backends.limits.rates import VALID_S, Granted
-from pyqueue.limits import WHOLE_QUEUE, FollowedLimit
+from pyqueue.limits import WHOLE_QUEUE, FollowedLimit, LastGrants
 from pyqueue.requests import MonotonicTime, Plan
 
 log = logging.getLogger("pyqueue")
@@ -68,7 +68,7 @@ class Permits:
 
     def __init__(self, queue: str, followed: FollowedLimit, bucket: str = "") -> None:
         self._queue, self._followed, self._bucket = queue, followed, bucket
-        followed.granted_at = {}
+        followed.grants = LastGrants(followed.grants.trip_s)
         #: The limit at the beginning of the claim. Another thread may change ``followed`` later.
         self.limit = followed.limit
         self._held: list[_Held] = []
@@ -144,11 +144,11 @@ class Permits:
             followed.expect(key, each.next_at if too_few else None, now)
             # On a slow network, permits are valid for longer. A single slow answer may be due to a
             # pause of this process, so the previous request must have been slow, too.
-            valid_s = max(VALID_S, TRIPS * min(each.trip_s, followed.trip_s))
+            valid_s = max(VALID_S, TRIPS * min(each.trip_s, followed.grants.trip_s))
             if each.permits:
-                followed.granted_at.setdefault(key, each.asked)
+                followed.grants.at.setdefault(key, each.asked)
                 self._held.append(_Held(key, each._replace(valid_s=valid_s)))
-        followed.trip_s = quickest_s
+        followed.grants.trip_s = quickest_s
         if len(answers) < len(wanted):
             self._note_slow(len(answers), len(wanted))
         return answers

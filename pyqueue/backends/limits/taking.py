@@ -70,7 +70,7 @@ def give_back_permits(scan: Scan, documents: Sequence[Document]) -> Plan[None]:
     for key in number:
         followed.forget(key)
     unused = [
-        (key, rates.Granted(permits, now, followed.granted_at.get(key, now)))
+        (key, rates.Granted(permits, now, followed.grants.at.get(key, now)))
         for key, permits in number.items()
     ]
     yield from rates.give_back(queue, limit, unused)
