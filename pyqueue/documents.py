@@ -28,8 +28,10 @@ from pyqueue.messages import (
 
 #: Instants from this year on are reserved for pyqueue.
 _RESERVED_YEAR: Final = 8000
-#: How many combinations of names and types of fields are remembered.
+#: How many combinations of names and types of fields are remembered, and how many characters their
+#: names may have together: other programs may store documents with any number of fields.
 MAX_LAYOUTS: Final = 100
+_MAX_CHARACTERS: Final = 1000
 #: Integers below this have an exact floating-point form.
 _MAX_EXACT: Final = 1 << 53
 
@@ -83,7 +85,7 @@ def _checks_of(document: Mapping[str, Any], layout: tuple[object, ...]) -> _Chec
     ]
     checks: _Checks = [(name, _is_never) for name in wrong]
     checks += [each for each in _VALUE_CHECKS if each[0] in document and each[0] not in wrong]
-    if len(_layouts) < MAX_LAYOUTS:
+    if len(_layouts) < MAX_LAYOUTS and sum(map(len, document)) <= _MAX_CHARACTERS:
         _layouts[layout] = checks
     return checks
 

@@ -45,3 +45,9 @@ def test_few_layouts_are_remembered() -> None:
         assert invalid_fields(message("m", **{f"field{number}": 1})) == []
         assert invalid_fields(message("m", **{f"field{number}": 1}, tries="1")) == ["tries"]
     assert len(documents._layouts) == MAX_LAYOUTS
+
+
+@pytest.mark.parametrize("names", [["x" * 2000], [f"field{number}" for number in range(500)]])
+def test_large_layouts_are_not_remembered(names: list[str]) -> None:
+    assert invalid_fields(message("m", **dict.fromkeys(names, 1))) == []
+    assert documents._layouts == {}
