@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 
 class DetachedPlans:
-    """Runs plans without a task, except while they wait for commands of their own.
+    """Runs plans outside of tasks. A plan gets a task only for a command that it does not share.
 
     Args:
         coalescer: The coalescer of the driver, which knows the plans that still run.

@@ -25,7 +25,7 @@ class _Seen(NamedTuple):
     """What the last look found."""
 
     known: KnownQueues
-    version: int
+    version: object
     #: The plans in the kind of the queue, or None if its door stays shut.
     plans: QueuePlans | None = None
     #: Until when each call finds the door open, on the monotonic clock.
@@ -57,7 +57,7 @@ class Door:
         seen = self._seen
         if known is None:
             return None
-        if seen is None or seen.known is not known or seen.version != known.version:
+        if seen is None or seen.known is not known or seen.version is not known.version:
             seen = self._seen = self._look(known)
         return seen.plans if time.monotonic() < getattr(seen, call) else None
 

@@ -303,7 +303,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
             return self._concurrently(request)
         if isinstance(request, ToTheEnd):
             task = self._coalescer.spawn(self._drive(request.plan))
-            # After a cancellation, nobody asks for its error, and asyncio would log it.
+            # If the caller is cancelled, nothing reads this error, and asyncio would log it.
             task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             return asyncio.shield(task)
         if isinstance(request, Listen):

@@ -46,8 +46,9 @@ class KnownQueues:
         #: The shared options that this client's Queue objects gave and that agreed with the record.
         #: If the record changes later, these objects adopt the change.
         self._agreed: dict[str, list[Mapping[str, object]]] = {}
-        #: A number that changes whenever a record was read or forgotten.
-        self.version = 0
+        #: Replaced whenever a record was read or forgotten. Two threads at once could count one
+        #: change instead of two, so this is not a number.
+        self.version = object()
         #: The indexes that this client needs.
         self._indexes: dict[str, IndexTerms] = dict(indexes.INDEXES)
 
@@ -134,7 +135,7 @@ class KnownQueues:
                 yield from Aside(note)
         if record.live:
             self._records[queue] = record, time.monotonic()
-            self.version += 1
+            self.version = object()
         return record.kind
 
     def _make_missing(self, needed: Mapping[str, IndexTerms]) -> Plan[None]:
@@ -154,13 +155,13 @@ class KnownQueues:
     def forget_records(self) -> None:
         """Forget all records, so that they are read again: the collection may have been dropped."""
         self._records.clear()
-        self.version += 1
+        self.version = object()
 
     def forget_all(self) -> None:
         """Forget every queue, because all queues were deleted."""
         for table in (self._records, self._options, self._agreed):
             table.clear()
-        self.version += 1
+        self.version = object()
         if self._uses is not None:
             self._uses.queues.clear()
 
@@ -182,4 +183,4 @@ class KnownQueues:
     def _forget_record(self, queue: str) -> None:
         for table in (self._records, self._options, self._agreed):
             table.pop(queue, None)
-        self.version += 1
+        self.version = object()

@@ -241,7 +241,7 @@ class BaseRenewer(Generic[Extend]):
 
     def registered(self, reservations: Iterable[L]) -> list[L]:
         """Return those of the reservations that are registered for renewal."""
-        entries = self._schedule.entries  # a look needs no lock
+        entries = self._schedule.entries  # reading needs no lock
         return [each for each in reservations if id(each) in entries]
 
     def suspend(self, reservation: Leased) -> None:
