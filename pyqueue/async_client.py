@@ -1,5 +1,8 @@
 # Generated from client.py by `make faces`. Edit client.py, and run `make faces`.
-"""``AsyncClient``: opens queues, streams and pipelines over one ``AsyncConnection``."""
+"""``AsyncClient``: opens queues, streams and pipelines over one ``AsyncConnection``.
+
+The module is long because users look up all operations of a client in one class.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""``Client``: opens queues, streams and pipelines over one ``Connection``."""
+"""``Client``: opens queues, streams and pipelines over one ``Connection``.
+
+The module is long because users look up all operations of a client in one class.
+"""
 
 from __future__ import annotations
 
