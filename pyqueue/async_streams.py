@@ -133,7 +133,7 @@ class AsyncStream(StreamBase[T, AsyncPlanRunner]):
             dead_letter: The name of the queue for buried messages; "<stream>.<group>.dead" by
                 default.
             backoff: How long a message waits after a rollback.
-            poll: Seconds after which a waiting consumer checks the stream even without a signal.
+            poll: Seconds within which a waiting consumer checks the stream even without a signal.
 
         Returns:
             The consumer group.

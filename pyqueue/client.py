@@ -141,7 +141,7 @@ class Client(Scheduling):
             dead_letter: The name of the queue for buried messages; default "<name>.dead".
             history: Seconds for which finished messages are kept, or None to delete them at once.
             backoff: How long a message waits after a rollback.
-            poll: Seconds after which a waiting consumer checks the queue even without a signal.
+            poll: Seconds within which a waiting consumer checks the queue even without a signal.
             kind: "standard", "priority", "ordered" or "bucket". None accepts the existing kind.
             strict: For a queue with priorities: whether high priorities may starve low priorities.
             on_failure: For an ordered queue: "block" (a failed message blocks its group) or "skip".

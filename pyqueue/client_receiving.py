@@ -88,7 +88,8 @@ def _source(runner: RunnerBase, queue: QueueBase[Any, Any]) -> Source:
 
 def _wake_time(plans: QueuePlans, waiting: Waiters) -> Plan[datetime]:
     now = yield from ServerTime()
-    return (yield from receiving.wake_time(plans.queue, waiting.scan, now, plans.options.poll))
+    poll_s = plans.options.poll * waiting.poll_share
+    return (yield from receiving.wake_time(plans.queue, waiting.scan, now, poll_s))
 
 
 def _give_back(held: Sequence[Reservation[Any]]) -> Plan[None]:

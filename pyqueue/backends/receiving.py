@@ -57,10 +57,11 @@ class Waiting(Protocol):
     misfits: invalid.Misfits
     #: The values that the last call prepared, or None.
     prepared: Prepared | None
+    #: After which part of ``poll`` the consumers check the queue.
+    poll_share: float
 
     def upkeep(self, queue: str, now: datetime) -> Plan[None]:
         """Finish the handovers of processes that died, from time to time."""
-        ...
 
     def wake_next(self, found: bool) -> None:
         """Wake the next consumers, after a consumer has received messages or given up."""
@@ -185,7 +186,7 @@ def receive(
             if (yield from Listen(waiting)):
                 now = yield from ServerTime()
                 continue  # the subscription is new: scan again, so that no message is missed
-            now = yield from _wait(queue, waiting, now, options.poll, deadline)
+            now = yield from _wait(queue, waiting, now, options.poll * waiting.poll_share, deadline)
     finally:
         waiting.wake_next(found)
 

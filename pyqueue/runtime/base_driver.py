@@ -89,6 +89,9 @@ _DROP_INTERVAL_S: Final = 60.0
 #: again. While it tries, it hears no signal.
 REFRESH_TIMEOUT_S: Final = 5.0
 _REFRESH_REST_S: Final = (2.0, 3.0)
+#: Between which parts of ``poll`` a queue is checked. Each queue of a client has its own part, so
+#: that consumers which an outage woke together do not all check again at one moment.
+_POLL_SHARES: Final = (0.75, 1.0)
 #: How many seconds too early a wait may end.
 _EARLY_S: Final = 0.01
 
@@ -221,6 +224,7 @@ class BaseDriver(Generic[L]):
                     f"{self.topic}/{queue.partition('~')[0] or queue}",
                     partial(self.stats.update, ["dead"]),
                     self._sweep,
+                    poll_share=random.uniform(*_POLL_SHARES),
                 ),
             )
         found.used = time.monotonic()

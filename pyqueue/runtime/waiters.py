@@ -33,6 +33,7 @@ class Waiters:
         topic: The topic of the queue on the bus.
         count_misfit: A function that is called for each claimed message that cannot be delivered.
         sweep: The time of the next upkeep, which all queues of the client share. None creates it.
+        poll_share: After which part of ``poll`` the consumers check the queue.
     """
 
     def __init__(
@@ -40,8 +41,10 @@ class Waiters:
         topic: str,
         count_misfit: Callable[[], object] | None = None,
         sweep: Sweep | None = None,
+        poll_share: float = 1.0,
     ) -> None:
         self.topic = topic
+        self.poll_share = poll_share
         #: The messages that consumers claimed but could not deliver.
         self.misfits = Misfits(count_misfit)
         #: Where the next scan of the queue starts.

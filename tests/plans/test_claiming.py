@@ -427,6 +427,15 @@ def test_timeout_is_measured_by_the_given_time() -> None:
     assert len(runner.waits) >= 4  # the fallback poll
 
 
+def test_queue_is_checked_after_its_part_of_the_poll() -> None:
+    runner = Runner(NOT_PAUSED, *[lambda command: [] if isinstance(command, Find) else None] * 200)
+    waiting = Waiters("t", poll_share=0.75)
+    waiting.scan.rescan_at = after(100)
+    runner.on_wait = runner.pass_time
+    assert runner.run(standard(poll=8).receive(waiting, 1, timeout=6)) == []
+    assert [each.until for each in runner.waits] == [after(6)]
+
+
 def test_empty_scan_is_repeated_when_a_rescan_is_due() -> None:
     def waiters() -> Waiters:
         waiters = Waiters("t")

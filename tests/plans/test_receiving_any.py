@@ -184,6 +184,19 @@ def taking(client: Client, limit: int) -> Plan[list[Any]]:
     return client_receiving.receive(runner_of(client), queues, limit, 0)
 
 
+def test_each_queue_is_checked_after_its_own_part_of_the_poll(client: Client) -> None:
+    queues = [client.queue(name, kind="standard", poll=16) for name in map(str, range(20))]
+    steps, driver = Steps(), runner_of(client)
+    sources = [client_receiving._source(driver, queue) for queue in queues]
+    waits = list[float]()
+    for source, queue in zip(sources, queues, strict=True):
+        scan = driver.waiters(queue.name).scan
+        scan.due_known, scan.rescan_at = True, None
+        waits.append((steps.run(source.wake_time()) - steps.now).total_seconds())
+    assert 12 <= min(waits) < max(waits) <= 16
+    assert len(set(waits)) == 20
+
+
 def test_queues_and_groups_are_received_in_order(client: Client) -> None:
     steps = filled()
     held = steps.run(taking(client, 5))

@@ -110,6 +110,15 @@ def test_message_given_back_wakes_nobody_before_the_limit() -> None:
     assert until == NOW + timedelta(seconds=0.5)
 
 
+def test_group_is_checked_after_its_part_of_the_poll() -> None:
+    steps, consumer = made(), Consumer()
+    consumer.waiting.poll_share = 0.8
+    assert len(steps.run(consumer.receive(1))) == 1
+    state, limit = consumer.plans.state, consumer.waiting.scan.limit
+    until = steps.run(wake_time(state, consumer.waiting, limit, 15))
+    assert until == NOW + timedelta(seconds=12)
+
+
 def test_consumer_follows_a_changed_limit() -> None:
     steps, consumer = made(), Consumer()
     steps.run(consumer.receive(5))

@@ -150,7 +150,7 @@ def wake_time(
     scan, group = waiting.scan, state.seen
     if scan.due is not None and scan.due <= now:
         scan.due = None  # its messages were found by the claim before this wait
-    until = [now + timedelta(seconds=poll_s)]
+    until = [now + timedelta(seconds=poll_s * waiting.poll_share)]
     start = limit.next_start if limit.waits(now) else None
     if start is not None:
         until.append(start)
