@@ -144,9 +144,8 @@ def _move_sentinels(scan: Scan, now: datetime) -> Plan[None]:
     """Set the ``when`` of the queue's records ahead of now, so that scans end there."""
     queue, state = scan.terms.queue, scan.state
     state.sentinel.at = now + RECORD_AHEAD
-    records: list[object] = [record_id(queue)]
-    for memory in list(state.memories.values()):
-        records += memory.records(queue)
+    levels = [each for memory in list(state.memories.values()) for each in memory.records(queue)]
+    records: list[object] = [record_id(queue), *levels]
     behind = {"_id": {"$in": records}, "when": {"$lt": now + timedelta(seconds=1)}}
     ahead = {"$set": {"when": state.sentinel.at}}
     # The driver repeats an update of one document after a network error.

@@ -30,6 +30,7 @@ from pyqueue.requests import (
     Plan,
     ServerTime,
     Signal,
+    Update,
 )
 
 REDRIVE_FIELDS: Final = {
@@ -311,10 +312,24 @@ def paused(queue: str) -> Plan[bool]:
 def pause(queue: str, kind: Kind, options: Options, value: bool) -> Plan[None]:
     """Pause the consumers of every process, or resume them."""
     yield from namespace.ensure(queue, kind, options)
-    yield from namespace.set_paused(queue, kind.name, value)
+    yield from set_paused(queue, kind.name, value)
     yield from Signal(queue, None)
 
 
 def notify(queue: str) -> Plan[None]:
     """Wake waiting consumers. Their next scan also finds messages that earlier scans missed."""
     yield from Signal(queue, None)
+
+
+def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:
+    """Pause or resume a queue. If its record is missing or marked as deleted, restore it."""
+    now = yield from ServerTime()
+    record = namespace.new_record(queue, now, kind, {})
+    put = {"paused": value, "q": record.pop("q")}  # a record that was deleted has another ``q``
+    change = {"$set": put, "$unset": namespace.DELETION_MARKS, "$setOnInsert": record}
+    yield from Update({"_id": transitions.record_id(queue)}, change, upsert=True)
+
+
+def ping() -> Plan[None]:
+    """Check that the server answers. The driver also creates the indexes that are missing."""
+    yield from ServerTime()

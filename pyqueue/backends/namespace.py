@@ -33,7 +33,6 @@ from pyqueue.requests import (
     ServerTime,
     Signal,
     Update,
-    UpdateDocument,
 )
 
 log = logging.getLogger("pyqueue")
@@ -62,7 +61,7 @@ _FORGOTTEN_AFTER: Final = timedelta(minutes=2)
 #: The fields of a record that a consumer reads from time to time.
 _FLAGS: Final = dict.fromkeys(("paused", "deleted", "levels", "shape", "kind", "drain"), 1)
 #: The fields that the deletion of a queue adds to its record.
-_DELETION_MARKS: Final[Mapping[str, str]] = {"deleted": "", "processed": "", "expires": ""}
+DELETION_MARKS: Final[Mapping[str, str]] = {"deleted": "", "processed": "", "expires": ""}
 
 
 class QueueRecord(NamedTuple):
@@ -167,7 +166,7 @@ def _find_or_create(
     if kind in kinds.known():
         yield from kinds.known()[kind].prepare()
     now = yield from ServerTime()
-    new = _new_record(queue, now, kind, request.shape, by)
+    new = new_record(queue, now, kind, request.shape, by)
     if shown is not None:
         new["options"] = shown
     if request.guessed:
@@ -197,9 +196,10 @@ def default_shape(kind: str) -> Mapping[str, object]:
     return kinds.known()[kind].shape if kind in kinds.known() else {}
 
 
-def _new_record(
+def new_record(
     queue: str, now: datetime, kind: str, shape: Mapping[str, object], by: str = ""
 ) -> dict[str, Any]:
+    """Return a new record of a queue. ``by``: the label of the process that creates it."""
     record = {"q": queue, "when": now, "record": True, "kind": kind, "v": VERSION}
     record["made"] = {"by": by, "at": now}
     merged = {**default_shape(kind), **shape}
@@ -252,7 +252,7 @@ def revive_record(queue: str, record: Mapping[str, Any], by: str | None = None) 
     put: dict[str, object] = {"q": queue}  # the deletion changed it
     if by is not None:
         put["made"] = {"by": by, "at": (yield from ServerTime())}
-    yield from Update(match, {"$set": put, "$unset": _DELETION_MARKS})
+    yield from Update(match, {"$set": put, "$unset": DELETION_MARKS})
     yield from put_level_records(queue, listed_levels(record.get("levels")))
 
 
@@ -428,17 +428,3 @@ def followed(queue: str, kind: Kind, options: Options, by: str) -> Plan[Document
     if "deleted" in record:
         yield from revive_record(queue, record, by)
     return record
-
-
-def set_paused(queue: str, kind: str, value: bool) -> Plan[None]:
-    """Pause or resume a queue. If its record is missing or marked as deleted, restore it."""
-    now = yield from ServerTime()
-    record = _new_record(queue, now, kind, {})
-    put = {"paused": value, "q": record.pop("q")}  # a record that was deleted has another ``q``
-    update: UpdateDocument = {"$set": put, "$unset": _DELETION_MARKS, "$setOnInsert": record}
-    yield from Update({"_id": record_id(queue)}, update, upsert=True)
-
-
-def ping() -> Plan[None]:
-    """Check that the server answers. The driver also creates the indexes that are missing."""
-    yield from ServerTime()

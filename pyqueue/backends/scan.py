@@ -172,6 +172,23 @@ class Sentinel:
     #: Until when the place ahead of now is useful, and the ``when`` of the record.
     until: datetime | None = None
     at: datetime | None = None
+    #: How long the scan took for which the record was moved, and the last scan that ended there.
+    took: timedelta = timedelta()
+    least: timedelta = timedelta()
+
+    def judge(self, took: timedelta, now: datetime) -> None:
+        """Learn from a scan whether deleted entries ahead of now slow scans down.
+
+        On a slow network or a busy machine, scans that end at the record take as long.
+        """
+        if self.at is not None and now - took < self.at:
+            self.least = took
+            if self.took < 2 * took:
+                self.until = None
+        elif took >= max(SLOW_SCAN, 2 * self.least):
+            self.until, self.took = now + TOMBSTONE_LIFETIME, took
+        else:
+            self.least = min(self.least, took)
 
     def is_due(self, now: datetime) -> bool:
         """Return whether the record should move ahead of now."""
@@ -267,9 +284,8 @@ class ScanState:
         if found:
             self._pace.idle_s = IDLE_RESCAN_S
         self._plan_rescan(seen, poll_s)
-        # Deleted entries ahead of now slow such a scan down. The record stops it before them.
-        if (order.in_ranges or not found) and seen.answered - began >= SLOW_SCAN:
-            self.sentinel.until = seen.answered + TOMBSTONE_LIFETIME
+        if order.in_ranges or not found:  # it goes on to what is ahead of now
+            self.sentinel.judge(seen.answered - began, seen.answered)
 
     def _plan_rescan(self, seen: Scanned, poll_s: float) -> None:
         """Set the time of the next rescan after a scan."""

@@ -14,7 +14,7 @@ import typer
 
 import pyqueue
 from pyqueue import AsyncClient, Backoff, Client, ConfigurationError
-from pyqueue.backends import namespace
+from pyqueue.backends import managing
 from pyqueue.cli.common import note
 from pyqueue.errors import Unavailable
 from pyqueue.pipeline import Runner, concurrency_of
@@ -58,9 +58,9 @@ async def server_reached(client: Client | AsyncClient, pulse: Pulse | None = Non
         while not reached:
             try:
                 if isinstance(connection, AsyncConnection):
-                    await connection.run(namespace.ping())
+                    await connection.run(managing.ping())
                 else:
-                    await threads.run(connection.run, namespace.ping())
+                    await threads.run(connection.run, managing.ping())
                 reached = True
             except Unavailable:
                 await anyio.sleep(next(delays))

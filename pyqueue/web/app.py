@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from pyqueue import arguments
 from pyqueue.async_client import AsyncClient
-from pyqueue.backends.namespace import ping
+from pyqueue.backends.managing import ping
 from pyqueue.errors import ConfigurationError, InvalidName, QueueError, Unavailable
 from pyqueue.runtime.connecting import runner_of
 from pyqueue.telemetry import CONTENT_TYPE, metrics_text

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from pyqueue import AsyncClient, Client
-from pyqueue.backends.namespace import ping
+from pyqueue.backends.managing import ping
 from pyqueue.concurrently import AT_ONCE, Concurrently, concurrently
 from pyqueue.requests import Command, Hello, Plan, ServerTime, ToTheEnd
 from pyqueue.runtime import aside

@@ -29,7 +29,7 @@ from pyqueue import (
     Unavailable,
     Worker,
 )
-from pyqueue.backends.namespace import ping
+from pyqueue.backends.managing import ping
 from pyqueue.pipeline import verdicts
 from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.running_stage import RunningStage

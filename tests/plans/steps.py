@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import bson
 
 import signals
-from pyqueue.backends import indexes, namespace
+from pyqueue.backends import indexes, managing, namespace
 from pyqueue.backends.limits import indexes as limit_indexes
 from pyqueue.backends.limits.rates import TakePermits
 from pyqueue.backends.options import QueueShape
@@ -189,7 +189,7 @@ class Steps:
         self.driver = Driver(
             self.database, "pyqueue", bus=bus, durability="majority", timeout=30, topic="t"
         )
-        self.driver.run(namespace.ping())
+        self.driver.run(managing.ping())
         self.driver.run(indexes.make_indexes("pyqueue", limit_indexes.LIMIT_INDEXES))
         self.seconds = 0.0
         self.driver.clock = _Clock(self)

@@ -479,6 +479,37 @@ def test_sentinel_moves_ahead_after_a_slow_empty_scan(took: float, found: bool) 
         assert update.update == {"$set": {"when": after(2 + took)}}
 
 
+@pytest.mark.parametrize(
+    ("took", "moved"),
+    [
+        # A slow network, a machine that is busy for a while, deleted entries at first or later.
+        ([0.03] * 60, 1),
+        ([0.001] * 20 + [0.5] * 20 + [0.001] * 20, 1),
+        ([0.03, *[0.001] * 20], 20),
+        ([0.001] * 20 + [0.01] + [0.001] * 20, 20),
+        ([0.5] * 2 + [0.001] * 20 + [0.03] + [0.001] * 20, 21),
+    ],
+)
+def test_record_is_moved_only_as_long_as_that_helps(took: list[float], moved: int) -> None:
+    """Otherwise each idle consumer on a slow network would write every other second."""
+    waiters, moves = Waiters("t"), 0
+
+    def answer(command: Any) -> Any:
+        if isinstance(command, Update):
+            return Change(1, None)
+        if not isinstance(command, FindAndModify):  # for the upkeep
+            return []
+        runner.now += timedelta(seconds=took[number])
+        return None
+
+    for number in range(len(took)):
+        runner = Runner(*[answer] * 9, now=after(2 * number))
+        waiters.scan.flag_read, waiters.scan.limit.known = runner.now, True
+        assert runner.run(standard().receive(waiters, 1, timeout=0, is_known=True)) == []
+        moves += sum(isinstance(command, Update) for command in runner.commands)
+    assert moves == pytest.approx(moved, abs=1)
+
+
 def test_undo_of_a_reservation_leaves_no_trace() -> None:
     runner = Runner((2, []))
     backend = standard()

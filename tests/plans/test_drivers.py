@@ -20,7 +20,7 @@ import pytest
 from pymongo.errors import AutoReconnect
 
 from pyqueue import LeaseLost, QueueClosed, QueueError, Unavailable
-from pyqueue.backends import indexes, namespace
+from pyqueue.backends import indexes, managing
 from pyqueue.backends.transitions import record_id
 from pyqueue.requests import (
     Change,
@@ -275,16 +275,16 @@ def test_idle_consumer_asks_for_the_time_only(world: World, client: Client) -> N
 
 
 def test_samples_that_agree_cost_one_command(world: World, client: Client) -> None:
-    client.run(namespace.ping())
+    client.run(managing.ping())
     assert world.sent == {"Hello": 5, "CreateIndex": len(indexes.INDEXES)}
     world.sent.clear()
     for _ in range(3):
-        client.run(namespace.ping())
+        client.run(managing.ping())
     assert world.sent == {}
     for step, hellos in ((0.0, 1), (0.0, 1), (0.5, 5), (0.0, 1)):
         world.move(15.1)
         world.set_primary_clock(step)
-        client.run(namespace.ping())
+        client.run(managing.ping())
         assert world.sent == {"Hello": hellos}
         world.sent.clear()
         assert abs((client.driver.clock.now() - world.now).total_seconds()) < 0.01
@@ -406,7 +406,7 @@ FAILURES = pytest.mark.parametrize(
 def test_cancelled_caller_does_not_end_the_preparation(held: Any) -> None:
     async def main() -> None:
         driver = held("async")
-        tasks = [asyncio.create_task(driver.run(namespace.ping())) for _ in range(10)]
+        tasks = [asyncio.create_task(driver.run(managing.ping())) for _ in range(10)]
         await async_eventually(driver.gate.reached.is_set)
         for task in tasks[:5]:
             task.cancel()
@@ -433,7 +433,7 @@ def test_error_that_no_caller_waits_for_is_not_logged(held: Any) -> None:
         driver = held("async")
         asyncio.get_running_loop().set_exception_handler(lambda _, each: logged.append(each))
         driver.gate.opened.set()
-        await driver.run(namespace.ping())
+        await driver.run(managing.ping())
         driver.gate.opened.clear()
         driver.gate.reached.clear()
         caller = asyncio.create_task(driver.run(settling()))
@@ -441,7 +441,7 @@ def test_error_that_no_caller_waits_for_is_not_logged(held: Any) -> None:
         caller.cancel()
         await asyncio.wait([caller])
         driver.gate.opened.set()
-        await async_eventually(lambda: not driver._coalescer.tasks)
+        await async_eventually(lambda: not driver.coalescer.tasks)
         gc.collect()
 
     asyncio.run(main())
@@ -455,12 +455,12 @@ def test_async_callers_share_the_failure_of_the_preparation(
     async def main() -> None:
         driver = held("async")
         driver.gate.error = failure
-        tasks = [asyncio.create_task(driver.run(namespace.ping())) for _ in range(3)]
+        tasks = [asyncio.create_task(driver.run(managing.ping())) for _ in range(3)]
         await async_eventually(driver.gate.reached.is_set)
         driver.gate.opened.set()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(each) for each in results] == [raised] * 3
-        await driver.run(namespace.ping())  # nothing is remembered of the failure
+        await driver.run(managing.ping())  # nothing is remembered of the failure
 
     asyncio.run(main())
 
@@ -468,7 +468,7 @@ def test_async_callers_share_the_failure_of_the_preparation(
 def test_closing_ends_the_preparation(held: Any) -> None:
     async def main() -> None:
         driver = held("async")
-        tasks = [asyncio.create_task(driver.run(namespace.ping())) for _ in range(3)]
+        tasks = [asyncio.create_task(driver.run(managing.ping())) for _ in range(3)]
         await async_eventually(driver.gate.reached.is_set)
         await driver.settled()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -479,9 +479,9 @@ def test_closing_ends_the_preparation(held: Any) -> None:
 
 def callers(driver: Any, pool: ThreadPoolExecutor) -> list[Future[None]]:
     """Begin a preparation, and let two more threads wait for it."""
-    first = pool.submit(driver.run, namespace.ping())
+    first = pool.submit(driver.run, managing.ping())
     eventually(driver.gate.reached.is_set)
-    rest = [pool.submit(driver.run, namespace.ping()) for _ in range(2)]
+    rest = [pool.submit(driver.run, managing.ping()) for _ in range(2)]
     eventually(lambda: sum(each.running() for each in rest) == 2)
     time.sleep(0.02)  # so that they wait; the result is the same if they come later
     driver.gate.opened.set()
@@ -510,4 +510,4 @@ def test_threads_share_the_failure_of_the_preparation(
     assert isinstance(first, raised)
     # A thread that came late has begun a preparation itself, and that one works.
     assert all(each is None or isinstance(each, raised) for each in rest)
-    driver.run(namespace.ping())
+    driver.run(managing.ping())
