@@ -75,7 +75,8 @@ class AsyncClient(AsyncScheduling):
             is raised.
         hooks: Objects whose methods are called, for example, when messages are pushed, received or
             settled; see ``Hooks``.
-        telemetry: Whether to store rates and latencies of messages; see ``AsyncQueue.stats``.
+        telemetry: Whether to store rates and latencies of messages; see ``AsyncQueue.stats``. None
+            stores them on a server, and not in memory.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class AsyncClient(AsyncScheduling):
         owner: str | None = None,
         command_timeout: Duration = 30,
         hooks: Iterable[object] = (),
-        telemetry: bool = False,
+        telemetry: bool | None = None,
     ) -> None:
         super().__init__(
             AsyncConnection(

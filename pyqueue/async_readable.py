@@ -51,7 +51,7 @@ class AsyncReadable(AsyncSelectable[T]):
         return await self._runner.run(self._backend.counts(cap))
 
     async def stats(self, since: Duration | datetime = 3600) -> QueueStats:
-        """Return rates and latencies, as clients with ``telemetry=True`` have stored them.
+        """Return rates and latencies, as clients with telemetry have stored them.
 
         The last few seconds may be missing.
 

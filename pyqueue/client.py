@@ -74,7 +74,8 @@ class Client(Scheduling):
             is raised.
         hooks: Objects whose methods are called, for example, when messages are pushed, received or
             settled; see ``Hooks``.
-        telemetry: Whether to store rates and latencies of messages; see ``Queue.stats``.
+        telemetry: Whether to store rates and latencies of messages; see ``Queue.stats``. None
+            stores them on a server, and not in memory.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class Client(Scheduling):
         owner: str | None = None,
         command_timeout: Duration = 30,
         hooks: Iterable[object] = (),
-        telemetry: bool = False,
+        telemetry: bool | None = None,
     ) -> None:
         super().__init__(
             Connection(

@@ -17,7 +17,13 @@ from pymongo.collection import Collection
 from pymongo.errors import DuplicateKeyError, InvalidOperation, OperationFailure, PyMongoError
 
 from pyqueue.errors import ConfigurationError
-from pyqueue.memory import MemoryCollection, checked_session, lock_of, memory_database
+from pyqueue.memory import (
+    MemoryCollection,
+    checked_session,
+    is_memory,
+    lock_of,
+    memory_database,
+)
 from pyqueue.payloads import OPTIONS
 from pyqueue.targets import is_memory_url
 
@@ -339,6 +345,11 @@ class MemoryDatabase:
 def names_memory(target: object) -> bool:
     """Return whether a target is a ``memory:`` URL or a ``MemoryDatabase``."""
     return is_memory_url(target) or isinstance(target, MemoryDatabase)
+
+
+def in_memory(target: object) -> bool:
+    """Return whether a target has no server: it names memory, or is a database of mongomock."""
+    return names_memory(target) or is_memory(target)
 
 
 def _used(raw: Any, session: Any) -> Any:

@@ -50,7 +50,7 @@ class Readable(Selectable[T]):
         return self._runner.run(self._backend.counts(cap))
 
     def stats(self, since: Duration | datetime = 3600) -> QueueStats:
-        """Return rates and latencies, as clients with ``telemetry=True`` have stored them.
+        """Return rates and latencies, as clients with telemetry have stored them.
 
         The last few seconds may be missing.
 

@@ -48,15 +48,21 @@ def push(
     own = how.get("labels") or [how.get("headers")] * len(payloads)
     if labels := _labels(hooks, plans.queue, payloads, own):
         how = {**how, "labels": labels}
+    plan = plans.push(payloads, **how)
+    return (yield from pushed(plans.queue, plan, how.get("session")))
+
+
+def pushed(queue: str, plan: Plan[list[M]], session: Any = None) -> Plan[list[M]]:
+    """Run a plan that pushes messages, and report these messages."""
     try:
-        ids = yield from plans.push(payloads, **how)
+        ids = yield from plan
     except GeneratorExit:  # the plan was dropped, and may yield no more requests
         raise
     except BaseException as error:
-        yield _failed(plans.queue, error, how.get("session"))
+        yield _failed(queue, error, session)
         raise
     if ids:
-        yield Tell("pushed", plans.queue, ids, session=how.get("session"))
+        yield Tell("pushed", queue, ids, session=session)
     return ids
 
 

@@ -182,6 +182,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def client(url: str) -> Iterator[Client]:
-    """A blocking client on an empty database."""
-    with Client(url) as client:
+    """A blocking client on an empty database, where it stores queues alone."""
+    with Client(url, telemetry=False) as client:
         yield client

@@ -48,7 +48,7 @@ def top(
     """Watch all queues: their messages, rates and dead letters.
 
     The last line of the screen lists the keys. In a pipe, and with --json, print once. Rates and
-    latencies need clients with telemetry=True.
+    latencies need clients with telemetry.
     """
     work: Callable[[AsyncClient], Awaitable[None]]
     if as_json or once or not (plain or sys.stdout.isatty()):

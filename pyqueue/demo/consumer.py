@@ -28,9 +28,11 @@ VICTIM_LEASE_S = 3  # when it ends, the victim's messages are delivered again
 def connect(url: str, namespace: str, **options: Any) -> Client:
     """Make a client whose signals stay in this process.
 
-    The default bus would create a collection in the user's database, and leave it there.
+    The default bus would create a collection in the user's database, and leave it there. So would
+    telemetry.
     """
-    return Client(url, namespace=namespace, signals="memory:", **options)
+    options = {"signals": "memory:", "telemetry": False, **options}
+    return Client(url, namespace=namespace, **options)
 
 
 def consume(parent: Connection) -> None:

@@ -25,7 +25,7 @@ IDLE_DELAY_S: Final = 1.0
 
 
 def _waking(address: NamespaceAddress) -> Client:
-    return Client(address.target, namespace=address.namespace)
+    return Client(address.target, namespace=address.namespace, telemetry=False)
 
 
 def _counting(address: NamespaceAddress) -> Client:
@@ -91,7 +91,7 @@ class SparkStage:
         lease: Duration = 600,
         max_tries: int | None = 5,
         members: int = 1,
-        telemetry: bool = False,
+        telemetry: bool = True,
     ) -> None:
         self._address = NamespaceAddress.of(uri, uri_env, namespace)
         self._source = source

@@ -1,6 +1,6 @@
 """Telemetry: figures about queues, which clients count in hooks and store beside the queues.
 
-``Client(telemetry=True)`` counts in memory (``figures``, ``counting``) and adds the figures to
+A client with telemetry counts in memory (``figures``, ``counting``) and adds the figures to
 documents every few seconds (``storing``, ``flushing``); ``presence`` shows which workers run.
 ``Queue.stats`` (``reading``) and ``metrics_text`` (``prometheus``) read them. Nothing here is part
 of an operation on messages, and no failure here makes an operation fail.

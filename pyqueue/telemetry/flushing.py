@@ -21,6 +21,7 @@ from typing import Any, Final, overload
 from pyqueue import arguments
 from pyqueue.errors import NotPermitted, QueueClosed
 from pyqueue.hooks import HookCalls
+from pyqueue.memory_sessions import in_memory
 from pyqueue.requests import Plan, ServerTime
 from pyqueue.runtime import forks
 from pyqueue.runtime.connecting import AsyncConnection, BaseConnection, Connection
@@ -40,6 +41,8 @@ _MAX_INTERVAL_S: Final = 60.0
 #: The seconds that a flush may take, and the further seconds for each queue.
 LIMIT_S: Final = 2.0
 _LIMIT_PER_QUEUE_S: Final = 0.005
+#: The seconds that the last flush may take. The server may be gone.
+_LAST_LIMIT_S: Final = 1.0
 #: The minimum interval after a flush, in seconds for each queue of the flush.
 _PER_QUEUE_S: Final = 0.25
 #: How many workers of all processes together may flush in one second.
@@ -130,6 +133,12 @@ class BaseTelemetry:
         now: datetime = self._opened().clock.now()
         return now
 
+    @property
+    def _limit_s(self) -> float:
+        """How long the next flush may take, in seconds."""
+        limit_s = self._pace.limit_s()
+        return min(limit_s, _LAST_LIMIT_S) if self._closed else limit_s
+
     def _plan(self) -> Plan[None] | None:
         """Take the figures. Return the plan that stores them, or None if there are none."""
         if self.counting.off or (self.counting.empty and self.presence.empty):
@@ -210,7 +219,7 @@ class Telemetry(BaseTelemetry):
             try:
                 plan = self._plan()
                 if plan is not None:
-                    run_aside(self._opened(), plan, self._pace.limit_s())
+                    run_aside(self._opened(), plan, self._limit_s)
             except Exception as error:
                 self._failed(error)
 
@@ -261,7 +270,7 @@ class AsyncTelemetry(BaseTelemetry):
             try:
                 plan = self._plan()
                 if plan is not None:
-                    await run_aside_async(self._opened(), plan, self._pace.limit_s())
+                    await run_aside_async(self._opened(), plan, self._limit_s)
             except Exception as error:
                 self._failed(error)
 
@@ -277,17 +286,24 @@ class AsyncTelemetry(BaseTelemetry):
 
 
 @overload
-def attach(connection: Connection, wanted: object) -> Telemetry | None: ...
+def attach(connection: Connection, wanted: bool | None) -> Telemetry | None: ...
 @overload
-def attach(connection: AsyncConnection, wanted: object) -> AsyncTelemetry | None: ...
+def attach(connection: AsyncConnection, wanted: bool | None) -> AsyncTelemetry | None: ...
 def attach(
-    connection: Connection | AsyncConnection, wanted: object
+    connection: Connection | AsyncConnection, wanted: bool | None
 ) -> Telemetry | AsyncTelemetry | None:
-    """Add telemetry to a connection that is not open yet, if ``wanted`` is true.
+    """Add telemetry to a connection that is not open yet.
+
+    Args:
+        connection: The connection of a client.
+        wanted: Whether to add it. None adds it if there is a server: figures in memory have no
+            other reader, and are lost with the process.
 
     Raises:
-        ConfigurationError: ``wanted`` is neither True nor False.
+        ConfigurationError: ``wanted`` is neither True nor False nor None.
     """
+    if wanted is None:
+        wanted = not in_memory(connection.target)
     if not arguments.flag("telemetry", wanted):
         return None
     if isinstance(connection, Connection):

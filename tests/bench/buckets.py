@@ -150,7 +150,7 @@ def single_callers(bench: Bench) -> None:
 
 def push_for(url: str, name: str, seconds: float) -> float:
     """Push for some time, in a separate process. Return how many messages a second."""
-    with Client(url) as client:
+    with Client(url, telemetry=False) as client:
         queue = client.queue(name, kind="bucket", pack=PACK)
         queue.paused()
         count, start = 0, time.perf_counter()
@@ -162,7 +162,7 @@ def push_for(url: str, name: str, seconds: float) -> float:
 
 def take_for(url: str, name: str, seconds: float) -> float:
     """Reserve and commit for some time, in a separate process."""
-    with Client(url) as client:
+    with Client(url, telemetry=False) as client:
         queue = client.queue(name, kind="bucket", pack=PACK)
         count, start = 0, time.perf_counter()
         while time.perf_counter() < start + seconds:

@@ -396,7 +396,7 @@ async def consume(
 ) -> Load:
     """Run 16 consumers in a worker process, at the same time as all workers."""
     if side == "ours":
-        async with AsyncClient(url, durability=durability) as client:
+        async with AsyncClient(url, durability=durability, telemetry=False) as client:
             await warm_up(client.queue(queue))
             start.wait()
             return await drive_alone(16, seconds, ours_of(client.queue(queue)))

@@ -42,7 +42,9 @@ def compare_queues(bench: Bench) -> None:
     with bench.database() as url, ExitStack() as stack:
         sides = []
         for count in QUEUES:
-            client = Client(url, namespace=f"queues{count}", durability="acknowledged")
+            client = Client(
+                url, namespace=f"queues{count}", durability="acknowledged", telemetry=False
+            )
             sides.append(in_turn(stack.enter_context(client), count, calls))
         one, *several = interleave(rounds, *sides)
     for count, times in zip(QUEUES[1:], several, strict=True):
@@ -74,7 +76,7 @@ def measure(bench: Bench, kind: str, depths: list[int], curve: Curve) -> None:
         scans: list[Callable[[], float]] = []
         for depth in depths:
             client = stack.enter_context(
-                Client(url, namespace=f"depth{depth}", durability="acknowledged")
+                Client(url, namespace=f"depth{depth}", durability="acknowledged", telemetry=False)
             )
             store(client, kind, depth)
             claims.append(claim(client, kind, calls))

@@ -92,7 +92,7 @@ def beside_a_large_group(bench: Bench, client: Client) -> None:
 
 def drain_for(url: str, name: str, seconds: float) -> int:
     """Reserve and commit for some time, in a separate process. Return how many."""
-    with Client(url) as client:
+    with Client(url, telemetry=False) as client:
         queue = client.queue(name, kind="standard" if name.startswith("plain") else "ordered")
         count, end = 0, time.perf_counter() + seconds
         while time.perf_counter() < end:
@@ -105,7 +105,7 @@ def drain_for(url: str, name: str, seconds: float) -> int:
 def four_processes(bench: Bench) -> None:
     """Compare four processes on an ordered queue with four on a standard one."""
     seconds, rounds = bench.either(1, 2), bench.either(3, 5)
-    with bench.database() as url, spawn_pool(4) as pool, Client(url) as client:
+    with bench.database() as url, spawn_pool(4) as pool, Client(url, telemetry=False) as client:
 
         def total(name: str) -> float:
             queue = client.queue(name, kind="standard" if name == "plain" else "ordered")

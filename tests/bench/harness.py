@@ -308,7 +308,7 @@ class Bench:
         """A client of pyqueue and a raw collection with the same write concern, in one database."""
         with (
             self.database() as url,
-            Client(url, durability=durability, **options) as client,
+            Client(url, durability=durability, **options, telemetry=False) as client,
             pymongo.MongoClient[Any](url, tz_aware=True) as mongo,
         ):
             raw = mongo.get_default_database().get_collection(
@@ -323,7 +323,7 @@ class Bench:
     ) -> AsyncIterator[tuple[AsyncClient, Any]]:
         """The same as ``blocking`` for async code."""
         async with (
-            AsyncClient(url, durability=durability, **options) as client,
+            AsyncClient(url, durability=durability, **options, telemetry=False) as client,
             pymongo.AsyncMongoClient[Any](url, tz_aware=True) as mongo,
         ):
             raw = mongo.get_default_database().get_collection(

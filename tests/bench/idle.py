@@ -103,7 +103,7 @@ def commands(mongo: Any) -> Counter[str]:
 
 async def wait(_: Start, database: str, case: Case, settle: float, seconds: float) -> float:
     """Wait for messages in a worker process and return its share of a processor."""
-    async with AsyncClient(database, signals=case.url) as client:
+    async with AsyncClient(database, signals=case.url, telemetry=False) as client:
         queues = [
             client.queue(f"idle{number % case.queues}", poll=case.poll) for number in range(WAITERS)
         ]

@@ -29,7 +29,11 @@ def run(bench: Bench) -> None:
 
     def side(replicas: int, members: int, kills: int = 0) -> float:
         """Return the seconds per message. One of ``kills + 1`` replicas survives its kill."""
-        with bench.database() as url, ExitStack() as stack, Client(url, signals="none:") as client:
+        with (
+            bench.database() as url,
+            ExitStack() as stack,
+            Client(url, signals="none:", telemetry=False) as client,
+        ):
             fill(client.database[client.namespace], "b", 1000 * seconds)
             processes = [
                 stack.enter_context(program("-m", "tests.spark.replica", url, str(members)))

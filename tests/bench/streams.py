@@ -85,7 +85,7 @@ def ten_groups(bench: Bench) -> None:
 
 def append_for(url: str, name: str, seconds: float) -> int:
     """Append single messages for some time, in a separate process. Return how many."""
-    with Client(url) as client:
+    with Client(url, telemetry=False) as client:
         log = client.stream(name)
         log.append(0)
         count, end = 0, time.perf_counter() + seconds

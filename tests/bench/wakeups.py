@@ -130,7 +130,7 @@ def consume(
 ) -> list[float]:
     """Receive messages, and return the seconds that each took from the beginning of its push."""
     times = []
-    with Client(url, durability=durability, signals=signals) as client:
+    with Client(url, durability=durability, signals=signals, telemetry=False) as client:
         queue = client.queue("wake", poll=poll)
         client.queue("ready").push(payload(0))
         for _ in range(count):
@@ -197,7 +197,7 @@ def reply(client: Client) -> None:
 
 
 def reply_elsewhere(start: Start, url: str, signals: str) -> None:
-    with Client(url, signals=signals) as client:
+    with Client(url, signals=signals, telemetry=False) as client:
         reply(client)
 
 

@@ -269,7 +269,7 @@ def test_default_bus_without_permission_warns_once(
     ):
         if dropped:
             root[database].create_collection("pyqueue.signals", capped=True, size=1 << 20)
-        client = connect()
+        client = connect(telemetry=False)
         queue = client.queue("jobs", poll=0.1)
         for n in range(6):
             if dropped and n == 3:

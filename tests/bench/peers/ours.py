@@ -52,9 +52,9 @@ class Ours:
 async def peer(url: str, more: str = "") -> AsyncIterator[Open]:
     if more == "bucket":  # apart from the standard queues, whose names are the same
         kind: KindName = "bucket"
-        client = AsyncClient(url, namespace="buckets")
+        client = AsyncClient(url, namespace="buckets", telemetry=False)
     else:
-        kind, client = "standard", AsyncClient(url, signals=more or None)
+        kind, client = "standard", AsyncClient(url, signals=more or None, telemetry=False)
     async with client:
 
         async def opened(name: str) -> Ours:
