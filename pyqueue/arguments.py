@@ -461,6 +461,8 @@ def reservation(value: Any) -> Reservation[Any]:
 
 def reservations(queue: str, given: tuple[Any, ...]) -> list[Reservation[Any]]:
     """Check that reservations are from this queue, and return them without repetitions."""
+    if len(given) == 1 and isinstance(given[0], Reservation) and given[0].queue == queue:
+        return [given[0]]
     unique: dict[tuple[Hashable, str], Reservation[Any]] = {}
     for each in given:
         if reservation(each).queue != queue:

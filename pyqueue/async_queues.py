@@ -202,7 +202,18 @@ class AsyncQueue(AsyncManageable[T]):
             The reservation, or None after the timeout. Settle it by commit, rollback, move, bury or
             release.
         """
-        received = await self._runner.run(self._receive(1, timeout=timeout, lease=lease))
+        call = self._claim_at_once(timeout, lease)
+        if call is None:
+            received = await self._runner.run(self._receive(1, timeout=timeout, lease=lease))
+            return received[0] if received else None
+        try:
+            message = call.received(await call.join())
+        except BaseException:
+            call.left()
+            raise
+        if message is not None:
+            return message
+        received = await self._runner.run(self._receive(1, timeout=call.left_s, looked=True))
         return received[0] if received else None
 
     async def reserve_many(
@@ -345,6 +356,17 @@ class AsyncQueue(AsyncManageable[T]):
             ConfigurationError: The lease of a message ends too soon for a transaction. Nothing was
                 written.
         """
+        call = self._commit_at_once(reservations, payload, result, session)
+        if call is not None:
+            try:
+                outcome = await call.join()
+            except BaseException as error:
+                call.failed(error)
+                raise
+            plan = call.ended(outcome)
+            if plan is not None:
+                await call.complete(plan)
+            return None
         return await self._runner.run(
             self._settles(
                 "commit",

@@ -297,6 +297,8 @@ def message_of(
     get = document.get
     when = get("when", NEVER)
     tries = int(get("tries", 0))
+    # Most messages have none of these, and a claim makes many messages.
+    error, progress, dead = get("error"), get("progress"), get("dead")
     common = (
         document["_id"],
         get("q", ""),
@@ -306,12 +308,12 @@ def message_of(
         eligible_since(document) or when,
         get("pushed", when),
         tries,
-        ErrorInfo.of(get("error")),
-        Progress.of(get("progress")),
+        error if error is None else ErrorInfo.of(error),
+        progress if progress is None else Progress.of(progress),
         get("checkpoint"),
-        trail_of(document),
+        trail_of(document) if "trail" in document else [],
         state_of(document, now),
-        Burial.of(get("dead")),
+        dead if dead is None else Burial.of(dead),
     )
     # An older release counted no deliveries.
     more: dict[str, Any] = {"deliveries": max(tries, int(get("deliveries", 0)))}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
-from pyqueue import arguments, gathers, telling
+from pyqueue import arguments, at_once, gathers, telling
 from pyqueue.backends import (
     also,
     awaiting,
@@ -33,6 +33,7 @@ from pyqueue.errors import ConfigurationError, JobFailed, LeaseLost
 from pyqueue.facts import Gather, Keep
 from pyqueue.messages import (
     MAX_RECEIVED_BYTES,
+    UNCHANGED,
     Cancelled,
     Duration,
     Headers,
@@ -95,6 +96,20 @@ class QueueBase(Generic[T, Runs]):
             return self._backend.receive(waiters, limit, **how)
         how["is_known"] = True
         return plans.receive(waiters, limit, **how)
+
+    def _claim_at_once(self, timeout: object, lease: object) -> at_once.Claim | None:
+        """Return the call that receives one message without a plan, if that is possible."""
+        plans = self._door.plans(self._runner.known, "receive") if lease is None else None
+        return None if plans is None else at_once.claim(self._runner, plans, timeout)
+
+    def _commit_at_once(
+        self, given: Sequence[object], payload: object, result: object, session: object
+    ) -> at_once.Commit | None:
+        """Return the call that commits a message without a plan, if that is possible."""
+        if session is not None or payload is not UNCHANGED or result is not UNCHANGED:
+            return None
+        plans = self._door.plans(self._runner.known, "settle")
+        return None if plans is None else at_once.commit(self._runner, plans, given)
 
     @property
     def _settling(self) -> QueuePlans:
@@ -161,10 +176,11 @@ class QueueBase(Generic[T, Runs]):
         return self._pushes([payload], given, AlsoPlans(self._backend, targets))
 
     def _push_plain(self, payload: object) -> Plan[list[Id | None]]:
-        plans = self._door.plans(self._runner.known, "push")
-        if plans is None or self._runner.hooks is not None:
+        plans, hooks = self._door.plans(self._runner.known, "push"), self._runner.hooks
+        if plans is None or (hooks is not None and hooks.takes("pushing")):
             return self._pushes([payload], {})
-        return push_one(plans.terms, payload, is_known=True)
+        plan = push_one(plans.terms, payload, is_known=True)
+        return plan if hooks is None else telling.pushed(self.name, plan)
 
     def _push_many(self, payloads: Iterable[Any], how: PushOptions) -> Plan[list[Id | None]]:
         given, how = unpacked(payloads, how)
@@ -244,7 +260,8 @@ class QueueBase(Generic[T, Runs]):
         to: str | None = None,
     ) -> Plan[None]:
         """Run a plan that settles reservations. Stop renewing them, and call the hooks."""
-        arguments.session(session)
+        if session is not None:
+            arguments.session(session)
         if self._runner.hooks is not None:
             tells = telling.tells_of(self._backend, verb, reservations, session, to)
             plan = telling.settling(plan, tells)

@@ -199,7 +199,18 @@ class Queue(Manageable[T]):
             The reservation, or None after the timeout. Settle it by commit, rollback, move, bury or
             release.
         """
-        received = self._runner.run(self._receive(1, timeout=timeout, lease=lease))
+        call = self._claim_at_once(timeout, lease)
+        if call is None:
+            received = self._runner.run(self._receive(1, timeout=timeout, lease=lease))
+            return received[0] if received else None
+        try:
+            message = call.received(call.join())
+        except BaseException:
+            call.left()
+            raise
+        if message is not None:
+            return message
+        received = self._runner.run(self._receive(1, timeout=call.left_s, looked=True))
         return received[0] if received else None
 
     def reserve_many(
@@ -342,6 +353,17 @@ class Queue(Manageable[T]):
             ConfigurationError: The lease of a message ends too soon for a transaction. Nothing was
                 written.
         """
+        call = self._commit_at_once(reservations, payload, result, session)
+        if call is not None:
+            try:
+                outcome = call.join()
+            except BaseException as error:
+                call.failed(error)
+                raise
+            plan = call.ended(outcome)
+            if plan is not None:
+                call.complete(plan)
+            return None
         return self._runner.run(
             self._settles(
                 "commit",

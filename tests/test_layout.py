@@ -43,7 +43,17 @@ LAYERS: dict[str, set[str]] = {
     },
     "runtime": {"transactions"},
     "queues": {
-        *("claim", "each", "queue_base", "queues", "reserved", "stream_base", "streams", "telling"),
+        *(
+            "at_once",
+            "claim",
+            "each",
+            "queue_base",
+            "queues",
+            "reserved",
+            "stream_base",
+            "streams",
+            "telling",
+        ),
         *("async_queues", "async_selections", "async_streams", "selection_base", "selections"),
         *("async_readable", "readable", "async_manageable", "manageable"),
         "gather_blocks",
@@ -534,7 +544,7 @@ def test_the_arguments_of_a_client() -> None:
         "owner": None,
         "command_timeout": 30,
         "hooks": (),
-        "telemetry": False,
+        "telemetry": None,
     }
 
 

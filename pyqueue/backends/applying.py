@@ -14,6 +14,8 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
+from bson import ObjectId
+
 from pyqueue.backends import transitions, uniqueness
 from pyqueue.backends.kind import Kind
 from pyqueue.documents import hashable_id, stored_group
@@ -44,6 +46,8 @@ from pyqueue.requests import (
     UpdateEach,
 )
 
+#: The types of almost all ids.
+_HASHABLE: Final = frozenset({ObjectId, str})
 #: The maximum number of messages that one command settles or writes.
 MAX_BATCH: Final = 1000
 #: A settlement inside a transaction needs this much time before the lease ends, in seconds.
@@ -104,11 +108,12 @@ def settle(queue: str, settlements: Sequence[Settlement], session: object = None
     Raises:
         LeaseLost: Some messages were no longer held; the other messages are settled.
     """
-    results: Sequence[SettlementResult]
     if session is None and len(settlements) == 1:
-        results = [(yield from _settle_one(queue, settlements[0]))]
-    else:
-        results = yield from apply(queue, settlements, session)
+        outcome = yield shared(queue, settlements[0])
+        if outcome != "done":
+            yield from settled(queue, settlements[0], outcome)
+        return
+    results = yield from apply(queue, settlements, session)
     if results.count("done") < len(results):
         _raise_failures(queue, settlements, results)
 
@@ -148,18 +153,36 @@ def raise_lost(
         )
 
 
-def _settle_one(queue: str, settlement: Settlement) -> Plan[SettlementResult]:
-    """Settle one message in a command that concurrent calls share.
+#: How a settlement went in a command that callers shared.
+SharedOutcome = SettlementResult | _Interrupted
+
+
+def shared(queue: str, settlement: Settlement) -> Coalesce[Settlement, SharedOutcome]:
+    """Return the request that settles one message in a command that concurrent calls share."""
+    key, batch = ("settle", queue), partial(_apply_for_callers, queue)
+    return Coalesce(key, settlement, batch, max_in_flight=MAX_LOCKABLE)
+
+
+def settled(queue: str, settlement: Settlement, outcome: SharedOutcome) -> Plan[None]:
+    """Complete a settlement after its shared command; ``outcome`` is the answer to ``shared``.
 
     If an open transaction locks one message, the whole command waits. If the command times out,
     each caller tries once more alone, so that only the caller of the locked message fails. Callers
     also retry alone after a lost connection: the driver does not repeat a multi-message command.
+
+    Raises:
+        LeaseLost: The message was no longer held.
     """
-    key, batch = ("settle", queue), partial(_apply_for_callers, queue)
-    outcome: SettlementResult | _Interrupted
-    outcome = yield Coalesce(key, settlement, batch, max_in_flight=MAX_LOCKABLE)
-    if not isinstance(outcome, _Interrupted):
-        return outcome
+    if isinstance(outcome, _Interrupted):
+        outcome = yield from _settle_alone(queue, settlement, outcome)
+    if outcome != "done":
+        _raise_failures(queue, [settlement], [outcome])
+
+
+def _settle_alone(
+    queue: str, settlement: Settlement, outcome: _Interrupted
+) -> Plan[SettlementResult]:
+    """Try a settlement again, alone, after its shared command was interrupted."""
     results: list[SettlementResult] = ["done"]
     updates = [outcome.update]
     part = _Part(queue, None, [settlement], [0], updates, results=results, two_tries=True)
@@ -268,7 +291,9 @@ def _divide(
     """Return the update of each settlement, and the positions of each command's settlements."""
     if len(settlements) == 1:
         return [settlements[0].build(now)], [[0]]
-    ids = [hashable_id(each.held.id) for each in settlements]
+    ids: list[Hashable] = [each.held.id for each in settlements]
+    if not set(map(type, ids)) <= _HASHABLE:
+        ids = [*map(hashable_id, ids)]
     repeated = _repeated(ids)
     groups: dict[Hashable, list[int]] = {}
     for place, each in enumerate(settlements):

@@ -152,8 +152,6 @@ def form_of(held: Reservation[Any]) -> Form[Any]:
 
 def by_form(held: Held) -> Collection[tuple[Form[Any], Held]]:
     """Divide reservations by their forms. Reservations of ordinary documents come last."""
-    if len(held) == 1:
-        return [(form_of(held[0]), held)]
     found: dict[int, list[Reservation[Any]]] = {id(form): [] for form in _forms.values()}
     for each in held:
         found[id(form_of(each))].append(each)
@@ -172,6 +170,8 @@ def settle(held: Held, plan_for: Callable[[Form[Any], Held], Plan[None]]) -> Pla
         Unavailable: The outcome is unknown for the messages in the exception's ``ids``; each other
             message was settled or was no longer held.
     """
+    if len(held) == 1:
+        return plan_for(form_of(held[0]), held)
     parts = [(plan_for(form, some), some) for form, some in by_form(held)]
     return parts[0][0] if len(parts) == 1 else each_part(*parts)
 

@@ -38,8 +38,10 @@ def finish_of(outcome: str, history_s: float | None, keep: Keep | None, *, keyed
         keep: What the producer of the message asked to keep, or None.
         keyed: Whether the message has a message key.
     """
+    if keep is None:
+        return Finish(outcome, history_s, keyed)
     stay_s = kept_s(history_s, keep)
-    if keep is None or keep.unique is None or not keyed or outcome not in SUCCESS:
+    if keep.unique is None or not keyed or outcome not in SUCCESS:
         return Finish(outcome, stay_s, keyed)
     until_s = max(stay_s or 0.0, keep.unique)
     return Finish(outcome, until_s, keyed, keep.unique, bare=stay_s is None)

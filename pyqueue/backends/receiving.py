@@ -55,17 +55,14 @@ class Waiting(Protocol):
 
     scan: ScanState
     misfits: invalid.Misfits
-    #: The values that the last call prepared, or None.
-    prepared: Prepared | None
-    #: After which part of ``poll`` the consumers check the queue.
-    poll_share: float
+    prepared: Prepared | None  # the values that the last call prepared
+    poll_share: float  # after which part of ``poll`` the consumers check the queue
 
     def upkeep(self, queue: str, now: datetime) -> Plan[None]:
         """Finish the handovers of processes that died, from time to time."""
 
     def wake_next(self, found: bool) -> None:
         """Wake the next consumers, after a consumer has received messages or given up."""
-        ...
 
 
 class Reception(NamedTuple):
@@ -143,6 +140,7 @@ class ReceiveOptions(TypedDict, total=False):
     lease: Duration | None
     misfits: invalid.Misfits | None
     is_known: bool  # whether the record of the queue need not be asked for
+    looked: bool  # whether the caller has looked for messages just before, and found none
 
 
 def receive(
@@ -171,21 +169,21 @@ def receive(
     try:
         while True:
             state.observe(now)
-            if _wants_record(state, now):
+            if wants_record(state, now):
                 yield from _read_record(terms, options, state, now)
             yield from waiting.upkeep(queue, now)
             check_call(queue, state.limit.limit, "pop" if pop else None)
-            if not _stopped(state):
+            if not stopped(state) and not given.pop("looked", False):
                 claimed: list[Claimed] = yield prepared.claiming
                 if claimed:
                     found = True
                     return [message for _, message in claimed]
             if timeout_s == 0 or (deadline and (yield from MonotonicTime()) >= deadline):
                 return []
+            began_to_listen = yield from Listen(waiting)
             now = yield from ServerTime()
-            if (yield from Listen(waiting)):
-                now = yield from ServerTime()
-                continue  # the subscription is new: scan again, so that no message is missed
+            if began_to_listen:
+                continue  # scan again, so that no message is missed
             now = yield from _wait(queue, waiting, now, options.poll * waiting.poll_share, deadline)
     finally:
         waiting.wake_next(found)
@@ -205,7 +203,8 @@ def checked(
 # ---- waiting
 
 
-def _wants_record(state: ScanState, now: datetime) -> bool:
+def wants_record(state: ScanState, now: datetime) -> bool:
+    """Return whether it is time to read the record of the queue."""
     if not state.limit.known:
         return True  # even if another thread has begun to read it
     return state.flag_read is None or now - state.flag_read >= PAUSE_READ_INTERVAL
@@ -220,7 +219,7 @@ def _read_record(
     state.paused = bool(record.get("paused"))
 
 
-def _stopped(state: ScanState) -> bool:
+def stopped(state: ScanState) -> bool:
     """Return whether the queue is paused, or its limit cannot be read."""
     return state.paused or state.limit.unreadable is not None
 
@@ -241,7 +240,7 @@ def wake_time(queue: str, state: ScanState, now: datetime, poll_s: float) -> Pla
     """Return when to scan again if no event arrives."""
     limit, until = state.limit, now + timedelta(seconds=poll_s)
     soonest = now + timedelta(milliseconds=1)
-    if _stopped(state):
+    if stopped(state):
         return min(until, now + PAUSE_READ_INTERVAL)
     if limit.next_start is not None and limit.waits(now):  # for a permit
         return max(min(until, limit.next_start), soonest)
@@ -264,8 +263,8 @@ def _read_due(queue: str, state: ScanState, now: datetime) -> Plan[datetime | No
     return None
 
 
-def _earliest(one: datetime, *more: datetime | None) -> datetime:
-    return min([one, *(each for each in more if each is not None)])
+def _earliest(*given: datetime | None) -> datetime:
+    return min(each for each in given if each is not None)
 
 
 # ---- claiming

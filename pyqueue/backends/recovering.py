@@ -79,6 +79,14 @@ class Recovery:
     at: datetime | None = None
     ended: ScanStart | None = None
 
+    def is_due(self, now: datetime) -> bool:
+        """Return whether ``recover_next`` has something to do or to plan."""
+        scan, sweep = self.at, self.sweep.at
+        if scan is None or sweep is None:
+            return True
+        soon = now < scan <= now + INTERVAL and now < sweep <= now + 2 * SWEEP_INTERVAL
+        return not soon
+
 
 def pending(queue: str) -> Plan[bool]:
     """Return whether finished messages may have outputs that are still hidden."""

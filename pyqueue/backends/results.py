@@ -97,6 +97,8 @@ def announced(
     held: Sequence[Reservation[Any]], plan: Plan[None], session: object = None
 ) -> Plan[None]:
     """Return a plan that settles messages and then announces their ends."""
+    if len(held) == 1 and held[0].keep is None and held[0].gather is None:
+        return plan
     given = [fact for each in held for fact in (each.keep, each.gather) if fact is not None]
     return _announced(given, plan, session) if given else plan
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, Final, Unpack
 
 from pyqueue import arguments
 from pyqueue.backends import forms, gathering, namespace, results, transitions, uniqueness
@@ -45,6 +45,9 @@ from pyqueue.limits import shown
 from pyqueue.messages import UNCHANGED, Id, Reservation
 from pyqueue.payloads import encode
 from pyqueue.requests import Document, Find, Plan, ServerTime
+
+#: What a commit writes if it gives neither a payload nor a result.
+NOTHING: Final[Mapping[str, Any]] = {}
 
 
 def commit(
@@ -306,16 +309,24 @@ def _finish(
     terms: QueueTerms, held: Held, outcome: str, put: Mapping[str, Any], session: object
 ) -> Plan[None]:
     """Finish messages that have their own documents. Write ``put`` to those that are kept."""
-    kind = terms.kind
     # A payload belongs to one call, so other calls do not share its command.
     own = object() if put else None
-    settlements = []
-    for each in held:
-        keyed = each.key is not None
-        finish = finish_of(outcome, terms.options.history, each.keep, keyed=keyed)
-        build = partial(_finishing, kind, finish, put)
-        settlements.append(Settlement(each, build, ("finish", finish, own), kind))
+    settlements = [finishing_one(terms, each, outcome, put, own) for each in held]
     return results.announced(held, settle(terms.queue, settlements, session), session)
+
+
+def finishing_one(
+    terms: QueueTerms,
+    held: Reservation[Any],
+    outcome: str = "committed",
+    put: Mapping[str, Any] = NOTHING,
+    own: object = None,
+) -> Settlement:
+    """Return the settlement that finishes a message; calls share a command if ``own`` is equal."""
+    keyed = held.key is not None
+    finish = finish_of(outcome, terms.options.history, held.keep, keyed=keyed)
+    build = partial(_finishing, terms.kind, finish, put)
+    return Settlement(held, build, ("finish", finish, own), terms.kind)
 
 
 def _finishing(

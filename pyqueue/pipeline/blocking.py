@@ -96,7 +96,7 @@ class ClientRunner:
     ) -> None:
         self._client = client
         self._connection = connection
-        self._driver = driver
+        self.driver = driver
         self._threads = threads
 
     @classmethod
@@ -127,7 +127,7 @@ class ClientRunner:
     @property
     def known(self) -> KnownQueues | None:
         """What the client knows about its queues."""
-        return self._driver.known
+        return self.driver.known
 
     @property
     def hooks(self) -> HookCalls | None:
@@ -142,7 +142,7 @@ class ClientRunner:
     @property
     def stats(self) -> Counter[str]:
         """The counters of the client."""
-        return self._driver.stats
+        return self.driver.stats
 
     def renewal(
         self, told: Callable[[Reservation[Any]], object]
@@ -156,10 +156,10 @@ class ClientRunner:
     @asynccontextmanager
     async def hearing(self, name: str) -> AsyncIterator[ListensAsync]:
         """Listen to a bus topic of the namespace until the block ends."""
-        listener: Any = self._driver.bus.listen(f"{self._driver.topic}/{name}")
+        listener: Any = self.driver.bus.listen(f"{self.driver.topic}/{name}")
         try:
-            if isinstance(self._driver, BlockingAdapter):
-                yield await entered(listener, self._threads, self._driver.check_usable)
+            if isinstance(self.driver, BlockingAdapter):
+                yield await entered(listener, self._threads, self.driver.check_usable)
             else:
                 yield await listener.__aenter__()
         finally:
@@ -167,21 +167,21 @@ class ClientRunner:
 
     async def run(self, plan: Plan[R]) -> R:
         """Run a plan and return its result."""
-        return await self._driver.run(plan)
+        return await self.driver.run(plan)
 
     def waiters(self, queue: str) -> Waiters:
         """Return the consumers of a queue that are waiting in this run."""
-        return self._driver.waiters(queue)
+        return self.driver.waiters(queue)
 
     async def look(self) -> None:
         """Check at once each gather in which this client has ended a message."""
-        looks = self._driver.looks
+        looks = self.driver.looks
         if looks.pending:
-            await self._driver.run(looks.plan())
+            await self.driver.run(looks.plan())
 
     def aside(self, plan: Plan[None]) -> None:
         """Run a plan in the background; see ``Aside``."""
-        self._driver.aside(plan)
+        self.driver.aside(plan)
 
     def output(self, name: str, spec: QueueSpec[Any] | None = None) -> Queue[Any] | AsyncQueue[Any]:
         """Return a queue that stages only write to."""
@@ -233,9 +233,9 @@ class ClientRunner:
 
     async def close(self) -> None:
         """Close the parts that this runner added to a blocking client. The client stays open."""
-        if isinstance(self._driver, BlockingAdapter):
-            await self._driver.settled()
-            self._driver.close_waiters()
+        if isinstance(self.driver, BlockingAdapter):
+            await self.driver.settled()
+            self.driver.close_waiters()
 
 
 def _named(plans: QueuePlans) -> Plan[None]:

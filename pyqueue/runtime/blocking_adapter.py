@@ -42,8 +42,8 @@ class BlockingAdapter(AsyncDriver):
         self.loop = None
         self._lock = asyncio.Lock()
         self._preparing = AsyncSingleFlight()
-        self._coalescer = Coalescer(self._drive, self.stats)
-        self._admit = self._coalescer.admit
+        self.coalescer = Coalescer(self.drive, self.stats)
+        self._admit = self.coalescer.admit
 
     def check_usable(self) -> None:
         """Refuse a call to a closed client, or from the wrong process or event loop."""

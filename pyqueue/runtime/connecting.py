@@ -23,12 +23,12 @@ from pymongo.errors import PyMongoError
 
 import signals as buses
 from pyqueue import arguments, targets, transactions
-from pyqueue.backends import namespace as namespaces
+from pyqueue.backends import managing
 from pyqueue.embedded import EmbeddedServer
 from pyqueue.errors import ConfigurationError, QueueClosed
 from pyqueue.hooks import HookCalls, calls_of
 from pyqueue.memory import is_memory
-from pyqueue.memory_sessions import AsyncMemoryDatabase, MemoryDatabase, names_memory
+from pyqueue.memory_sessions import AsyncMemoryDatabase, MemoryDatabase, in_memory, names_memory
 from pyqueue.messages import Duration, Reservation, seconds_left
 from pyqueue.requests import Plan
 from pyqueue.runtime import forks, opened
@@ -118,7 +118,7 @@ class BaseConnection(Generic[D]):
         self.shared: SharedMemory | None = None
         #: What this client knows about its queues, or None before its first command.
         self.known: KnownQueues | None = None
-        self._driver: D | None = None
+        self.driver: D | None = None
         self._database: Any = None
         self._mongo: Any = None
         self._server: EmbeddedServer | None = None
@@ -157,12 +157,12 @@ class BaseConnection(Generic[D]):
             QueueClosed: The connection was closed.
         """
         with self._opening:
-            if self._driver is not None:
-                return self._driver
+            if self.driver is not None:
+                return self.driver
             if self._closed:
                 raise QueueClosed("the client was closed")
             self._database = self._open_database()
-            self._driver = self.driver_type(
+            self.driver = self.driver_type(
                 self._database,
                 self.namespace,
                 bus=self._bus(self._database),
@@ -172,26 +172,26 @@ class BaseConnection(Generic[D]):
                 owner=self.owner,
                 hooks=self.hooks,
             )
-            self.known = self._driver.known
+            self.known = self.driver.known
             if self.shared is not None:
-                self.shared.join(self._driver)
+                self.shared.join(self.driver)
             resources = self._opened()
             if resources.leaks:
                 label = f"a client of {targets.shown(self.target)!r}"
                 self._finalizer = self.finalizer(self, label, resources)
-            return self._driver
+            return self.driver
 
     def begin_again(self) -> None:
         """In a forked child, prepare to connect again, unless the parent has sent a command."""
         self._opening = threading.Lock()  # a thread of the parent may have held it
-        unused = self._driver is not None and not self._driver.stats["commands"]
+        unused = self.driver is not None and not self.driver.stats["commands"]
         if unused and self._mongo is not None and self._server is None:
             forks.of_parent.append(self._opened())
-            self._driver = None
+            self.driver = None
 
     def _opened(self) -> Opened:
         """Return everything that this connection opened, so that it can be closed."""
-        driver = self._driver
+        driver = self.driver
         ours = self._signals is None or isinstance(self._signals, str)
         bus = driver.bus if driver is not None and ours else None
         return Opened(driver, self.renewer, bus, self._mongo, self._server)
@@ -201,7 +201,7 @@ class BaseConnection(Generic[D]):
         self._closed = True
         if self._finalizer is not None:
             self._finalizer.detach()
-        resources, self._driver = self._opened(), None
+        resources, self.driver = self._opened(), None
         self.shared = None
         return resources
 
@@ -247,7 +247,7 @@ class BaseConnection(Generic[D]):
 
     def waiters(self, queue: str) -> Waiters:
         """Return the consumers of a queue that are waiting in this client."""
-        return (self._driver or self.open()).waiters(queue)
+        return (self.driver or self.open()).waiters(queue)
 
     def seconds_left(self, message: Reservation[Any]) -> float:
         """Return the seconds until the lease of a message ends."""
@@ -255,8 +255,8 @@ class BaseConnection(Generic[D]):
 
     def aside(self, plan: Plan[None]) -> None:
         """Run a plan in the background, unless the client was closed; see ``Aside``."""
-        if self._driver is not None:
-            self._driver.aside(plan)
+        if self.driver is not None:
+            self.driver.aside(plan)
 
     @property
     def database(self) -> Any:
@@ -282,7 +282,7 @@ class BaseConnection(Generic[D]):
     @property
     def store(self) -> object:
         """A value that is equal for clients of the same database."""
-        if names_memory(self.target) or is_memory(self.target):
+        if in_memory(self.target):
             self.open()
             return id(self._database)  # mongomock treats all of its databases as equal
         return self.url or self.target
@@ -290,7 +290,7 @@ class BaseConnection(Generic[D]):
     @property
     def stats(self) -> Mapping[str, int]:
         """The counters of the driver and its bus, or {} before the first command."""
-        driver = self._driver
+        driver = self.driver
         if driver is None:
             return {}
         bus = {f"bus {name}": count for name, count in getattr(driver.bus, "stats", {}).items()}
@@ -332,7 +332,7 @@ class Connection(BaseConnection[Driver]):
         """
         try:
             driver = self.open()
-            driver.run(namespaces.ping())
+            driver.run(managing.ping())
             self._bus_check(driver.bus)
         except BaseException as error:
             self.close()
@@ -353,7 +353,7 @@ class Connection(BaseConnection[Driver]):
 
     def _transactional(self) -> Driver:
         driver = self.open()
-        driver.run(namespaces.ping())
+        driver.run(managing.ping())
         transactions.check_usable(driver)
         return driver
 
@@ -389,15 +389,15 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
 
     async def opened(self) -> AsyncDriver:
         """Return the driver as ``open`` does, but never block the event loop."""
-        if self._driver is not None:
-            return self._driver
+        if self.driver is not None:
+            return self.driver
         if isinstance(self.target, str) and self.target.startswith("embedded:"):
             return await asyncio.to_thread(self.open)  # starting a server takes a second
         return self.open()
 
     def run(self, plan: Plan[R]) -> Coroutine[Any, Any, R]:
         """Run a plan and return its result."""
-        driver = self._driver
+        driver = self.driver
         return self._open_and_run(plan) if driver is None else driver.run(plan)
 
     async def _open_and_run(self, plan: Plan[R]) -> R:
@@ -407,7 +407,7 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
         """Connect to the server and check the bus. See ``Connection.enter``."""
         try:
             driver = await self.opened()
-            await driver.run(namespaces.ping())
+            await driver.run(managing.ping())
             await transactions.maybe_awaited(self._bus_check(driver.bus))
         except BaseException as error:
             await self.close()
@@ -430,7 +430,7 @@ class AsyncConnection(BaseConnection[AsyncDriver]):
 
     async def _transactional(self) -> AsyncDriver:
         driver = await self.opened()
-        await driver.run(namespaces.ping())
+        await driver.run(managing.ping())
         transactions.check_usable(driver)
         return driver
 

@@ -64,7 +64,7 @@ class Driver(BaseDriver[Listener]):
         super().__init__(*args, **options)
         self._lock = threading.Lock()
         self._preparing = SingleFlight()
-        self._coalescer = ThreadCoalescer(self._drive)
+        self.coalescer = ThreadCoalescer(self.drive)
         self.looks = ThreadLooks(self.run)
 
     def run(self, plan: Plan[T]) -> T:
@@ -72,7 +72,7 @@ class Driver(BaseDriver[Listener]):
         self.check_usable()
         if self.clock.stale:
             self.prepare()
-        return self._drive(plan)
+        return self.drive(plan)
 
     def prepare(self, limit_s: float = math.inf) -> None:
         """Set the clock from the primary. If the primary changed, also create missing indexes.
@@ -86,18 +86,20 @@ class Driver(BaseDriver[Listener]):
 
         def work() -> None:
             with pymongo.timeout(min(self._timeout, limit_s)):
-                self._drive(self._preparation())
+                self.drive(self._preparation())
 
         self._preparing.run(work, joins=not self._prepared, timeout_s=self._timeout)
 
-    def _drive(self, plan: Plan[T]) -> T:
-        answer_now = self._answer_now
+    def drive(self, plan: Plan[T]) -> T:
+        """Run a plan as a part of a call that ``run`` began, without preparing the driver."""
+        answer_now, join = self._answer_now, self.coalescer.join
         try:
             request = next(plan)
             while True:
                 try:
-                    answer = answer_now(request)
-                    if answer is PENDING:
+                    if type(request) is Coalesce:
+                        answer = join(request)
+                    elif (answer := answer_now(request)) is PENDING:
                         answer = self._answer(request)
                 except BaseException as error:
                     request = plan.throw(error)
@@ -108,17 +110,17 @@ class Driver(BaseDriver[Listener]):
 
     def _answer(self, request: Request[Any]) -> Any:
         if isinstance(request, Coalesce):
-            return self._coalescer.join(request)
+            return self.coalescer.join(request)
         if isinstance(request, Command):
             return self.ask(request)
         if isinstance(request, EnsureQueue):
-            return self._coalescer.join(self.known.ensuring(request))
+            return self.coalescer.join(self.known.ensuring(request))
         if isinstance(request, AtOneInstant):
             return self._at_one_instant(request)
         if isinstance(request, Concurrently):
             return self._concurrently(request)
         if isinstance(request, ToTheEnd):
-            return self._drive(request.plan)
+            return self.drive(request.plan)
         if isinstance(request, Listen):
             return self._listen(request.waiters)
         if isinstance(request, WaitForAny):
@@ -131,13 +133,13 @@ class Driver(BaseDriver[Listener]):
     def _concurrently(self, request: Concurrently[R]) -> list[R]:
         plans = request.plans
         if self.memory:
-            return [self._drive(plan) for plan in plans]
+            return [self.drive(plan) for plan in plans]
         # With ``outlive``, the caller's thread runs the first plan, so that Ctrl-C interrupts it.
         own = int(request.outlive)
         with ThreadPoolExecutor(request.at_once, "pyqueue_concurrently") as threads:
             try:
-                rest = threads.map(self._drive, plans[own:])
-                return [*map(self._drive, plans[:own]), *rest]
+                rest = threads.map(self.drive, plans[own:])
+                return [*map(self.drive, plans[:own]), *rest]
             except BaseException:
                 threads.shutdown(cancel_futures=True)
                 raise
@@ -165,7 +167,7 @@ class Driver(BaseDriver[Listener]):
                     if not again:
                         raise
                     self.known.forget_records()
-                    self._drive(self.known.make_indexes(getattr(request, "hint", None)))
+                    self.drive(self.known.make_indexes(getattr(request, "hint", None)))
         raise AssertionError("unreachable")
 
     def _carry_out(self, request: Command[R]) -> R:
@@ -177,7 +179,7 @@ class Driver(BaseDriver[Listener]):
         def read() -> R:
             with pymongo.timeout(self._timeout), self._start_session() as session:
                 result: R = session.with_transaction(
-                    lambda session: self._drive(request.plan(session)), **READ_ONLY
+                    lambda session: self.drive(request.plan(session)), **READ_ONLY
                 )
                 return result
 
@@ -188,7 +190,7 @@ class Driver(BaseDriver[Listener]):
                 meant = self._meaning(error)
                 if not isinstance(meant, MissingIndex):
                     raise meant from error
-        return self._drive(request.plan(None))
+        return self.drive(request.plan(None))
 
     def _listen(self, waiters: Waiters) -> bool:
         with self._lock:
@@ -241,17 +243,17 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         self.loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
         self._preparing = AsyncSingleFlight()
-        self._coalescer = Coalescer(self._drive, self.stats)
-        self._detached = DetachedPlans(self._coalescer, self._answer_now, self._answer)
-        self.looks = TaskLooks(self.run, self._coalescer.spawn)
-        self._admit = self._coalescer.admit
+        self.coalescer = Coalescer(self.drive, self.stats)
+        self._detached = DetachedPlans(self.coalescer, self._answer_now, self._answer)
+        self.looks = TaskLooks(self.run, self.coalescer.spawn)
+        self._admit = self.coalescer.admit
 
     async def run(self, plan: Plan[T]) -> T:
         """Run a plan and return its result."""
         self.check_usable()
         if self.clock.stale:
             await self.prepare()
-        return await self._drive(plan)
+        return await self.drive(plan)
 
     def check_usable(self) -> None:
         """Refuse a call if the client is closed, or belongs to another process or event loop."""
@@ -270,18 +272,20 @@ class AsyncDriver(BaseDriver[ListensAsync]):
 
         async def work() -> None:
             with pymongo.timeout(min(self._timeout, limit_s)):
-                await self._drive(self._preparation())
+                await self.drive(self._preparation())
 
         await self._preparing.run(work, joins=not self._prepared)
 
-    async def _drive(self, plan: Plan[T]) -> T:
-        answer_now = self._answer_now
+    async def drive(self, plan: Plan[T]) -> T:
+        """Run a plan as a part of a call that ``run`` began. See ``Driver.drive``."""
+        answer_now, join = self._answer_now, self.coalescer.join
         try:
             request = next(plan)
             while True:
                 try:
-                    answer = answer_now(request)
-                    if answer is PENDING:
+                    if type(request) is Coalesce:
+                        answer = await join(request)
+                    elif (answer := answer_now(request)) is PENDING:
                         answer = await self._answer(request)
                 except BaseException as error:
                     request = plan.throw(error)
@@ -292,17 +296,17 @@ class AsyncDriver(BaseDriver[ListensAsync]):
 
     def _answer(self, request: Request[Any]) -> Awaitable[Any]:
         if isinstance(request, Coalesce):
-            return self._coalescer.join(request)
+            return self.coalescer.join(request)
         if isinstance(request, Command):
             return self.ask(request)
         if isinstance(request, EnsureQueue):
-            return self._coalescer.join(self.known.ensuring(request))
+            return self.coalescer.join(self.known.ensuring(request))
         if isinstance(request, AtOneInstant):
             return self._at_one_instant(request)
         if isinstance(request, Concurrently):
             return self._concurrently(request)
         if isinstance(request, ToTheEnd):
-            task = self._coalescer.spawn(self._drive(request.plan))
+            task = self.coalescer.spawn(self.drive(request.plan))
             # If the caller is cancelled, nothing reads this error, and asyncio would log it.
             task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
             return asyncio.shield(task)
@@ -320,9 +324,9 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         if request.outlive:
             with_caller, detached = plans
             ended = self._detached.begin(detached)
-            return [await self._drive(with_caller), await asyncio.shield(ended)]
+            return [await self.drive(with_caller), await asyncio.shield(ended)]
         if self.memory:
-            return [await self._drive(plan) for plan in plans]
+            return [await self.drive(plan) for plan in plans]
         results: dict[int, R] = {}
         upcoming = enumerate(plans)
         failed = False
@@ -333,7 +337,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
                 for place, plan in chain(own, upcoming):
                     if failed:
                         return
-                    results[place] = await self._drive(plan)
+                    results[place] = await self.drive(plan)
             except BaseException:
                 failed = True
                 raise
@@ -359,7 +363,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
 
     def aside(self, plan: Plan[None]) -> None:
         """Run a plan in a task; see ``Aside``. Any thread may call this."""
-        aside.in_task(self.run, plan, self._coalescer.spawn, self.loop)
+        aside.in_task(self.run, plan, self.coalescer.spawn, self.loop)
 
     async def ask(self, request: Command[R]) -> R:
         """Send a command and return its answer."""
@@ -376,7 +380,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
                     if not again:
                         raise
                     self.known.forget_records()
-                    await self._drive(self.known.make_indexes(getattr(request, "hint", None)))
+                    await self.drive(self.known.make_indexes(getattr(request, "hint", None)))
         raise AssertionError("unreachable")
 
     async def _answered(self, request: Command[Any]) -> Any:
@@ -397,7 +401,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
         if self.replicated:
 
             async def read(session: Any) -> R:
-                return await self._drive(request.plan(session))
+                return await self.drive(request.plan(session))
 
             try:
                 with pymongo.timeout(self._timeout):
@@ -411,12 +415,12 @@ class AsyncDriver(BaseDriver[ListensAsync]):
                 meant = self._meaning(error)
                 if not isinstance(meant, MissingIndex):
                     raise meant from error
-        return await self._drive(request.plan(None))
+        return await self.drive(request.plan(None))
 
     async def settled(self) -> None:
         """Cancel a running ``prepare``, and wait for the tasks that outlive their callers."""
         await self._preparing.close()
-        await self._coalescer.settled()
+        await self.coalescer.settled()
 
     async def _listen(self, waiters: Waiters) -> bool:
         async with self._lock:
@@ -468,7 +472,7 @@ def run_aside(driver: Driver, plan: Plan[T], limit_s: float) -> T:
 
     def work() -> T:
         with pymongo.timeout(limit_s):
-            return driver._drive(plan)
+            return driver.drive(plan)
 
     return contextvars.copy_context().run(work)  # see ``Driver.ask``
 
@@ -477,4 +481,4 @@ async def run_aside_async(driver: AsyncDriver, plan: Plan[T], limit_s: float) ->
     """Run a plan that is not about messages. See ``run_aside``."""
     driver.check_usable()
     with pymongo.timeout(limit_s):
-        return await driver._drive(plan)
+        return await driver.drive(plan)

@@ -40,6 +40,10 @@ class RunnerBase(Protocol):
         """What this client knows about its queues, or None before its first command."""
 
     @property
+    def driver(self) -> Any:
+        """The driver that runs the plans, or None before the first command."""
+
+    @property
     def hooks(self) -> HookCalls | None:
         """The hooks of the client, or None if it has none."""
 

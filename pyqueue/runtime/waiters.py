@@ -77,6 +77,10 @@ class Waiters:
         """Finish operations that dead processes left unfinished, if this is due."""
         return recover_next(queue, self._recovery, now)
 
+    def needs_upkeep(self, now: datetime) -> bool:
+        """Return whether ``upkeep`` has something to do."""
+        return self._recovery.is_due(now)
+
     def enter(self, wake: Callable[[], object], until: datetime) -> bool:
         """Start waiting. Return True if the caller is the leader, which listens until ``until``.
 

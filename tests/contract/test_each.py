@@ -713,7 +713,7 @@ async def cancelled_at(orders: AsyncQueue[Any], in_block: bool, at: int) -> bool
             await task
         over.set()
         runner: Any = orders._runner
-        await runner.open()._coalescer.settled()
+        await runner.open().coalescer.settled()
     return reached.is_set()
 
 

@@ -61,7 +61,7 @@ def comes(client: AnyClient, report: str, payload: Any = "done") -> Any:
 def nothing_comes(client: AnyClient, report: str) -> None:
     """Check that every look that was due has been made, without an effect."""
     connection = client._connection
-    looks = getattr(connection, "_target", connection)._driver.looks
+    looks = getattr(connection, "_target", connection).driver.looks
     eventually(lambda: not looks.pending, "all looks")
     assert client.queue(report).counts().total == 0
 

@@ -26,7 +26,7 @@ HEADER = "# Generated from {0}.py by `make faces`. Edit {0}.py, and run `make fa
 #: The calls that reach the server.
 CALLS = re.compile(
     r"self\.(_runner|_connection|_telemetry)\.(run|run_transaction|enter|close)"
-    r"|self\.(reserve|close)"
+    r"|self\.(reserve|close)|call\.(join|complete)"
 )
 NAMES = {
     **{name: f"Async{name}" for name in ("Bus", "Claim", "Client", "Connection", "Consumer")},
