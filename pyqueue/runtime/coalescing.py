@@ -87,7 +87,7 @@ class Batch(Generic[P]):
                 self.items.append(request.item)
 
 
-def _deadline() -> float:
+def callers_deadline() -> float:
     """Return when the ``pymongo.timeout`` around a call ends, on the monotonic clock.
 
     The result is infinite without such a timeout. PyMongo has no public function for this.
@@ -144,7 +144,7 @@ class Coalescer:
         if request.undo is None and not self._running and not self._crowded:
             return await self._run_alone(request, self._calls(request.key))
         future = self.enter(request)
-        deadline = _deadline()
+        deadline = callers_deadline()
         try:
             if deadline == math.inf:
                 return await future
@@ -285,7 +285,7 @@ class ThreadCoalescer:
     def join(self, request: Coalesce[Any, R]) -> R:
         """Process the item of a request in a batch. Return its result, or raise its error."""
         interruptible = threading.current_thread() is threading.main_thread()
-        if not request.threads or interruptible or _deadline() != math.inf:
+        if not request.threads or interruptible or callers_deadline() != math.inf:
             alone: R = self._drive(request.batch([request.item]))[0]
             return alone
         turn = _Turn()

@@ -12,6 +12,7 @@ import contextvars
 import inspect
 import math
 import threading
+import time
 from collections.abc import Awaitable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -41,7 +42,7 @@ from pyqueue.runtime.base_driver import (
     BaseDriver,
     ListensAsync,
 )
-from pyqueue.runtime.coalescing import Coalescer, ThreadCoalescer
+from pyqueue.runtime.coalescing import Coalescer, ThreadCoalescer, callers_deadline
 from pyqueue.runtime.detached import DetachedPlans
 from pyqueue.runtime.looking import TaskLooks, ThreadLooks
 from pyqueue.runtime.pausing import sleep, sleep_async
@@ -84,11 +85,13 @@ class Driver(BaseDriver[Listener]):
             limit_s: Seconds that this may take, if that is less than the time limit of a command.
         """
 
+        end = min(time.monotonic() + limit_s, callers_deadline())
+
         def work() -> None:
-            with pymongo.timeout(min(self._timeout, limit_s)):
+            with pymongo.timeout(max(0.001, min(self._timeout, end - time.monotonic()))):
                 self.drive(self._preparation())
 
-        self._preparing.run(work, joins=not self._prepared, timeout_s=self._timeout)
+        self._preparing.run(work, joins=not self._prepared, timeout_s=self._timeout, end=end)
 
     def drive(self, plan: Plan[T]) -> T:
         """Run a plan as a part of a call that ``run`` began, without preparing the driver."""
@@ -274,7 +277,7 @@ class AsyncDriver(BaseDriver[ListensAsync]):
             with pymongo.timeout(min(self._timeout, limit_s)):
                 await self.drive(self._preparation())
 
-        await self._preparing.run(work, joins=not self._prepared)
+        await self._preparing.run(work, joins=not self._prepared, end=callers_deadline())
 
     async def drive(self, plan: Plan[T]) -> T:
         """Run a plan as a part of a call that ``run`` began. See ``Driver.drive``."""

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
 from typing import Any
@@ -23,13 +25,19 @@ class SingleFlight:
         self._lock = threading.Lock()
         self._current: Future[None] | None = None
 
-    def run(self, work: Callable[[], None], *, joins: bool, timeout_s: float) -> None:
+    def run(
+        self, work: Callable[[], None], *, joins: bool, timeout_s: float, end: float = math.inf
+    ) -> None:
         """Do the work, or share the result of the thread that is already doing it.
 
         Args:
             work: The function to call.
             joins: If another thread is doing the work, whether to wait for it or return at once.
             timeout_s: How long to wait for another thread, in seconds.
+            end: Until when the caller may wait, on the monotonic clock. ``work`` keeps to it.
+
+        Raises:
+            Unavailable: Another thread is still doing the work.
         """
         mine: Future[None] = Future()
         while True:
@@ -44,7 +52,8 @@ class SingleFlight:
                     mine.set_result(None)
                     return
             except Exception as error:
-                mine.set_exception(error)
+                if end == math.inf:  # else it may be the limit of this caller alone
+                    mine.set_exception(error)
                 raise
             finally:
                 if self._current is mine:
@@ -53,12 +62,11 @@ class SingleFlight:
             if not joins:
                 return
             try:
-                failure = current.exception(timeout_s)
+                failure = current.exception(max(0.0, min(timeout_s, end - time.monotonic())))
             except CancelledError:
                 continue
             except TimeoutError:
-                late = f"the server did not answer within {timeout_s:g} s"
-                raise Unavailable(late) from None
+                raise Unavailable("the server did not answer in time") from None
             if failure is not None:
                 raise copy_of(failure)
             return
@@ -70,12 +78,22 @@ class AsyncSingleFlight:
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None
 
-    async def run(self, work: Callable[[], Coroutine[Any, Any, None]], *, joins: bool) -> None:
+    async def run(
+        self,
+        work: Callable[[], Coroutine[Any, Any, None]],
+        *,
+        joins: bool,
+        end: float = math.inf,
+    ) -> None:
         """Do the work, or share its result if it is already being done.
 
         Args:
             work: The coroutine function to call.
             joins: If the work is already being done, whether to wait for it or return at once.
+            end: Until when the caller may wait, on the monotonic clock. The work goes on.
+
+        Raises:
+            Unavailable: The work is still being done.
         """
         task = self._task
         if task is None:
@@ -86,7 +104,10 @@ class AsyncSingleFlight:
             task.add_done_callback(self._done)
         elif not joins:
             return
-        await asyncio.wait([task])
+        left_s = None if end == math.inf else max(0.0, end - time.monotonic())
+        ended, _ = await asyncio.wait([task], timeout=left_s)
+        if not ended:
+            raise Unavailable("the server did not answer in time")
         if task.cancelled():
             raise QueueClosed("the client was closed")
         failure = task.exception()

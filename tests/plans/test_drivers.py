@@ -16,9 +16,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import mongomock
+import pymongo
 import pytest
+from pymongo import _csot
 from pymongo.errors import AutoReconnect
 
+import pyqueue
 from pyqueue import LeaseLost, QueueClosed, QueueError, Unavailable
 from pyqueue.backends import indexes, managing
 from pyqueue.backends.transitions import record_id
@@ -37,6 +40,7 @@ from pyqueue.requests import (
 from pyqueue.runtime.drivers import AsyncDriver, Driver
 from tests.plans.runner import message, record, standard
 from tests.support.eventually import LONG, async_eventually, eventually
+from tests.support.servers import free_port
 
 #: An hour.
 STEP_S = 3600.0
@@ -473,6 +477,81 @@ def test_closing_ends_the_preparation(held: Any) -> None:
         await driver.settled()
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(each) for each in results] == [QueueClosed] * 3
+
+    asyncio.run(main())
+
+
+def test_task_leaves_the_preparation_at_its_deadline(held: Any) -> None:
+    async def main() -> None:
+        driver = held("async")
+        patient = asyncio.create_task(driver.run(managing.ping()))
+        await async_eventually(driver.gate.reached.is_set)
+        for _ in range(2):
+            with pymongo.timeout(0.01), pytest.raises(Unavailable, match="in time"):
+                await driver.run(managing.ping())
+        driver.gate.opened.set()
+        await patient
+        assert driver.gate.world.sent["Hello"] == 5
+
+    asyncio.run(main())
+
+
+def test_thread_leaves_the_preparation_at_its_deadline(held: Any) -> None:
+    driver = held("blocking")
+    with ThreadPoolExecutor(1) as pool:
+        patient = pool.submit(driver.run, managing.ping())
+        eventually(driver.gate.reached.is_set)
+        with pymongo.timeout(0.01), pytest.raises(Unavailable, match="in time"):
+            driver.run(managing.ping())
+        driver.gate.opened.set()
+        assert patient.result(LONG) is None
+    assert driver.gate.world.sent["Hello"] == 5
+
+
+def test_deadline_of_the_preparing_thread_is_its_own(held: Any) -> None:
+    """Another thread then prepares, and gets no error."""
+    driver = held("blocking")
+    driver.gate.error = Unavailable("late")
+    limits: list[float] = []
+    ask = driver.ask
+
+    def limited() -> None:
+        with pymongo.timeout(5):
+            driver.run(managing.ping())
+
+    def noting(request: Command[Any]) -> Any:
+        limits.append(_csot.remaining() or 0.0)
+        return ask(request)
+
+    driver.ask = noting
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(limited)
+        eventually(driver.gate.reached.is_set)
+        rest = [pool.submit(driver.run, managing.ping()) for _ in range(2)]
+        eventually(lambda: sum(each.running() for each in rest) == 2)
+        time.sleep(0.02)  # so that they wait; the result is the same if they come later
+        driver.gate.opened.set()
+        assert isinstance(first.exception(LONG), Unavailable)
+        assert [each.result(LONG) for each in rest] == [None, None]
+    assert 1 < limits[0] <= 5 < limits[1]
+
+
+@pytest.mark.parametrize("cls", [pyqueue.Client, pyqueue.AsyncClient])
+def test_deadline_holds_while_there_is_no_server(cls: Any) -> None:
+    async def ask(client: Any) -> Any:
+        result = client.queue("a").counts()
+        return await result if cls is pyqueue.AsyncClient else result
+
+    async def main() -> None:
+        client = cls(f"mongodb://127.0.0.1:{free_port()}/x", signals="none:")
+        began = time.monotonic()
+        for _ in range(2):
+            with pymongo.timeout(0.2), pytest.raises(Unavailable):
+                await ask(client)
+        assert time.monotonic() - began < 10  # the time limit of each command is 30 s
+        closing = client.close()
+        if closing is not None:
+            await closing
 
     asyncio.run(main())
 
