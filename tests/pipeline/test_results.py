@@ -119,9 +119,9 @@ def test_answer_is_the_result_if_one_was_asked_for(place: Place) -> None:
 
 def test_history_alone_keeps_no_answer(memory: Place) -> None:
     queue = memory.queue("in", history=60)
-    id = queue.push(1)
+    queue.push(1)
     memory.run_worker(lambda payload: payload * 10, history=60)
-    assert (queue.get(id).outcome, queue.get(id).result) == ("committed", None)
+    assert [(each.outcome, each.result) for each in queue.history()] == [("committed", None)]
 
 
 def test_answers_of_a_batch_are_results(memory: Place) -> None:
