@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.docs.pages import blocks
 from tests.support.servers import missing
 
 #: One worker runs both, and early: the first one fills a cache, which takes long.
@@ -233,6 +234,7 @@ async def main() -> None:
 PROGRAMS = {
     "program": PROGRAM,
     "service": SERVICE,
+    "page": "\n\n".join(each.text for each in blocks("docs/how-to/types.md")),
     "whole": (ROOT / "tests/typed/service.py").read_text(),
 }
 

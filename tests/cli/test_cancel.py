@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import pytest
+
 from pyqueue import Client
 from tests.cli.shell import Shell
 
@@ -32,3 +37,23 @@ def test_cancel_of_an_unknown_message_exits_with_1(shell: Shell, client: Client)
 def stream_message(client: Client) -> str:
     client.stream("log").append(1)
     return "log~0"
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_corrected_copy_replaces_a_message(shell: Shell, client: Client, dead: bool) -> None:
+    queue = client.queue("a")
+    id = str(queue.push({"n": 1}))
+    if dead:
+        held = queue.reserve(0)
+        assert held is not None
+        queue.bury(held)
+    shell.run("pause", "a")
+    payload = json.loads(shell.run("get", id)[1])
+    Path("fixed.json").write_text(json.dumps(payload | {"n": 2}))
+    assert shell.run("push", "a", "--file", "fixed.json", "--id", id)[1].strip() == id
+    assert queue.counts().ready == (0 if dead else 1), "a push with the old id adds nothing"
+    assert shell.run("push", "a", "--file", "fixed.json")[0] == 0
+    assert shell.run("cancel", id)[:2] == (0, "cancelled\n")
+    shell.run("resume", "a")
+    assert [each.payload for each in queue.pop_many(5, timeout=0)] == [{"n": 2}]
+    assert client.queue("a.dead").counts().total == 0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pyqueue import ConfigurationError, LeaseLost, Push
+from pyqueue import Backoff, ConfigurationError, Counts, LeaseLost, Push
 from pyqueue.backends.ordered.groups import rank
 from pyqueue.documents import stored_group
 from tests.contract.world import AnyClient, AnyQueue, World, hold, payloads, refuses
@@ -281,6 +281,18 @@ def test_move_keeps_the_group_and_the_order(world: World, queue: AnyQueue, other
     other.move(*held, to=queue, group="c")
     assert sorted(payloads(take(other))) == [2, 4]
     assert len(take(queue)) == 1
+
+
+def test_repaired_message_keeps_its_place(client: AnyClient, name: str) -> None:
+    queue = client.queue(name, kind="ordered", max_tries=None, backoff=Backoff(maximum=60))
+    queue.push_many(["ten", 11, "other"], groups=["a", "a", "b"])
+    for each in take(queue):
+        queue.rollback(each, error=ValueError("no number"), delay=60)
+    (failed,) = queue.browse(where={"error.type": "ValueError", "group": "a"}).messages
+    held = queue.reserve_id(failed.id)
+    queue.move(held, to=queue, payload=10)
+    assert all_of(queue) == [10, 11]
+    assert queue.counts() == Counts(scheduled=1)
 
 
 def test_move_to_another_kind_and_back(client: AnyClient, queue: AnyQueue) -> None:

@@ -51,6 +51,15 @@ class TestTransactions:
         assert queue.counts().reserved == 1
         queue.commit(held)
 
+    def test_push_without_the_session_stays(self, client: AnyClient, queue: AnyQueue) -> None:
+        queue.push("before")
+        with pytest.raises(Oops), client.transaction() as session:  # noqa: PT012
+            queue.push("inside", session=session)
+            queue.push("outside")
+            assert queue.counts().total == 2
+            raise Oops
+        assert sorted(each.payload for each in queue.peek()) == ["before", "outside"]
+
     @pytest.mark.parametrize(
         "way",
         [

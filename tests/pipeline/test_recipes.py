@@ -112,6 +112,7 @@ WRONG = {
     "no stages": ('name = "x"', "stages: Field required"),
     "empty": ("stages = []", "stages: List should have at least 1 item"),
     "unknown key": (STAGE + "leese = 5", r"stages\[0\]\.leese: Extra inputs are not permitted"),
+    "exceptions": (STAGE + 'retry_on = "OSError"', r"stages\[0\]\.retry_on: Extra inputs"),
     "no handler": ('[[stages]]\nqueue = "raw"', r"stages\[0\]\.handler: Field required"),
     "code": (
         STAGE + '[[stages]]\nqueue = "b"\nhandler = "lambda x: x"',
@@ -154,6 +155,10 @@ WRONG = {
     "model": (
         STAGE + 'model = "tests.pipeline.stages:Rows"',
         "'tests.pipeline.stages:Rows' cannot be imported",
+    ),
+    "a spec": (
+        STAGE + 'model = "tests.typed.service:SHIP"',
+        "model: pydantic cannot validate QueueSpec",
     ),
     "a limit": (STAGE + "limit = { rate = 0 }", "rate: 0.0 is not allowed"),
     "a field of a limit": (

@@ -117,6 +117,13 @@ def test_answer_is_the_result_if_one_was_asked_for(place: Place) -> None:
     assert queue.counts().history == 2
 
 
+def test_history_alone_keeps_no_answer(memory: Place) -> None:
+    queue = memory.queue("in", history=60)
+    queue.push(1)
+    memory.run_worker(lambda payload: payload * 10, history=60)
+    assert [(each.outcome, each.result) for each in queue.history()] == [("committed", None)]
+
+
 def test_answers_of_a_batch_are_results(memory: Place) -> None:
     ids = memory.queue("in").push_many([Push(n, result=60) for n in range(3)])
     memory.run_worker(lambda payloads: [each + 1 for each in payloads], batch=5)

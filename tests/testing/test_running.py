@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -324,3 +325,30 @@ def test_advance_wakes_waiting_consumers(client: TestClient) -> None:
     eventually(lambda: waiters(client, "ship") == 1, "it waits")
     client.advance(DAY)
     assert waiting.result(5).payload == 1
+
+
+def test_running_worker_pushes_at_a_tick_passed(client: TestClient) -> None:
+    """The clock of a test moves past the tick of a schedule."""
+    client.schedule("often", queue="in", every=3600)
+    client.queue("in").push("first")
+    log = Log()
+    worker = Worker(client).on("in", log)
+    running = threading.Thread(target=worker.run, kwargs={"handle_signals": False})
+    running.start()
+    try:
+        eventually(lambda: log.seen)
+        client.advance(3610)
+        eventually(lambda: len(log.seen) == 2)
+    finally:
+        worker.stop()
+        running.join()
+    assert log.seen == ["first", {}]
+
+
+def test_perform_of_many_and_of_a_batch(client: TestClient) -> None:
+    log = Log()
+    worker = Worker(client).on("in", lambda _: Many([To("out", 1)]), to=["out"])
+    worker.on("batch", log, batch=10)
+    assert perform(worker, "in", 1).outcome == "committed"
+    assert perform(worker, "batch", 2).outcome == "committed"
+    assert log.seen == [[2]]
