@@ -166,7 +166,7 @@ class MemoryCollection:
 
         mongomock would check every document for duplicates, even those that a partial index omits.
         """
-        given = [keys] if isinstance(keys, (str, tuple)) else list(keys)
+        given = [keys] if isinstance(keys, str) else list(keys)
         pairs = [(each, 1) if isinstance(each, str) else tuple(each) for each in given]
         name = name or "_".join(str(part) for pair in pairs for part in pair)
         with self._lock:

@@ -235,6 +235,7 @@ def test_bulk_writes_work_as_on_a_server(client: Client, things: Any) -> None:
 def test_collection_works_as_on_a_server(client: Client) -> None:
     notes = client.collection("notes")
     assert notes.create_index("a") == "a_1"
+    assert notes.create_index((("c", 1),)) == "c_1"
     assert notes.create_index([("a", -1), "b"], unique=True) == "a_-1_b_1"
     notes.bulk_write([InsertOne({"_id": n, "a": n}) for n in (2, 0, 1)])
     done = notes.bulk_write([ReplaceOne({"_id": n}, {"a": 9 - n}, upsert=True) for n in (2, 3)])
