@@ -15,16 +15,16 @@ import weakref
 from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import bson
 from bson.binary import UuidRepresentation
 from bson.raw_bson import RawBSONDocument
-from pymongo import DeleteOne, UpdateMany
-from pymongo.errors import BulkWriteError, DuplicateKeyError, WriteError
-from pymongo.results import BulkWriteResult
+from pymongo.errors import DuplicateKeyError, WriteError
 
 from pyqueue.errors import ConfigurationError
+from pyqueue.memory_bulk import bulk_write
 from pyqueue.payloads import OPTIONS
 
 #: One lock for each store, which holds the data of a mongomock database. Clients may share it.
@@ -86,6 +86,50 @@ def _wall_clock() -> datetime:
     return datetime.now(UTC)
 
 
+class Found(list[Any]):
+    """The documents that a ``find`` has read, with the methods of a cursor.
+
+    Args:
+        read: Reads the documents with the options of ``find``.
+        options: The options of ``find``, such as ``sort``.
+    """
+
+    def __init__(self, read: Callable[..., list[Any]], options: dict[str, Any]) -> None:
+        self._read, self._options = read, options
+        super().__init__(read(**options))
+
+    def _with(self, **options: Any) -> Found:
+        return Found(self._read, self._options | options)
+
+    def sort(self, key_or_list: Any, direction: int = 1) -> Found:  # type: ignore[override]
+        """Return the documents in this order."""
+        keys = key_or_list
+        if isinstance(keys, str):
+            keys = [(keys, direction)]
+        elif isinstance(keys, dict):
+            keys = list(keys.items())
+        return self._with(sort=[(each, 1) if isinstance(each, str) else each for each in keys])
+
+    def limit(self, limit: int) -> Found:
+        """Return at most this number of documents."""
+        return self._with(limit=limit)
+
+    def skip(self, skip: int) -> Found:
+        """Return the documents after the first ``skip`` documents."""
+        return self._with(skip=skip)
+
+    def batch_size(self, size: int) -> Found:
+        """Return the documents. They have been read, so there are no batches."""
+        return self
+
+    def to_list(self, length: int | None = None) -> list[Any]:
+        """Return the documents, up to ``length``."""
+        return self[:length]
+
+    def close(self) -> None:
+        """Do nothing: the documents have been read."""
+
+
 class MemoryCollection:
     """A mongomock collection that is safe to use from several threads."""
 
@@ -117,19 +161,23 @@ class MemoryCollection:
         found: MemoryCollection = checked_session(session).collection_like(self)
         return found
 
-    def create_index(self, keys: Any, *, name: str, **options: Any) -> None:
-        """Create an index unless it exists.
+    def create_index(self, keys: Any, *, name: str | None = None, **options: Any) -> str:
+        """Create an index unless it exists. Return its name.
 
         mongomock would check every document for duplicates, even those that a partial index omits.
         """
+        given = [keys] if isinstance(keys, str) else list(keys)
+        pairs = [(each, 1) if isinstance(each, str) else tuple(each) for each in given]
+        name = name or "_".join(str(part) for pair in pairs for part in pair)
         with self._lock:
             if name in self._collection.index_information():
-                return
+                return name
             if options.get("unique") and "partialFilterExpression" in options:
-                self._check_unique([key for key, _ in keys], options["partialFilterExpression"])
-                self._collection._store.create_index(name, {"key": list(keys), **options})
-                return
-            self._collection.create_index(keys, name=name, **options)
+                self._check_unique([key for key, _ in pairs], options["partialFilterExpression"])
+                self._collection._store.create_index(name, {"key": pairs, **options})
+            else:
+                self._collection.create_index(pairs, name=name, **options)
+        return name
 
     def _check_unique(self, keys: list[str], indexed: Any) -> None:
         seen: list[Any] = []
@@ -139,36 +187,9 @@ class MemoryCollection:
                 raise DuplicateKeyError(f"E11000 duplicate key: {values}", 11000)
             seen.append(values)
 
-    def bulk_write(self, operations: Any, *, ordered: bool, session: Any = None) -> Any:
-        """Run writes one by one, because mongomock refuses the operation objects of new pymongo."""
-        matched, removed, errors = 0, 0, []
-        for place, operation in enumerate(operations):
-            if isinstance(operation, DeleteOne):
-                removed += self.delete_one(operation._filter, session=session).deleted_count
-                continue
-            if isinstance(operation._doc, list):
-                found = self._update_by_pipeline(operation._filter, operation._doc)
-                matched += found is not None
-                continue
-            many = isinstance(operation, UpdateMany)
-            update = self.update_many if many else self.update_one
-            try:
-                more = {"upsert": True} if operation._upsert else {}
-                done = update(operation._filter, operation._doc, session=session, **more)
-                matched += done.matched_count
-            except WriteError as error:
-                errors.append(
-                    {
-                        "index": place,
-                        "code": error.code,
-                        "errmsg": str(error),
-                        **(error.details or {}),
-                    }
-                )
-        counts = {"nMatched": matched, "nRemoved": removed}
-        if errors:
-            raise BulkWriteError({"writeErrors": errors, **counts})
-        return BulkWriteResult(counts, acknowledged=True)
+    def bulk_write(self, operations: Any, ordered: bool = True, *, session: Any = None) -> Any:
+        """Run writes one by one; see ``memory_bulk``."""
+        return bulk_write(self, operations, ordered, self._update_by_pipeline, session=session)
 
     def aggregate(self, pipeline: list[dict[str, Any]], **options: Any) -> list[Any]:
         """Run a pipeline that may end with $unionWith, which mongomock lacks."""
@@ -214,10 +235,15 @@ class MemoryCollection:
             self._collection.insert_one(updated)
             return _plain(updated)
 
-    def find(self, filter: Any, projection: Any = None, **options: Any) -> list[Any]:
+    def find(self, filter: Any = None, projection: Any = None, **options: Any) -> Found:
         """Find documents. A projection may ask for document sizes, which mongomock lacks."""
+        return Found(partial(self._found, filter or {}, projection), options)
+
+    def _found(self, filter: Any, projection: Any, **options: Any) -> list[Any]:
         find = self.__getattr__("find")
-        if not projection or all(isinstance(each, int) for each in projection.values()):
+        if not isinstance(projection, dict) or all(
+            isinstance(each, int) for each in projection.values()
+        ):
             found: list[Any] = find(filter, projection, **options)
             return found
         return [

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any, Final, Self
 
 import bson
@@ -24,6 +25,7 @@ from pyqueue.memory import (
     lock_of,
     memory_database,
 )
+from pyqueue.memory_bulk import bulk_write
 from pyqueue.payloads import OPTIONS
 from pyqueue.targets import is_memory_url
 
@@ -414,8 +416,7 @@ class MemoryTable:
         if name.startswith("_"):
             raise AttributeError(name)
         offered = hasattr(type(self.database.raw[self.name]), name)
-        if name == "bulk_write" or (not offered and hasattr(Collection, name)):
-            # mongomock's bulk_write does not accept the operations of a current pymongo.
+        if not offered and hasattr(Collection, name):
             raise _refusal(name)
         return self._method(name) if offered else self[name]
 
@@ -427,7 +428,10 @@ class MemoryTable:
             lock = lock_of(database)
             with lock:
                 found = database.get_collection(self.name, *args, **options)
-                result = _allowed(getattr(found, name), *given, **more)
+                method = (
+                    partial(bulk_write, found) if name == "bulk_write" else getattr(found, name)
+                )
+                result = _allowed(method, *given, **more)
             return _reading_under(lock, result) if name == "find" else result
 
         return call

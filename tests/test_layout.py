@@ -38,7 +38,16 @@ LAYERS: dict[str, set[str]] = {
     "values": {
         *("_watchdog", "arguments", "aside", "carried", "clock", "concurrently", "delivery"),
         *("documents", "durations", "embedded", "error_records", "errors", "facts", "gathers"),
-        *("hooks", "lazy", "limits", "memory", "memory_sessions", "messages", "pausable"),
+        *(
+            "hooks",
+            "lazy",
+            "limits",
+            "memory",
+            "memory_bulk",
+            "memory_sessions",
+            "messages",
+            "pausable",
+        ),
         *("payloads", "requests", "specs", "targets", "waiting_any", "where"),
     },
     "runtime": {"transactions"},
@@ -129,7 +138,7 @@ THIRD_PARTY: dict[str, set[str]] = {
         "gather_blocks",
     },
     "pymongo": {
-        *("aside", "embedded", "memory", "memory_sessions", "requests", "runtime"),
+        *("aside", "embedded", "memory", "memory_bulk", "memory_sessions", "requests", "runtime"),
         "spark.outputs",
         *("cli", "demo", "testing.plugin"),
     },

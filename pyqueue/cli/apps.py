@@ -31,7 +31,8 @@ def find(name: str) -> Runner[Any]:
         if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
             raise import_failed(f"APP: the module {module!r}", error) from error
         raise ConfigurationError(
-            f"APP: module {module!r} is neither in the working directory nor installed"
+            f"APP: no module {error.name!r} in the current directory or installed; run it from its "
+            "directory, or set PYTHONPATH"
         ) from error
     except QueueError:
         raise

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
@@ -158,6 +158,24 @@ def checked_url(url: str | None) -> str:
             '--url: no other process can see the data of "memory:"; use mongodb://host/db'
         )
     return url
+
+
+@contextmanager
+def started(url: str | None) -> Iterator[str | None]:
+    """Start the server that an ``embedded:`` URL names, and stop it afterwards.
+
+    Only one process, and in it one client, can start the server of a directory. So handlers that
+    create a client need the URL of the running server.
+
+    Yields:
+        The URL of the running server. Any other URL, or None, stays unchanged.
+    """
+    if url is None or not url.startswith("embedded:"):
+        yield url
+        return
+    with closing(Client(url, owner=None)) as client:
+        runner_of(client).open()
+        yield client.url
 
 
 @contextmanager

@@ -113,7 +113,9 @@ def history(
 
 
 def _seconds(message: Finished[Any]) -> str:
-    """Return how long a message was in the namespace, from its push to its end."""
+    """Return how long a message took from its push to its end, or "" if no consumer had it."""
+    if message.outcome not in ("popped", "committed") and not message.deliveries:
+        return ""
     return f"{(message.processed - message.pushed).total_seconds():.3f} s"
 
 

@@ -7,12 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from pyqueue import ConfigurationError, LeaseLost, Queue, Selection
+from pyqueue import Client, ConfigurationError, LeaseLost, Queue, Selection
 from pyqueue.cli.common import (
     Commands,
     connect,
     emit,
     note,
+    parse_id,
     queue_with_stored_options,
     refuse_unknown,
 )
@@ -102,11 +103,26 @@ def redrive(
     ],
     chosen: Chosen,
     server: Server,
+    ids: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[ID]...", help="Send only the messages with these ids."),
+    ] = None,
 ) -> None:
-    """Send dead messages back to the queues that they came from. Print how many were sent."""
+    """Send dead messages back to the queues that they came from. Print how many were sent.
+
+    If ids are given, the exit status is 1 if the queue has no dead message with one of them.
+    """
+    if ids and any(each not in (None, [], False) for each in chosen):
+        raise ConfigurationError(
+            "ID: ids select the messages, so no option can; leave out the ids, or --where, "
+            "--older, --error, --limit, --rate and --dry-run"
+        )
     with connect(server.url, server.namespace, server.signals) as client:
         refuse_unknown(client, name)
         source = queue_with_stored_options(client, name)
+        if ids:
+            _redrive_ids(client, source, ids, server.as_json)
+            return
         if Selected(chosen, None).filters or chosen.dry_run or chosen.rate is not None:
             dead = Selected(chosen, "dead")
             dead.change(source, "moved", Selection.redrive, server.as_json)
@@ -116,3 +132,19 @@ def redrive(
         if not moved and client.queue(dead_letter).counts().total:
             note(f"{name!r} has no dead messages; its dead-letter queue is {dead_letter!r}")
     emit({"moved": moved}) if server.as_json else print(moved)
+
+
+def _redrive_ids(client: Client, source: Queue[Any], ids: list[str], as_json: bool) -> None:
+    """Send the dead messages with these ids back. Print how many, and name the ids left out."""
+    moved = 0
+    for id in map(parse_id, dict.fromkeys(ids)):
+        found = client.find(id)
+        if found is not None and found.queue == source.name and found.state == "dead":
+            moved += source.requeue(id)
+        elif found is None:
+            note(f"no queue of namespace {client.namespace!r} has a message with id {id}")
+        else:
+            note(f"{id} is not dead in {source.name!r}: it is in {found.queue!r} ({found.state})")
+    emit({"moved": moved}) if as_json else print(moved)
+    if moved < len(set(ids)):
+        raise typer.Exit(1)

@@ -11,9 +11,18 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, cast
 
+import bson
 import typer
 
-from pyqueue import AsyncClient, ConfigurationError, Message, Queue, QueueError, QueueInfo
+from pyqueue import (
+    AsyncClient,
+    Client,
+    ConfigurationError,
+    Message,
+    Queue,
+    QueueError,
+    QueueInfo,
+)
 from pyqueue.cli.common import (
     Commands,
     Json,
@@ -37,6 +46,7 @@ from pyqueue.cli.common import (
 )
 from pyqueue.cli.limits import limit_text
 from pyqueue.cli.watching import EVERY_S, watch, with_client
+from pyqueue.payloads import OPTIONS, encode
 
 #: The maximum number of messages that one call pops or moves.
 BATCH_SIZE = 100
@@ -210,42 +220,76 @@ def push(
     signals: Signals = None,
     as_json: Json = False,
 ) -> None:
-    """Push a message and print its id. With --ndjson, push one for each line and print how many."""
+    """Push a message and print its id. With --ndjson, push one for each line and print how many.
+
+    If the --id is stored already, write nothing, and exit with 1 if its payload differs.
+    """
     headers = _headers(header or [])
     how = Entry(delay, _start(at, delay), headers, priority, group)
     if ndjson:
-        if key is not None or id is not None:
-            raise ConfigurationError(
-                "--ndjson: several messages cannot share a key or an id; leave out --key and --id"
-            )
-        if payload not in (None, "-"):
-            raise ConfigurationError(
-                "--ndjson: reads lines from --file or standard input; leave out PAYLOAD"
-            )
+        _check_lines(key, id, payload)
         with connect(url, namespace, signals) as client:
             target = queue_with_stored_options(client, name)
             number = _push_lines(target, file, text, how)
         emit({"pushed": number}) if as_json else print(number)
         return
     value = _value(payload, file, text)
+    wanted = None if id is None else parse_id(id)
     with connect(url, namespace, signals) as client:
-        pushed = queue_with_stored_options(client, name).push(
+        target = queue_with_stored_options(client, name)
+        stored = None if wanted is None else client.find(wanted)
+        pushed = target.push(
             value,
             delay=delay,
             at=how.at,
             key=key,
             on_duplicate=on_duplicate,
             headers=headers,
-            id=None if id is None else parse_id(id),
+            id=wanted,
             priority=priority,
             group=group,
         )
+        replaced = key is not None and on_duplicate == "replace"
+        refused = stored is not None and not replaced and _refused(client, stored, value)
     if as_json:
         emit({"id": pushed})
     elif pushed is None:
         note(f"nothing pushed: the key {key!r} is taken")
     else:
         print(pushed)
+    if refused:
+        raise typer.Exit(1)
+
+
+def _refused(client: Client, stored: Message[Any], value: Any) -> bool:
+    """Print that a push wrote nothing because its id was stored before.
+
+    Args:
+        client: A connected client.
+        stored: The message that had the id before the push.
+        value: The payload of the push.
+
+    Returns:
+        Whether the stored payload differs from ``value``.
+    """
+    now = client.find(stored.id)
+    if now is None or now.pushed != stored.pushed:  # the old message ended before the push
+        return False
+    note(f"nothing was written: {now.id} is already stored in {now.queue} ({now.state})")
+    given = bson.decode(encode({"payload": value}).raw, OPTIONS)["payload"]
+    return bool(now.payload != given)
+
+
+def _check_lines(key: str | None, id: str | None, payload: str | None) -> None:
+    """Refuse arguments that cannot be combined with --ndjson."""
+    if key is not None or id is not None:
+        raise ConfigurationError(
+            "--ndjson: several messages cannot share a key or an id; leave out --key and --id"
+        )
+    if payload not in (None, "-"):
+        raise ConfigurationError(
+            "--ndjson: reads lines from --file or standard input; leave out PAYLOAD"
+        )
 
 
 def _start(at: str | None, delay: float | None) -> datetime | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
@@ -78,7 +79,7 @@ def to_json(document: Mapping[str, Any], now: datetime, max_tries: int | None) -
     document = without_fields(document, invalid)
     message = mark_dead(message_of(document, document.get("payload"), now))
     lease = None
-    if "token" in document:
+    if "token" in document and "processed" not in document:  # a finished message may keep it
         lease = {
             "owner": document.get("owner"),
             "since": document.get("reserved"),
@@ -159,7 +160,8 @@ def show(facts: Mapping[str, Any]) -> None:
     if dead := facts.get("dead"):
         where = f"from {dead['from']} at {cell(dead['at'])} after {dead.get('tries')} tries"
         _line("dead", f"{dead.get('reason')}: {where}")
-        _line("", f"to send it back: pyqueue redrive {facts['queue']}")
+        command = shlex.join(["pyqueue", "redrive", str(facts["queue"]), str(facts["id"])])
+        _line("", f"to send it back: {command}")
     for name in ("position", "type", "key", "headers", "checkpoint"):
         if name in facts:
             _line(name, cell(facts[name]))

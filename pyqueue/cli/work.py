@@ -32,6 +32,7 @@ from pyqueue.cli.common import (
     duration,
     emit,
     note,
+    started,
     table,
 )
 from pyqueue.cli.health import served
@@ -116,6 +117,10 @@ def worker(
     """
     given = _given(context, {"url": url, "namespace": namespace, "signals": signals})
     os.environ.update({f"PYQUEUE_{each.upper()}": value for each, value in given.items()})
+    # The processes of the pool, and clients of the user's module, use the server of this process.
+    url = context.with_resource(started(url))
+    if url is not None:
+        os.environ["PYQUEUE_URL"] = url
     if processes > 1:
         if health is not None:
             raise ConfigurationError(
@@ -384,6 +389,7 @@ def _pipeline(client: Client | AsyncClient, recipe: Path) -> Pipeline:
 
 @pipelines.command("run")
 def run_(
+    context: typer.Context,
     recipe: Recipe,
     until_empty: Annotated[
         bool, typer.Option("--until-empty", help="Stop when no stage has a message left.")
@@ -399,11 +405,12 @@ def run_(
 
     The handlers find the server in the environment variables PYQUEUE_URL and PYQUEUE_NAMESPACE.
     """
-    os.environ["PYQUEUE_URL"], os.environ["PYQUEUE_NAMESPACE"] = checked_url(url), namespace
+    url = checked_url(context.with_resource(started(url)))
+    os.environ["PYQUEUE_URL"], os.environ["PYQUEUE_NAMESPACE"] = url, namespace
     if until_empty:  # A run that has an end does not wait for its server.
         with connect(url, namespace, signals):
             pass
-    client = AsyncClient(checked_url(url), namespace=namespace, signals=signals)
+    client = AsyncClient(url, namespace=namespace, signals=signals)
     pipeline = _pipeline(client, recipe)
     configure(None, None)
     report = run_and_close(

@@ -365,14 +365,18 @@ class Pipeline(Runner[R_co]):
         recipe = read(Path(path))
         pipeline = cls(client, recipe.name, concurrency=recipe.concurrency, lifespan=lifespan)
         for part in recipe.stages:
+            user = f"of queue {part.queue!r}"
             if isinstance(part, SparkPart):
-                pipeline.spark(part.queue, imported(part.spark), to=part.to, **part.options())
-            elif not part.to:
-                pipeline.sink(part.queue, imported(part.handler), **part.options())
+                transform = imported(part.spark, f"spark {user}")
+                pipeline.spark(part.queue, transform, to=part.to, **part.options())
+                continue
+            handler = imported(part.handler, f"handler {user}")
+            if not part.to:
+                pipeline.sink(part.queue, handler, **part.options())
             elif isinstance(part.to, str):
-                pipeline.link(part.queue, imported(part.handler), to=part.to, **part.options())
+                pipeline.link(part.queue, handler, to=part.to, **part.options())
             else:
-                pipeline.choice(part.queue, imported(part.handler), to=part.to, **part.options())
+                pipeline.choice(part.queue, handler, to=part.to, **part.options())
         for each in recipe.cron:
             pipeline._add_schedule(definition(each.name, each.queue, each.cron, each.options()))
         return pipeline

@@ -29,6 +29,8 @@ from __future__ import annotations
 
 import importlib
 import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, cast
 
@@ -118,7 +120,7 @@ class QueuePart(Part):
         if self.limit is not None:
             options["limit"] = Limit(**self.limit.model_dump(exclude_none=True))
         if self.model is not None:
-            options["model"] = imported(self.model)
+            options["model"] = imported(self.model, f"model of queue {self.queue!r}")
         return options
 
 
@@ -186,8 +188,16 @@ class Recipe(Part):
     cron: list[CronPart] = []
 
 
-def imported(path: str) -> Any:
-    """Import and return the object that an import path names."""
+def imported(path: str, user: str) -> Any:
+    """Import and return the object that an import path names.
+
+    Args:
+        path: The import path, MODULE:OBJECT.
+        user: What the object is for, such as "handler of queue 'raw'".
+
+    Raises:
+        ConfigurationError: There is no such module or object, or an import in the module failed.
+    """
     module, _, name = path.partition(":")
     try:
         value: Any = importlib.import_module(module)
@@ -195,9 +205,22 @@ def imported(path: str) -> Any:
             value = getattr(value, part)
     except (ImportError, AttributeError) as error:
         raise ConfigurationError(
-            f"{path!r} cannot be imported ({error}); use the form MODULE:OBJECT"
+            f"{user}: {path!r} cannot be imported: {_import_mistake(module, error)}"
         ) from error
     return value
+
+
+def _import_mistake(module: str, error: Exception) -> str:
+    """Return why an import failed, and the remedy."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    if missing is not None and (missing == module or module.startswith(f"{missing}.")):
+        return (
+            f"no module {missing!r} in the current directory or installed; run it from its "
+            "directory, or set PYTHONPATH"
+        )
+    if isinstance(error, ImportError):
+        return f"an import in its module failed ({error}); install what is missing"
+    return f"{error}; correct the name"
 
 
 def read(path: Path) -> Recipe:
@@ -214,15 +237,37 @@ def read(path: Path) -> Recipe:
     try:
         recipe = Recipe.model_validate(_parsed(path, text))
     except ValidationError as error:
-        mistakes = "; ".join(
-            f"{_place(each['loc'])}: {each['msg'].removeprefix('Value error, ')}"
-            for each in error.errors()
-        )
+        mistakes = "; ".join(f"{_place(each['loc'])}: {_mistake(each)}" for each in error.errors())
     if mistakes:  # not in the handler above: the text of pydantic's error shows the values
         raise ConfigurationError(f"recipe {path}: {mistakes}")
     if not recipe.name:
         recipe.name = path.stem
     return recipe
+
+
+def _mistake(error: Mapping[str, Any]) -> str:
+    """Return a mistake in a recipe, and the remedy. Texts show no values, which may be secrets."""
+    match error["type"]:
+        case "extra_forbidden":
+            near = get_close_matches(str(error["loc"][-1]), _known_keys(error["loc"]), 1)
+            return f"unknown key; did you mean `{near[0]}`?" if near else "unknown key; remove it"
+        case "string_pattern_mismatch":
+            module, _, name = str(error["input"]).rpartition(".")
+            dotted = all(map(str.isidentifier, (*module.split("."), name)))
+            example = f"{module}:{name}" if dotted else "etl.stages:parse"
+            return f"use MODULE:OBJECT, for example {example}"
+    text: str = error["msg"]
+    return text.removeprefix("Value error, ")
+
+
+def _known_keys(location: tuple[str | int, ...]) -> list[str]:
+    """Return the keys that are allowed at the place of an unknown key."""
+    parts: dict[str, type[Part]] = {"spark": SparkPart, "handler": StagePart, "cron": CronPart}
+    parts |= {"backoff": BackoffPart, "limit": LimitPart}
+    found: type[Part] = Recipe
+    for name in location[:-1]:
+        found = parts.get(str(name), found)
+    return list(found.model_fields)
 
 
 def _place(location: tuple[str | int, ...]) -> str:

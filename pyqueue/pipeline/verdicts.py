@@ -42,6 +42,7 @@ from pyqueue.payloads import error_text, log_failure
 from pyqueue.pipeline.answers import Results, alike, dumped, shown_answer
 from pyqueue.pipeline.blocking import ClientRunner
 from pyqueue.pipeline.calls import answers_of
+from pyqueue.pipeline.failure_log import FailureLog
 from pyqueue.pipeline.graph import Stage
 from pyqueue.queue_base import backend_of, settling
 from pyqueue.requests import Plan
@@ -108,6 +109,7 @@ class Verdicts:
         self._stopped = False
         #: Until when errors of a class are not logged again, by the monotonic clock.
         self._silent_until: dict[type[Exception], float] = {}
+        self._failures = FailureLog()
         self._results = Results(stage.name)
         #: The maximum number of tries of a message, or None for no limit.
         self.max_tries: int | None = backend_of(stage.queue).options.max_tries
@@ -231,10 +233,10 @@ class Verdicts:
             log.warning("%d messages of queue %r: %s", len(messages), self._stage.name, failure)
         elif alone:
             text = "message %s of queue %r failed, try %d"
-            log_failure(failure, text, messages[0].id, self._stage.name, messages[0].tries)
+            self._failures.log(failure, text, messages[0].id, self._stage.name, messages[0].tries)
         else:
             text = "a batch of %d messages of queue %r failed, the first is %s"
-            log_failure(failure, text, len(messages), self._stage.name, messages[0].id)
+            self._failures.log(failure, text, len(messages), self._stage.name, messages[0].id)
         return [(each, self.retry(each, reason, delay, counted=counted)) for each in messages]
 
     def retry(

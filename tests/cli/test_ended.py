@@ -69,6 +69,18 @@ def test_history_shows_the_newest_first(shell: Shell, client: Client) -> None:
     assert [each["payload"] for each in shell.json("history", "a", "--since", since)] == [2]
 
 
+def test_history_shows_no_time_for_a_message_never_tried(shell: Shell, client: Client) -> None:
+    queue = client.queue("a", history=60)
+    queue.remove(queue.push("removed") or "")
+    queue.push("popped")
+    queue.pop(0)
+    lines = [line.split("\t") for line in shell.run("history", "a")[1].splitlines()[1:]]
+    assert [(outcome, took != "") for _, _, outcome, _, took, _ in lines] == [
+        ("popped", True),
+        ("removed", False),
+    ]
+
+
 def test_replay_makes_messages_ready_again(shell: Shell, client: Client) -> None:
     ids = finish(client, 1, 2, 3)
     assert shell.run("replay", "a", ids[0], ids[2], "nowhere") == (0, "2\n", "")

@@ -51,6 +51,26 @@ def test_pipeline_show_needs_no_server(
     assert "double" in drawn
 
 
+def test_handlers_use_the_embedded_server_of_the_run(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one client can start the server of a directory, so handlers get its URL."""
+    Path("steps.py").write_text(
+        "import os, pyqueue\n"
+        "def client(): return pyqueue.Client(os.environ['PYQUEUE_URL'])\n"
+        "with client() as first: first.queue('in').push(1)\n"
+        "def double(n): return 2 * n\n"
+        "def keep(n):\n"
+        "    with client() as another: another.queue('kept').push(n)\n"
+    )
+    options = ("--url", "embedded:./data", "--until-empty", "--json")
+    status, out, errors = shell.run("pipeline", "run", "numbers.toml", *options)
+    assert status == 0, errors
+    assert json.loads(out)["stages"]["out"]["out"] == 1
+    monkeypatch.setenv("PYQUEUE_URL", "embedded:./data")  # the server was stopped
+    assert shell.json("peek", "kept")[0]["payload"] == 2
+
+
 def test_pipeline_run_ends_when_empty(shell: Shell, client: Client) -> None:
     client.queue("in").push_many(range(20))
     options = ["--until-empty", "--concurrency", "4", "--json"]

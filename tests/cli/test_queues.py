@@ -50,6 +50,25 @@ def test_push_takes_extended_json_and_all_options(shell: Shell, client: Client) 
     assert [each.payload for each in client.queue("a").peek()] == [3]
 
 
+def test_push_of_a_stored_id_says_where_it_is(shell: Shell, client: Client) -> None:
+    queue = client.queue("a", history=60)
+    payload = '{"n": 1, "at": {"$date": "2020-01-01T00:00:00Z"}}'
+    push = ("push", "a", payload, "--id", "mine")
+    assert shell.run(*push) == (0, "mine\n", "")
+    said = "pyqueue: nothing was written: mine is already stored in {}\n"
+    assert shell.run(*push) == (0, "mine\n", said.format("a (ready)"))
+    held = queue.reserve(0)
+    assert held is not None
+    queue.bury(held, error="wrong")
+    dead = said.format("a.dead (dead)")
+    assert shell.run(*push) == (0, "mine\n", dead)
+    assert shell.run("push", "a", '{"n": 2}', "--id", "mine") == (1, "mine\n", dead)
+    assert shell.run("push", "a", "{}", "--id", "mine", "--json") == (1, '{"id": "mine"}\n', dead)
+    found = client.find("mine")
+    assert found is not None
+    assert found.payload["n"] == 1
+
+
 def test_push_reads_arguments_files_and_stdin(shell: Shell, client: Client) -> None:
     Path("one.json").write_text('{"from": "file"}\n')
     shell.json("push", "a", "--file", "one.json")
@@ -392,6 +411,23 @@ def test_redrive_sends_dead_messages_back(shell: Shell, client: Client) -> None:
     assert shell.json("redrive", "b.dead", "--limit", "2") == [{"moved": 2}]
     assert shell.json("redrive", "b.dead") == [{"moved": 1}]
     assert b.counts().ready == 3
+
+
+def test_redrive_sends_single_messages_back(shell: Shell, client: Client) -> None:
+    b = client.queue("b", history=60)
+    first, second, third = map(str, b.push_many(range(3)))
+    b.bury(*b.reserve_many(3, timeout=0), error="why")
+    assert shell.run("redrive", "b.dead", first) == (0, "1\n", "")
+    assert shell.run("trace", second)[1].count(f"pyqueue redrive b.dead {second}\n") == 1
+    status, out, errors = shell.run("redrive", "b.dead", second, first, "lost", "--json")
+    assert (status, out) == (1, '{"moved": 1}\n')
+    assert f"{first} is not dead in 'b.dead': it is in 'b' (ready)" in errors
+    assert "no queue of namespace 'pyqueue' has a message with id lost" in errors
+    status, out, errors = shell.run("redrive", "b", third)
+    assert (status, out) == (1, "0\n")
+    assert "it is in 'b.dead' (dead)" in errors
+    assert [b.counts().ready, client.queue("b.dead").counts().total] == [2, 1]
+    assert "ID: ids select" in shell.refused("redrive", "b.dead", third, "--limit", "1")
 
 
 def test_purge_asks_first(shell: Shell, client: Client) -> None:

@@ -47,7 +47,7 @@ def test_trace_shows_the_history_of_a_message(shell: Shell, client: Client) -> N
     assert first["waited"] >= 0
     words = shell.run("trace", str(id))[1]
     assert (facts["deliveries"], [each["number"] for each in facts["attempts"]]) == (0, [1])
-    for word in ("buried: from b", "pyqueue redrive b.dead", "ValueError: bad"):
+    for word in ("buried: from b", f"pyqueue redrive b.dead {id}\n", "ValueError: bad"):
         assert word in words
     for word in ("try 1", ", tries: 1", "fingerprint"):
         assert word in words
@@ -57,6 +57,20 @@ def test_trace_shows_the_history_of_a_message(shell: Shell, client: Client) -> N
     facts = shell.json("trace", str(id))[0]
     assert (facts["state"], facts["outcome"], "expires" in facts) == ("finished", "popped", True)
     assert "finished: popped" in shell.run("trace", str(id))[1]
+
+
+def test_trace_of_a_finished_message_has_no_holder(shell: Shell, client: Client) -> None:
+    queue = client.queue("a", history=60)
+    for end in (queue.commit, queue.release):
+        id = str(queue.push(1))
+        held = queue.reserve(0)
+        assert held is not None
+        end(held)
+        if end == queue.release:
+            queue.remove(id)
+        facts = shell.json("trace", id)[0]
+        assert (facts["state"], "lease" in facts) == ("finished", False)
+        assert "held by" not in shell.run("trace", id)[1]
 
 
 def test_trace_of_an_unknown_id_exits_1(shell: Shell, client: Client) -> None:

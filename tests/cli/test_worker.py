@@ -59,6 +59,23 @@ def test_a_worker_works_until_sigterm(kind: str, define: str, shell: Shell, clie
     assert jobs.counts().total == 0
 
 
+def test_handlers_use_the_embedded_server_of_the_worker(shell: Shell) -> None:
+    Path("shop.py").write_text(
+        "import os, signal\n"
+        "from pyqueue import Client, Worker\n"
+        "worker = Worker()\n"
+        "def client(): return Client(os.environ['PYQUEUE_URL'])\n"
+        "with client() as first: first.queue('jobs').push(1)\n"
+        "@worker.on('jobs')\n"
+        "def work(job):\n"
+        "    with client() as another: assert another.queue('jobs').counts().reserved == 1\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    status, out, errors = shell.run("worker", "shop:worker", "--url", "embedded:./data", "--json")
+    assert status == 0, errors
+    assert json.loads(out)["stages"]["jobs"]["out"] == 1
+
+
 def test_a_worker_stops_when_its_parent_is_gone(shell: Shell, client: Client) -> None:
     """The parent holds the write end of the lifeline. Its death closes that end."""
     Path("shop.py").write_text(SHOP.format(client="Client", define="def", stop_after=-1))

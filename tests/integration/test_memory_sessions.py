@@ -12,9 +12,10 @@ from typing import Any
 import mongomock
 import pymongo
 import pytest
-from pymongo.errors import InvalidOperation, OperationFailure
+from pymongo import DeleteMany, IndexModel, InsertOne, ReplaceOne, UpdateMany, UpdateOne
+from pymongo.errors import BulkWriteError, InvalidOperation, OperationFailure
 
-from pyqueue import AsyncClient, Client, ConfigurationError
+from pyqueue import AsyncClient, Client, ConfigurationError, Pipeline
 from pyqueue.memory_sessions import MemoryDatabase
 
 
@@ -186,7 +187,10 @@ def test_missing_methods_name_the_remedy(client: Client) -> None:
     uses: list[Callable[[], object]] = [
         lambda: client.database.command("collStats"),
         lambda: client.database["things"].find_raw_batches(),
-        lambda: client.database["things"].bulk_write([]),
+        lambda: client.database["things"].bulk_write([IndexModel("a")]),
+        lambda: client.collection("things").bulk_write(
+            [UpdateOne({}, {"$set": {"a": 1}}, collation={"locale": "en"})]
+        ),
         lambda: client.database["things"].watch(),
     ]
     for use in uses:
@@ -199,6 +203,70 @@ def test_missing_methods_name_the_remedy(client: Client) -> None:
         client.database._things  # noqa: B018
     assert client.database.a.b.name == client.database["a"]["b"].name == "a.b"
     assert repr(client.database.a) == "MemoryTable('pyqueue', 'a')"
+
+
+BULK = [
+    InsertOne({"_id": "new", "n": 1}),
+    ReplaceOne({"_id": 0}, {"n": 5}),
+    ReplaceOne({"_id": "up"}, {"n": 6}, upsert=True),
+    UpdateOne({"_id": 1}, {"$inc": {"n": 7}}),
+    UpdateMany({"n": 0}, {"$set": {"n": 8}}),
+    DeleteMany({"n": 1}),
+]
+
+
+def test_bulk_writes_work_as_on_a_server(client: Client, things: Any) -> None:
+    with client.transaction() as session:
+        done = things.bulk_write(BULK, session=session)
+        assert stored(things) == {0: 0, 1: 0, 2: 0}
+    assert (done.inserted_count, done.matched_count, done.modified_count) == (1, 3, 3)
+    assert (done.upserted_ids, done.deleted_count) == ({2: "up"}, 1)
+    assert {each["_id"]: each["n"] for each in things.find()} == {0: 5, 1: 7, 2: 8, "up": 6}
+    twice = [InsertOne({"_id": 0}), InsertOne({"_id": "x", "n": 0})]
+    for ordered in (True, False):
+        with pytest.raises(BulkWriteError) as caught:
+            things.bulk_write(twice, ordered=ordered)
+        assert [each["code"] for each in caught.value.details["writeErrors"]] == [11000]
+        assert caught.value.details["nInserted"] == (not ordered)
+    with pytest.raises(InvalidOperation):
+        things.bulk_write([])
+
+
+def test_collection_works_as_on_a_server(client: Client) -> None:
+    notes = client.collection("notes")
+    assert notes.create_index("a") == "a_1"
+    assert notes.create_index((("c", 1),)) == "c_1"
+    assert notes.create_index([("a", -1), "b"], unique=True) == "a_-1_b_1"
+    notes.bulk_write([InsertOne({"_id": n, "a": n}) for n in (2, 0, 1)])
+    done = notes.bulk_write([ReplaceOne({"_id": n}, {"a": 9 - n}, upsert=True) for n in (2, 3)])
+    assert (done.matched_count, done.upserted_count) == (1, 1)
+    assert [each["a"] for each in notes.find()] == [7, 0, 1, 6]
+    assert [each["a"] for each in notes.find().sort("a", -1).limit(2)] == [7, 6]
+    assert [each["a"] for each in notes.find({"a": {"$lt": 7}}).sort([("a", 1)]).skip(1)] == [1, 6]
+    assert notes.find().sort("a").to_list(1) == [{"_id": 0, "a": 0}]
+    with pytest.raises(BulkWriteError):
+        notes.bulk_write([InsertOne({"_id": 5, "a": 0})])
+    with client.transaction() as session:
+        notes.bulk_write([DeleteMany({})], session=session)
+        assert (notes.find(session=session), len(notes.find())) == ([], 4)
+    assert notes.find() == []
+
+
+def test_batch_stage_writes_in_bulk() -> None:
+    async def main() -> None:
+        async with AsyncClient("memory:") as client:
+            rows = client.database["rows"]
+
+            async def store(batch: list[int]) -> None:
+                await rows.bulk_write([ReplaceOne({"_id": n}, {}, upsert=True) for n in batch])
+
+            await client.queue("in").push_many(range(5))
+            pipeline = Pipeline(client, "bulk")
+            pipeline.sink("in", store, batch=10, max_tries=1)
+            await pipeline.run(until_empty=True)
+            assert await rows.count_documents({}) == 5
+
+    asyncio.run(main())
 
 
 def test_clients_share_a_database() -> None:
