@@ -178,8 +178,11 @@ def collection_name(namespace: str, suffix: Any) -> str:
     return name
 
 
-def duration(name: str, value: Any, *, positive: bool = False) -> float:
-    """Check that a duration is from 0 seconds to 100 years long, and return it in seconds."""
+def duration(name: str, value: Any, *, positive: bool = False, most: str = "100 years") -> float:
+    """Check that a duration is from 0 seconds to 100 years long, and return it in seconds.
+
+    A caller that allows less gives ``most`` for the text of the error, and checks it afterwards.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, timedelta)):
         raise ConfigurationError(
             f"{name}: expected seconds (int or float) or a timedelta, found {type(value).__name__}"
@@ -196,7 +199,7 @@ def duration(name: str, value: Any, *, positive: bool = False) -> float:
     ):
         bound = "more than 0" if positive else "0 or more"
         raise ConfigurationError(
-            f"{name}: {shown(value)} is not allowed; use {bound} seconds, and at most 100 years"
+            f"{name}: {shown(value)} is not allowed; use {bound} seconds, and at most {most}"
         )
     return length
 

@@ -441,8 +441,8 @@ class AsyncClient(AsyncScheduling):
 
     async def request(
         self,
-        queue: str | AsyncQueue[Any],
-        payload: Any,
+        queue: str | AsyncQueue[T],
+        payload: T,
         *,
         timeout: Duration = 30,
         headers: Headers | None = None,
@@ -454,8 +454,9 @@ class AsyncClient(AsyncScheduling):
         Args:
             queue: The queue, or its name.
             payload: As in ``AsyncQueue.push``.
-            timeout: Seconds to wait. After that, the message is cancelled, and no worker starts to
-                work on it; see ``expires`` of ``AsyncQueue.push``.
+            timeout: Seconds to wait. After that, or if the call is interrupted, the message is
+                cancelled, and no worker starts to work on it; see ``expires`` of
+                ``AsyncQueue.push``.
             headers: As in ``AsyncQueue.push``.
             priority: As in ``AsyncQueue.push``.
             group: As in ``AsyncQueue.push``.

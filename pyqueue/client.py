@@ -434,8 +434,8 @@ class Client(Scheduling):
 
     def request(
         self,
-        queue: str | Queue[Any],
-        payload: Any,
+        queue: str | Queue[T],
+        payload: T,
         *,
         timeout: Duration = 30,
         headers: Headers | None = None,
@@ -447,8 +447,9 @@ class Client(Scheduling):
         Args:
             queue: The queue, or its name.
             payload: As in ``Queue.push``.
-            timeout: Seconds to wait. After that, the message is cancelled, and no worker starts to
-                work on it; see ``expires`` of ``Queue.push``.
+            timeout: Seconds to wait. After that, or if the call is interrupted, the message is
+                cancelled, and no worker starts to work on it; see ``expires`` of
+                ``Queue.push``.
             headers: As in ``Queue.push``.
             priority: As in ``Queue.push``.
             group: As in ``Queue.push``.

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, Literal, TypedDict, TypeVar
+from zoneinfo import ZoneInfo
 
 from bson import ObjectId
 
@@ -306,7 +307,8 @@ class QueueInfo:
     dead: int | None = None
     #: The instant since which its oldest waiting message has been eligible. Of messages that wait
     #: for their group or for a limit, only the first of each group or key counts, up to 1000 of
-    #: each. None if no message waits, or if this is a stream.
+    #: each; and if that message waits for its next try, messages behind it, up to 1000. None if no
+    #: message waits, or if this is a stream.
     oldest: datetime | None = None
     #: The options of the queue: ``lease``, ``max_tries``, ``dead_letter`` and ``history`` as last
     #: given, and the options that all users share, except the limit. Durations are in seconds.
@@ -430,7 +432,7 @@ class ScheduleOptions(TypedDict, total=False):
     #: The time between two ticks, in place of a cron expression.
     every: Duration | None
     #: The time zone of the cron expression.
-    timezone: str
+    timezone: str | ZoneInfo
     payload: Any
     headers: Headers | None
     key: str | None

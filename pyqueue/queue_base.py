@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
@@ -29,7 +30,7 @@ from pyqueue.backends.receiving import ReceiveOptions
 from pyqueue.backends.receiving import checked as checked_receive
 from pyqueue.backends.unpacking import unpacked
 from pyqueue.each import LoopPlans
-from pyqueue.errors import ConfigurationError, JobFailed, LeaseLost
+from pyqueue.errors import ConfigurationError, JobFailed, LeaseLost, QueueError
 from pyqueue.facts import Gather, Keep
 from pyqueue.messages import (
     MAX_RECEIVED_BYTES,
@@ -42,7 +43,7 @@ from pyqueue.messages import (
     Page,
     Reservation,
 )
-from pyqueue.requests import Plan
+from pyqueue.requests import Aside, Plan
 from pyqueue.runtime.doors import Door
 from pyqueue.runtime.plan_runner import RunnerBase
 from pyqueue.runtime.renewal import LeaseRenewer
@@ -368,7 +369,18 @@ def requesting(
             raise
         text = f"message {id} has expired: no worker has begun to work on it within {timeout_s:g} s"
         raise TimeoutError(text) from failed
+    except (Exception, GeneratorExit):
+        raise
+    except BaseException:  # the task of the caller was cancelled, or Ctrl-C interrupted the call
+        yield from Aside(_cancelling(id))
+        raise
     return finished.result
+
+
+def _cancelling(id: Id) -> Plan[None]:
+    """Cancel a message whose result no caller waits for."""
+    with suppress(QueueError):  # the message expires at the end of the timeout
+        yield from cancelling.cancel(id, False)
 
 
 def settling(

@@ -55,6 +55,47 @@ Worker(client).cron("0 3 * * *", leese=3)(print)  # error
 client.queue("orders", kind="priorty")  # error
 pushed: Id = queue.push(1, delay=2)
 pushed = queue.push(1, key="k")  # error
+client.request(queue, 1, timeout=2)
+client.request("orders", {"n": 1})
+client.request(queue, "one")  # error
+
+
+async def main() -> None:
+    client = AsyncClient("memory:")
+    await client.request(client.queue("orders", int), 1)
+    await client.request(client.queue("orders", int), "one")  # error
+"""
+
+#: Calls of the testing kit.
+KIT = """
+from typing import Any, assert_type
+
+from pyqueue import AsyncClient, Client, Report, Worker
+from pyqueue.testing import Performed, assert_enqueued, drain, perform, refute_enqueued
+
+client = Client("memory:")
+worker = Worker(client).on("a", print)
+assert_type(drain(worker), Report)
+assert_type(perform(worker, "a", 1), Performed)
+assert_enqueued(client, "a")[0].payload
+refute_enqueued(client, "a")
+
+
+async def main() -> None:
+    client = AsyncClient("memory:")
+    worker = Worker(client).on("a", print)
+    assert_type(await drain(worker), Report)
+    assert_type(await perform(worker, "a", 1, tries=2), Performed)
+    (await assert_enqueued(client, "a"))[0].payload
+    await refute_enqueued(client, "a")
+    drain(worker)  # error
+    perform(worker, "a", 1)  # error
+    assert_enqueued(client, "a")  # error
+    refute_enqueued(client, "a")  # error
+
+
+def of_any(worker: Worker[Any]) -> None:
+    drain(worker)
 """
 
 #: A service whose types are all known.
@@ -235,6 +276,7 @@ PROGRAMS = {
     "program": PROGRAM,
     "service": SERVICE,
     "page": "\n\n".join(each.text for each in blocks("docs/how-to/types.md")),
+    "kit": KIT,
     "whole": (ROOT / "tests/typed/service.py").read_text(),
 }
 

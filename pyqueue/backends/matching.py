@@ -307,8 +307,13 @@ def _checked(path: object, also: Collection[str]) -> str:
 def _unknown(path: str, also: Collection[str]) -> ConfigurationError:
     """Return the error for an unknown path, with the nearest paths."""
     every = (*_OPEN, *_KNOWN, *also)
-    root = path.partition(".")[0]
-    near = get_close_matches(path, every, 3) or get_close_matches(root, every, 3)
+    root, dot, rest = path.partition(".")
+    if dot and (roots := get_close_matches(root, _OPEN, 1)):
+        near = [f"{roots[0]}.{rest}"]
+    elif dot or not path.isidentifier():
+        near = get_close_matches(path, every, 3) or get_close_matches(root, every, 3)
+    else:
+        near = get_close_matches(path, every, 3, 0.7) or [f"headers.{path}", f"payload.{path}"]
     meant = f" (did you mean {' or '.join(map(repr, near))}?)" if near else ""
     single = ", ".join(each for each in (*_KNOWN, *also) if "." not in each)
     return ConfigurationError(

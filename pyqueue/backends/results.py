@@ -24,7 +24,7 @@ MAX_RESULT_BYTES: Final = 256 * 1024
 
 def length(value: Any) -> float:
     """Check the ``result`` of a push. Return for how many seconds the finished message is kept."""
-    seconds = arguments.duration("result", value, positive=True)
+    seconds = arguments.duration("result", value, positive=True, most="30 days")
     if seconds > MAX_KEEP_S:
         raise ConfigurationError(
             f"result: expected at most 30 days, found {seconds / 86_400:g} days; use "

@@ -292,13 +292,20 @@ def _oldest(
     asked = [
         (each.name, pipeline) for each, number in pairs for pipeline in _waiting(each, number, now)
     ]
-    found: dict[str, datetime | None] = {each.name: None for each, _ in pairs}
     answers = (yield from AskEach([pipeline for _, pipeline in asked])) if asked else []
-    for (name, _), answer in zip(asked, answers, strict=True):
-        since, known = _since(answer), found[name]
-        if since is not None and since <= now:
-            found[name] = since if known is None else min(since, known)
+    named = [(name, answer) for (name, _), answer in zip(asked, answers, strict=True)]
+    named += yield from _behind_retries(named, now)
+    found: dict[str, datetime | None] = {each.name: None for each, _ in pairs}
+    for name, answer in named:
+        found[name] = _earlier(found[name], _since(answer), now)
     return found
+
+
+def _earlier(known: datetime | None, since: datetime | None, now: datetime) -> datetime | None:
+    """Return the earlier of two instants, of which ``since`` counts only if it is past."""
+    if since is None or since > now:
+        return known
+    return since if known is None else min(since, known)
 
 
 def _waiting(each: Listed, number: Mapping[str, int], now: datetime) -> Iterable[Pipeline]:
@@ -308,22 +315,55 @@ def _waiting(each: Listed, number: Mapping[str, int], now: datetime) -> Iterable
         yield [*first, {"$project": {"due": 1, "when": 1}}]
     if number["scheduled"]:  # deferred messages are among these
         for order in each.orders():
-            yield _firsts(each.name, order)
+            yield _firsts(each.name, order, now)
 
 
-def _firsts(queue: str, order: Order) -> Pipeline:
+def _firsts(queue: str, order: Order, now: datetime) -> Pipeline:
     """Return the pipeline that finds the earliest ``due`` of the first messages of groups or keys.
 
     It reads one index entry and one document of each group or key. The messages behind the first
     wait for it. Their ``when`` does not show how long they have waited, since deferrals change it.
+    ``blocked`` lists the groups whose first message waits for its next try, and a None for each
+    other group.
     """
+    bounds: dict[str, Any] = {"due": {"$min": "$due"}}
+    if order is GROUPED:
+        bounds["blocked"] = {"$push": {"$cond": [{"$gt": ["$due", now]}, "$_id", None]}}
     return [
         {"$match": {"q": queue, order.field: {"$gt": ""}}},
         {"$sort": {"q": 1, order.field: 1, **dict(order.sort)}},
         {"$group": {"_id": f"${order.field}", "due": {"$first": "$due"}}},
         {"$limit": MAX_PAGE},
-        {"$group": {"_id": None, "due": {"$min": "$due"}}},
+        {"$group": {"_id": None, **bounds}},
     ]
+
+
+def _behind_retries(
+    answers: Sequence[tuple[str, Document]], now: datetime
+) -> Plan[list[tuple[str, Document]]]:
+    """Find the earliest ``due`` of the messages in groups whose first message is not due.
+
+    A message that waits for its next try keeps its place, so messages behind it may have waited for
+    longer. Up to ``MAX_PAGE`` messages of each queue are read.
+    """
+    blocked = {
+        queue: groups
+        for queue, answer in answers
+        if (groups := [each for each in answer.get("blocked", ()) if each is not None])
+    }
+    if not blocked:
+        return []
+    pipelines: list[Pipeline] = [
+        [
+            {"$match": {"q": queue, "group": {"$in": groups}}},
+            {"$sort": {"q": 1, "group": 1, **dict(GROUPED.sort)}},
+            {"$limit": MAX_PAGE},
+            {"$match": {"due": {"$lte": now}}},
+            {"$group": {"_id": None, "due": {"$min": "$due"}}},
+        ]
+        for queue, groups in blocked.items()
+    ]
+    return [*zip(blocked, (yield from AskEach(pipelines)), strict=True)]
 
 
 def _since(document: Mapping[str, Any]) -> datetime | None:

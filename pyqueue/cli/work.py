@@ -38,7 +38,7 @@ from pyqueue.cli.common import (
 from pyqueue.cli.health import served
 from pyqueue.cli.logs import Format, Level, configure
 from pyqueue.cli.starting import import_failed, server_reached, show_failure, start_line
-from pyqueue.pipeline import Report, Runner, around_of, has_client
+from pyqueue.pipeline import Report, Runner, around_of, has_client, leave_errors
 from pyqueue.runtime.retrying import RetryDelays
 
 app = typer.Typer(cls=Commands)
@@ -203,6 +203,7 @@ def run_and_close(
         shown: A context manager that is entered for the run, if the client is an AsyncClient.
     """
     note(start_line(runner, client, concurrency))
+    leave_errors(runner)
     pulse = around_of(runner).pulse
     began = time.monotonic()
     run: Callable[[], Any] = partial(

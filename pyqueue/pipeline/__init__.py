@@ -36,6 +36,8 @@ from pyqueue.pipeline.runner import (
     client_of,
     concurrency_of,
     has_client,
+    leave_errors,
+    refuse_unknown,
 )
 from pyqueue.pipeline.running_stage import Report
 from pyqueue.runtime.connecting import AsyncConnection, Connected, Connection
@@ -54,6 +56,7 @@ __all__ = [
     "client_of",
     "concurrency_of",
     "has_client",
+    "leave_errors",
 ]
 
 
@@ -332,6 +335,7 @@ class Pipeline(Runner[R_co]):
             members: How many processes share the work. Each of them runs one member.
             options: Model, lease, max_tries, backoff and the other options of a queue.
         """
+        refuse_unknown("spark", options)
         source = self._client.queue(queue, **options)
         batches: BatchOptions = {
             "output": output,

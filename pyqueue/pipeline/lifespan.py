@@ -119,10 +119,23 @@ async def _nothing() -> AsyncIterator[None]:
     yield
 
 
+def _refuse_called(given: Any) -> None:
+    """Refuse what a generator function or an ``async def`` returned."""
+    if inspect.iscoroutine(given):
+        given.close()  # otherwise Python warns that it was never awaited
+    elif not (inspect.isgenerator(given) or inspect.isasyncgen(given)):
+        return
+    raise ConfigurationError(
+        f"lifespan: expected a function, found the result of {given.__name__}(); pass the "
+        "function itself, without calling it"
+    )
+
+
 def _maker(given: Any) -> Callable[[], Any]:
     """Return a function that makes the context manager of a run from the ``lifespan`` given."""
     if given is None:
         return _nothing
+    _refuse_called(given)
     is_class = isinstance(given, type)
     if not is_class and (hasattr(given, "__aenter__") or hasattr(given, "__enter__")):
         return lambda: given

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, Unpack, cast
@@ -11,8 +13,8 @@ import anyio
 from pyqueue import arguments
 from pyqueue.async_queues import AsyncQueue
 from pyqueue.backends.schedules.definitions import Definition
-from pyqueue.errors import ConfigurationError
-from pyqueue.messages import Counts, QueueOptions
+from pyqueue.errors import ConfigurationError, QueueError, suggestion
+from pyqueue.messages import BatchOptions, Counts, QueueOptions
 from pyqueue.pipeline.around import Around
 from pyqueue.pipeline.blocking import AnyClient, connection_of, made_queue, require_no_loop
 from pyqueue.pipeline.describing import described
@@ -46,6 +48,8 @@ else:  # Python 3.11 knows no defaults
     from typing import TypeVar
 
     R_co = TypeVar("R_co", covariant=True)
+log = logging.getLogger("pyqueue")
+
 W = TypeVar("W", bound=AsyncMiddleware | PlainMiddleware)
 
 
@@ -86,6 +90,21 @@ class StageOptions(BatchQueueOptions, HandlerOptions, total=False):
     """The options of a stage: the options of its queue and of its handler."""
 
 
+def refuse_unknown(method: str, options: Mapping[str, object]) -> None:
+    """Refuse an unknown option of the method that adds a stage.
+
+    Raises:
+        TypeError: There is no such option.
+    """
+    own = BatchOptions if method == "spark" else HandlerOptions
+    known = [*own.__annotations__, *BatchQueueOptions.__annotations__]
+    if unknown := [each for each in options if each not in known]:
+        raise TypeError(
+            f"{method}() got an unexpected keyword argument {unknown[0]!r}; "
+            f"{suggestion(unknown[0], known)}"
+        )
+
+
 def _divided(options: Mapping[str, object]) -> tuple[HandlerOptions, BatchQueueOptions]:
     """Divide the options of a stage: options of its handler, and options of its queue."""
     of_handler = {name: options[name] for name in HandlerOptions.__annotations__ if name in options}
@@ -122,6 +141,8 @@ class Runner(Generic[R_co]):
         self._client = client
         self._has_client = True
         self._concurrency = arguments.count("concurrency", concurrency)
+        #: Whether an error that ends a run is logged.
+        self._logs_errors = True
         self._run: Run | None = None
 
     def _add(
@@ -133,6 +154,7 @@ class Runner(Generic[R_co]):
         **options: Unpack[StageOptions],
     ) -> Self | Callable[[H], H]:
         """Add a stage and return the runner. Without a handler, return a decorator that adds it."""
+        refuse_unknown("on" if self._kind == "worker" else stage_kind, options)
         of_handler, of_queue = _divided(options)
         names = self.graph.named(to)
         if isinstance(queue, QueueSpec):
@@ -253,7 +275,20 @@ class Runner(Generic[R_co]):
                 finally:
                     self._run = None
 
-        return self._result(work)
+        return self._result(lambda: self._telling(work))
+
+    async def _telling(self, work: Callable[[], AwaitedReport]) -> Report:
+        """Do the work of a run. If it fails, log this: the task of the run may end unnoticed."""
+        try:
+            return await work()
+        except Exception as error:
+            blocking = isinstance(connection_of(self._client), Connection)
+            in_main = threading.current_thread() is threading.main_thread()
+            if self._logs_errors and not (blocking and in_main):
+                text = "%s %r has ended: %s: %s"
+                about = self._kind, self.name, type(error).__name__, error
+                log.error(text, *about, exc_info=not isinstance(error, QueueError))
+            raise
 
     def _result(self, work: Callable[[], AwaitedReport]) -> R_co:
         """Do the work of a run. With an AsyncClient, return a coroutine for the caller to await."""
@@ -341,3 +376,8 @@ def has_client(runner: Runner[Any]) -> bool:
 def around_of(runner: Runner[Any]) -> Around:
     """Return the lifespan and the middleware of a pipeline or a worker, as an ``Around``."""
     return runner._around
+
+
+def leave_errors(runner: Runner[Any]) -> None:
+    """Log no error that ends a run, because the command line shows it."""
+    runner._logs_errors = False

@@ -62,7 +62,8 @@ async def keep_ticking(
                 fail(error)
                 return
             delay_s = next(delays)
-            log.warning("schedules: no tick for %.1f s: %s", delay_s, error)
+            level = logging.WARNING if given else logging.DEBUG
+            log.log(level, "schedules: no tick for %.1f s: %s", delay_s, error)
             await anyio.sleep(delay_s)
 
 

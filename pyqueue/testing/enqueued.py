@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, NamedTuple, overload
 
 from pyqueue import arguments
 from pyqueue.backends.contents import contents_of
@@ -18,8 +18,9 @@ from pyqueue.backends.taking_kind import asking_for_kind
 from pyqueue.backends.transitions import live
 from pyqueue.messages import Message
 from pyqueue.payloads import Codec
-from pyqueue.pipeline.blocking import AnyClient, connection_of
+from pyqueue.pipeline.blocking import connection_of
 from pyqueue.requests import Document, Find, Plan, ServerTime
+from pyqueue.runtime.connecting import AsyncConnection, Connected, Connection
 
 #: Conditions on a message: values or conditions of ``pyqueue.where``, keyed by path
 #: ("payload.order", "key"), or a function that returns whether a message matches.
@@ -43,7 +44,15 @@ class _Found(NamedTuple):
     document: Document
 
 
-def assert_enqueued(client: AnyClient, queue: str, *, where: Where | None = None) -> Any:
+@overload
+def assert_enqueued(
+    client: Connected[Connection], queue: str, *, where: Where | None = None
+) -> list[Any]: ...  # messages of a queue or of a stream
+@overload
+def assert_enqueued(
+    client: Connected[AsyncConnection], queue: str, *, where: Where | None = None
+) -> Coroutine[Any, Any, list[Any]]: ...
+def assert_enqueued(client: Any, queue: str, *, where: Where | None = None) -> Any:
     """Check that a queue has a matching message that is ready, scheduled or reserved.
 
     This includes messages in the packs of a bucket, and the messages of a stream.
@@ -66,7 +75,15 @@ def assert_enqueued(client: AnyClient, queue: str, *, where: Where | None = None
     return connection_of(client).run(_enqueued(queue, where))
 
 
-def refute_enqueued(client: AnyClient, queue: str, *, where: Where | None = None) -> Any:
+@overload
+def refute_enqueued(
+    client: Connected[Connection], queue: str, *, where: Where | None = None
+) -> None: ...
+@overload
+def refute_enqueued(
+    client: Connected[AsyncConnection], queue: str, *, where: Where | None = None
+) -> Coroutine[Any, Any, None]: ...
+def refute_enqueued(client: Any, queue: str, *, where: Where | None = None) -> Any:
     """Check that a queue has no matching message. The arguments are as for ``assert_enqueued``.
 
     Raises:

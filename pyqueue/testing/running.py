@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Literal, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar, cast, overload
 
 import anyio
 from anyio.abc import TaskGroup
@@ -18,7 +18,14 @@ from pyqueue.backends.queue_plans import found
 from pyqueue.documents import message_of
 from pyqueue.errors import ConfigurationError, QueueError
 from pyqueue.messages import Duration, Reservation
-from pyqueue.pipeline import Report, Runner, around_of, client_of, concurrency_of
+from pyqueue.pipeline import (
+    AwaitedReport,
+    Report,
+    Runner,
+    around_of,
+    client_of,
+    concurrency_of,
+)
 from pyqueue.pipeline.blocking import connection_of, require_no_loop
 from pyqueue.pipeline.engine import Run
 from pyqueue.pipeline.running_stage import Notes, RunningStage
@@ -38,6 +45,10 @@ _MAX_STEP: Final = timedelta(hours=1)
 _FETCHED: Final = 100
 
 
+@overload
+def drain(worker: Runner[Report], *, horizon: Duration = _HORIZON) -> Report: ...
+@overload
+def drain(worker: Runner[AwaitedReport], *, horizon: Duration = _HORIZON) -> AwaitedReport: ...
 def drain(worker: Runner[Any], *, horizon: Duration = _HORIZON) -> Any:
     """Handle messages until the queues of a worker or a pipeline are empty.
 
@@ -194,6 +205,24 @@ class Performed:
     progress: Mapping[str, Any] | None
 
 
+@overload
+def perform(
+    worker: Runner[Report],
+    queue: str,
+    payload: Any,
+    *,
+    tries: int = 1,
+    headers: Mapping[str, Any] | None = None,
+) -> Performed: ...
+@overload
+def perform(
+    worker: Runner[AwaitedReport],
+    queue: str,
+    payload: Any,
+    *,
+    tries: int = 1,
+    headers: Mapping[str, Any] | None = None,
+) -> Coroutine[Any, Any, Performed]: ...
 def perform(
     worker: Runner[Any],
     queue: str,

@@ -405,6 +405,20 @@ def test_oldest_message_may_wait_for_its_group(apart: AnyClient) -> None:
     assert apart.queues()[0].oldest is None
 
 
+@pytest.mark.needs("ordered")
+def test_oldest_message_may_wait_behind_a_retry(apart: AnyClient) -> None:
+    queue = apart.queue("a")
+    ids = queue.push_many(["one", "two", "three"], groups=["g", "g", "g"])
+    queue.push("later", group="h", delay=60)
+    queue.rollback(queue.reserve(0), delay=3600)
+    assert queue.reserve(0) is None
+    waits = queue.get(ids[1])
+    assert waits.deferred == "group"
+    for cap in (None, 2):
+        [info] = apart.queues(cap=cap)
+        assert (info.oldest, info.counts.ready) == (waits.when, 0)
+
+
 @pytest.mark.needs("per")
 def test_oldest_message_may_wait_for_its_limit(apart: AnyClient) -> None:
     queue = apart.queue("a", limit=Limit(concurrency=1, per="headers.tenant"))

@@ -257,6 +257,25 @@ def test_receive_cancelled_while_woken_loses_nothing(url: str, driver: str, kind
 
 
 @pytest.mark.parametrize("driver", ["pymongo", "motor"])
+def test_cancelled_request_cancels_its_message(url: str, driver: str) -> None:
+    async def main() -> None:
+        async with opened(driver, url, f"n{uuid4().hex[:8]}") as client:
+            queue = client.queue("jobs")
+            line = runner_of(client).waiters(runner_of(client).results)
+            asking = asyncio.create_task(client.request(queue, "x", timeout=600))
+            await async_eventually(lambda: line.has_leader, "a call that waits")
+            asking.cancel()
+            await asyncio.wait([asking])
+            assert asking.cancelled()
+            await settled(client)
+            assert await queue.reserve(0) is None
+            [message] = await queue.history()
+            assert message.outcome == "cancelled"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("driver", ["pymongo", "motor"])
 def test_cancelled_loops_lose_nothing(url: str, driver: str) -> None:
     """Loops are cancelled while they commit, claim or wait, but not in their bodies."""
     rounds = 40

@@ -503,8 +503,8 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def interrupt(client: Any) -> Iterator[None]:
-    """Send this process a SIGINT once the client has a waiting consumer.
+def interrupt(client: Any, topic: str = "jobs") -> Iterator[None]:
+    """Send this process a SIGINT once a call of the client waits for this queue or topic.
 
     Python may begin to block just after the signal and before it looks for one. Then it needs
     another signal.
@@ -513,7 +513,7 @@ def interrupt(client: Any) -> Iterator[None]:
 
     def send() -> None:
         try:
-            eventually(lambda: waiters(client, "jobs") == 1)
+            eventually(lambda: waiters(client, topic) == 1)
         finally:
             os.kill(os.getpid(), signal.SIGINT)
         if not heard.wait(5):
@@ -541,6 +541,15 @@ def test_ctrl_c_interrupts_a_blocking_receive(client: Client, receive: str) -> N
         RECEIVES[receive](queue)
     queue.push("next")  # nothing is left behind that could take it
     assert queue.pop(0) is not None
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_cancels_the_message_of_a_request(client: Client) -> None:
+    queue = client.queue("jobs")
+    with interrupt(client, runner_of(client).results):
+        client.request(queue, "x", timeout=600)
+    assert queue.reserve(0) is None
+    assert queue.counts().ready == 0
 
 
 @pytest.mark.usefixtures("interruptible")

@@ -103,6 +103,7 @@ ENDS: list[Case] = [
         lambda c: c.queue("a").push_many([pq.Push(1, gather=5)]),
     ),
     ("result: 0 is not allowed", "more than 0", lambda c: c.queue("a").push(1, result=0)),
+    ("result: -1 is not allowed", "at most 30 days", lambda c: c.queue("a").push(1, result=-1)),
     ("result: expected at most", "30 days", lambda c: c.queue("a").push(1, result=31 * 86400)),
     ("result: expected seconds", "found bool", lambda c: c.queue("a").push(1, result=True)),
     ("expires: expected seconds", "found str", lambda c: c.queue("a").push(1, expires="1m")),

@@ -218,6 +218,13 @@ def test_lifespan_of_another_form_is_refused(offline: Client, lifespan: Any, sai
         Worker(offline, lifespan=lifespan)
 
 
+@pytest.mark.parametrize("make", [generator([]), async_generator([]), without_yield])
+def test_called_lifespan_is_refused(offline: Client, make: Any) -> None:
+    said = rf"{make.__name__}\(\); pass the function itself, without calling it"
+    with pytest.raises(ConfigurationError, match=f"lifespan: .*{said}"):
+        Worker(offline, lifespan=make())
+
+
 def test_function_that_makes_no_lifespan_is_refused(offline: Client) -> None:
     lifespan: Any = lambda: 3  # noqa: E731  # a lifespan in one line
     worker = Worker(offline, lifespan=lifespan).on("in", print)

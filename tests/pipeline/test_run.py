@@ -583,3 +583,35 @@ def test_run_waits_for_plans_that_run_aside() -> None:
     with Client("memory:") as client:
         asyncio.run(main(client))
         assert client.queue("in").paused()
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_run_that_fails_unnoticed_is_logged(
+    caplog: pytest.LogCaptureFixture, blocking: bool
+) -> None:
+    """A run in a task or in another thread may have no caller that sees its exception."""
+
+    async def main() -> None:
+        if blocking:
+            with Client("memory:") as client:
+                worker = Worker(client, name="mailer").on("in", ignore)
+                client.close()
+                await asyncio.to_thread(worker.run)
+        async with AsyncClient("memory:") as other:
+            awaited = Worker(other, name="mailer").on("in", ignore)
+            await other.close()
+            await awaited.run(handle_signals=False)
+
+    with pytest.raises(QueueClosed):
+        asyncio.run(main())
+    [record] = [each for each in caplog.records if "has ended" in each.message]
+    text = "worker 'mailer' has ended: QueueClosed: the client was closed"
+    assert (record.levelname, record.name, record.message) == ("ERROR", "pyqueue", text)
+
+
+def test_error_of_a_run_in_the_main_thread_is_only_raised(
+    caplog: pytest.LogCaptureFixture, offline: Client
+) -> None:
+    with pytest.raises(ConfigurationError):
+        Worker(offline).run()
+    assert caplog.records == []

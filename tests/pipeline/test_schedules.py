@@ -23,6 +23,7 @@ from pyqueue import (
     Worker,
 )
 from pyqueue.backends.recovering import SCHEDULES
+from pyqueue.backends.schedules.definitions import definition
 from pyqueue.messages import Backoff
 from pyqueue.pipeline import schedules
 from pyqueue.pipeline.schedules import keep_ticking
@@ -184,6 +185,24 @@ def test_stopped_run_finishes_its_tick(monkeypatch: pytest.MonkeyPatch) -> None:
         return server.ended
 
     assert anyio.run(work)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_only_a_program_with_schedules_warns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    monkeypatch.setattr(schedules, "_DELAYS", Backoff(base=0.001))
+    given = [definition("n", "in", "0 3 * * *", {})] * number
+
+    async def work() -> None:
+        server = Server(Unavailable("no answer"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(keep_ticking, cast("Any", server), given, print))
+            await server.began.wait()
+            tasks.cancel_scope.cancel()
+
+    anyio.run(work)
+    assert len([each for each in caplog.messages if "no tick" in each]) == number
 
 
 class Idle:

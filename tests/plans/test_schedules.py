@@ -343,6 +343,12 @@ def test_schedule_begun_in_a_doubled_hour_ticks_later() -> None:
 # ---- definitions
 
 
+def test_zone_is_stored_by_its_name() -> None:
+    assert given(timezone=BERLIN) == given(timezone="Europe/Berlin")
+    with pytest.raises(ConfigurationError, match=r"timezone: .*use a name such as"):
+        given(timezone=UTC)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -295,6 +295,7 @@ async def test_async_worker(pyqueue_async_client: AsyncTestClient) -> None:
         await drain(worker)
         found = await perform(worker, "ship", 2)
         assert seen == [1, 2]
+        assert found.progress is not None
         assert (found.outcome, found.progress["fraction"]) == ("committed", 0.5)
 
 

@@ -88,22 +88,22 @@ def timing_of(cron: object, every: object, timezone: object) -> Timing:
     Args:
         cron: A cron expression of five fields, or None.
         every: The time between two ticks, or None.
-        timezone: The name of the time zone of the expression.
+        timezone: The time zone of the expression: its name, or a ZoneInfo with a name.
 
     Raises:
         ConfigurationError: An argument is not allowed, or the expression never matches.
     """
-    _check_zone(timezone)
+    timezone = _zone_name(timezone)
     if (cron is None) == (every is None):
         raise ConfigurationError("cron, every: pass one of the two")
     if every is not None:
         length_s = arguments.duration("every", every, positive=True)
         if length_s < LEAST_EVERY_S:
             raise ConfigurationError(f"every: {shown(every)} is not allowed; use at least 1 second")
-        return Timing(None, str(timezone), round(length_s, 3))
+        return Timing(None, timezone, round(length_s, 3))
     if not isinstance(cron, str) or len(cron) > _LONGEST or len(cron.split()) != _FIELDS:
         raise ConfigurationError(f"cron: {shown(cron)} is not allowed; {_EXAMPLE}")
-    timing = Timing(" ".join(cron.split()), str(timezone))
+    timing = Timing(" ".join(cron.split()), timezone)
     try:
         first = timing.first(datetime(2000, 1, 1, tzinfo=UTC))
     except CronSimError as error:
@@ -115,13 +115,15 @@ def timing_of(cron: object, every: object, timezone: object) -> Timing:
     return timing
 
 
-def _check_zone(name: object) -> None:
+def _zone_name(given: object) -> str:
+    """Check a time zone, and return its name."""
+    name = given.key if isinstance(given, ZoneInfo) else given
     try:
         if isinstance(name, str):
             ZoneInfo(name)
-            return
+            return name
     except (KeyError, ValueError, OSError):  # unknown, a path outside the database, or a folder
         pass
     raise ConfigurationError(
-        f'timezone: {shown(name)} is not allowed; use a name such as "UTC" or "Europe/Berlin"'
+        f'timezone: {shown(given)} is not allowed; use a name such as "UTC" or "Europe/Berlin"'
     )
