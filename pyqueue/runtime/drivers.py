@@ -85,12 +85,14 @@ class Driver(BaseDriver[Listener]):
             limit_s: Seconds that this may take, if that is less than the time limit of a command.
         """
 
-        end = min(time.monotonic() + limit_s, callers_deadline())
+        deadline = callers_deadline()
 
         def work() -> None:
-            with pymongo.timeout(max(0.001, min(self._timeout, end - time.monotonic()))):
+            left_s = max(0.001, deadline - time.monotonic())
+            with pymongo.timeout(min(self._timeout, limit_s, left_s)):
                 self.drive(self._preparation())
 
+        end = min(deadline, time.monotonic() + limit_s)
         self._preparing.run(work, joins=not self._prepared, timeout_s=self._timeout, end=end)
 
     def drive(self, plan: Plan[T]) -> T:

@@ -270,7 +270,7 @@ def _badges(row: Row, now: datetime) -> list[Badge]:
     waits_s = (now - info.oldest).total_seconds() if info.oldest is not None else 0.0
     if waits_s > 0 and not counts.ready:
         found.append(("warn", "blocked"))
-    received = row.stats is not None and row.stats.counts["received"] > 0
+    received = sum(per_minute(row.stats, ("received",), _TREND_MIN + 1))  # until a while ago
     idle = not (counts.reserved or row.workers or received or info.paused)
     if counts.ready and idle and waits_s > _UNATTENDED_S and not row.holds_dead:
         found.append(("bad", "no worker"))

@@ -80,7 +80,8 @@ def of_row(sample: Sample, row: Row, redactor: Redactor) -> Iterator[Trouble]:
         yield Trouble("limit used up", name, path, f"{info.limit!r}; {number} waiting")
     if held is not None and (why := _why_blocked(sample, row)):
         group_name = redactor.text("group", held.group)
-        cause = f"group {group_name!r}: {messages(held.number)} waiting {why}"
+        waiting = held.number if held.holder else held.number - 1  # without the one that failed
+        cause = f"group {group_name!r}: {messages(waiting)} waiting {why}"
         id = held.holder["_id"] if held.holder else held.first["id"]
         yield Trouble("blocked group", name, path, cause, path_to("m", id))
 

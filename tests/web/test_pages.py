@@ -187,6 +187,29 @@ def test_unattended_and_growing_queues_are_marked(
     assert badges(world.pages(), "alone") == []
 
 
+def test_queue_whose_worker_has_ended_is_marked(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "_UNATTENDED_S", -1.0)
+
+    async def work() -> None:
+        alone = world.client.queue("alone")
+        await alone.push_many(range(20))
+        for held in await alone.reserve_many(5, timeout=0):
+            await alone.commit(held)
+
+    world.run(work)
+    world.flush()
+    assert "no worker" not in badges(world.pages(), "alone")
+    metrics = world.client.collection("metrics")
+    (document,) = list(metrics.find({"_id": {"$regex": "^m"}, "q": "alone"}))
+    for minutes, marked in ((4, False), (7, True)):
+        at = document["at"] - timedelta(minutes=minutes)
+        metrics.delete_many({"_id": {"$regex": "^m"}, "q": "alone"})
+        metrics.insert_one({**document, "_id": f"m{at:%Y%m%d%H%M} alone", "at": at})
+        assert ("no worker" in badges(world.pages(), "alone")) == marked
+
+
 def test_message_page_says_why_a_message_waits(shop: World) -> None:
     async def ids() -> dict[str, str]:
         found = {}

@@ -390,7 +390,7 @@ def test_group_behind_a_failed_message_is_named(world: World) -> None:
     (kind,) = world.pages().json("/")["troubles"]
     (row,) = kind["rows"]
     assert row["cause"] == (
-        "group 'acme': 3 messages waiting behind one whose try failed, and whose next is in 60 min"
+        "group 'acme': 2 messages waiting behind one whose try failed, and whose next is in 60 min"
     )
     assert row["help_path"] == f"/m/{id}"
     assert "act/requeue" in world.pages(allow=lambda *_: True).get(row["help_path"])
