@@ -156,6 +156,7 @@ def _stage(client: Client, max_messages: int) -> SparkStage:
         group="raw>parsed",
         transform=parsed,
         max_messages=max_messages,
+        telemetry=False,  # its figures would stay in the user's database
     )
 
 
