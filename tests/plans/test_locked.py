@@ -6,6 +6,7 @@ fails after 29 s, or continues once the message is free.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Generator
 from itertools import pairwise
 from typing import Any
@@ -364,6 +365,7 @@ def test_keys_with_a_rate_are_received_past_locked_messages() -> None:
 
 def test_blocked_claim_of_several_is_not_repeated_at_once() -> None:
     """It waits until its time limit, so the next ones claim one by one for four times as long."""
+    random.seed(1)  # with one draw in a hundred, the second receive takes half a second longer
     shape = {"limit": {"concurrency": 3, "per": "headers.t"}}
     bench = Bench(0, shape=shape)
     bench.world.store.documents["~queue:a"] = record(shape=shape)

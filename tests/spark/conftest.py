@@ -15,7 +15,7 @@ __all__ = ["faked"]  # fixtures
 @pytest.fixture(scope="session")
 def shared(database: str) -> Iterator[Client]:
     """A client of the shared database. It has reached the server before a test counts commands."""
-    with Client(database, signals="none:") as client:
+    with Client(database, signals="none:", telemetry=False) as client:
         client.queues()
         yield client
 
