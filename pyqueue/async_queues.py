@@ -361,7 +361,7 @@ class AsyncQueue(AsyncManageable[T]):
             try:
                 outcome = await call.join()
             except BaseException as error:
-                call.failed(error)
+                call.tell(error)
                 raise
             plan = call.ended(outcome)
             if plan is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pyqueue import telling
 from pyqueue.backends import applying, receiving, settling
@@ -72,12 +72,12 @@ class Claim(_AtOnce):
         if not claimed:
             return None
         self._waiters.wake_next(True)
-        message: Any = claimed[0][1]
+        message = cast("Reservation[Any]", claimed[0][1])
         message.carried = Carried(self._plans)
         if self._hooks is not None:
             waited = time.monotonic() - self._began
             self._hooks.tell(Tell("received", self._plans.queue, [message], waited=waited))
-        return message  # type: ignore[no-any-return]
+        return message
 
     def left(self) -> None:
         """Wake the next consumer, because this call ends without a message."""
@@ -104,14 +104,10 @@ class Commit(_AtOnce):
         """Run the plan that ``ended`` returned; for an async client, return an awaitable."""
         return self._driver.drive(plan)
 
-    def failed(self, error: BaseException) -> None:
-        """Report to hooks that ``join`` has raised an error."""
-        self._tell(error)
-
     def ended(self, outcome: Any) -> Plan[None] | None:
         """Return the plan that completes the call after ``join``, or None if the call is done."""
         if outcome == "done":
-            self._tell(None)
+            self.tell(None)
             return None
         plan = applying.settled(self._plans.queue, self._settlement, outcome)
         return plan if self._hooks is None else telling.settling(plan, self._tells())
@@ -119,14 +115,15 @@ class Commit(_AtOnce):
     def _tells(self) -> list[Tell]:
         return telling.tells_of(self._plans, "commit", [self._settlement.held])
 
-    def _tell(self, error: BaseException | None) -> None:
+    def tell(self, error: BaseException | None) -> None:
+        """Report the commit to hooks, or the error that ``join`` has raised."""
         if self._hooks is not None:
             for each in self._tells():
                 each.error = error
                 self._hooks.tell(each)
 
 
-def claim(runner: RunnerBase, plans: QueuePlans, timeout: object) -> Claim | None:
+def claim(runner: RunnerBase, plans: QueuePlans, timeout: Any) -> Claim | None:
     """Return the call that receives one message, or None if the call needs its plan.
 
     Args:
@@ -134,8 +131,10 @@ def claim(runner: RunnerBase, plans: QueuePlans, timeout: object) -> Claim | Non
         plans: The plans of the queue, from its door.
         timeout: The timeout as the caller gave it.
     """
-    if not (timeout is None or (type(timeout) in (int, float) and 0 <= timeout <= _DAY_S)):  # type: ignore[operator]
-        return None
+    if timeout is not None:
+        is_number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
+        if not is_number or not 0 <= timeout <= _DAY_S:
+            return None
     now = _ready(runner)
     if now is None:
         return None
@@ -158,7 +157,7 @@ def claim(runner: RunnerBase, plans: QueuePlans, timeout: object) -> Claim | Non
         or waiters.needs_upkeep(now)
     ):
         return None
-    return Claim(runner, prepared.claiming, plans, waiters, timeout)  # type: ignore[arg-type]
+    return Claim(runner, prepared.claiming, plans, waiters, timeout)
 
 
 def commit(runner: RunnerBase, plans: QueuePlans, given: Sequence[Any]) -> Commit | None:

@@ -7,7 +7,7 @@ module does no I/O.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 from zlib import crc32
@@ -140,6 +140,12 @@ _layouts: dict[tuple[object, ...], _Checks] = {}
 def hashable_id(id: object) -> Hashable:
     """Return an id in a form that can be a key of a dict: foreign documents may have any id."""
     return id if isinstance(id, (ObjectId, str)) else repr(id)
+
+
+def hashable_ids(ids: Iterable[object]) -> list[Hashable]:
+    """Return ids as ``hashable_id`` does, quicker if none of them is foreign."""
+    given: list[Any] = list(ids)
+    return given if set(map(type, given)) <= {ObjectId, str} else [*map(hashable_id, given)]
 
 
 def without_fields(document: Mapping[str, Any], invalid: Sequence[str]) -> dict[str, Any]:

@@ -358,7 +358,7 @@ class Queue(Manageable[T]):
             try:
                 outcome = call.join()
             except BaseException as error:
-                call.failed(error)
+                call.tell(error)
                 raise
             plan = call.ended(outcome)
             if plan is not None:

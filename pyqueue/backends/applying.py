@@ -14,11 +14,9 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple
 
-from bson import ObjectId
-
 from pyqueue.backends import transitions, uniqueness
 from pyqueue.backends.kind import Kind
-from pyqueue.documents import hashable_id, stored_group
+from pyqueue.documents import hashable_ids, stored_group
 from pyqueue.errors import (
     ConfigurationError,
     Disconnected,
@@ -46,8 +44,6 @@ from pyqueue.requests import (
     UpdateEach,
 )
 
-#: The types of almost all ids.
-_HASHABLE: Final = frozenset({ObjectId, str})
 #: The maximum number of messages that one command settles or writes.
 MAX_BATCH: Final = 1000
 #: A settlement inside a transaction needs this much time before the lease ends, in seconds.
@@ -291,9 +287,7 @@ def _divide(
     """Return the update of each settlement, and the positions of each command's settlements."""
     if len(settlements) == 1:
         return [settlements[0].build(now)], [[0]]
-    ids: list[Hashable] = [each.held.id for each in settlements]
-    if not set(map(type, ids)) <= _HASHABLE:
-        ids = [*map(hashable_id, ids)]
+    ids = hashable_ids([each.held.id for each in settlements])
     repeated = _repeated(ids)
     groups: dict[Hashable, list[int]] = {}
     for place, each in enumerate(settlements):

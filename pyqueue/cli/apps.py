@@ -12,6 +12,7 @@ from pyqueue import AsyncClient, Client, ConfigurationError, QueueError, Worker
 from pyqueue.cli.common import checked_url
 from pyqueue.cli.starting import import_failed, show_failure
 from pyqueue.pipeline import Runner, client_of, has_client
+from pyqueue.pipeline.recipes import missing_module
 
 
 def find(name: str) -> Runner[Any]:
@@ -27,16 +28,11 @@ def find(name: str) -> Runner[Any]:
     sys.path.insert(0, os.getcwd())
     try:
         found: Any = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
-            raise import_failed(f"APP: the module {module!r}", error) from error
-        raise ConfigurationError(
-            f"APP: no module {error.name!r} in the current directory or installed; run it from its "
-            "directory, or set PYTHONPATH"
-        ) from error
     except QueueError:
         raise
     except Exception as error:
+        if (missing := missing_module(module, error)) is not None:
+            raise ConfigurationError(f"APP: {missing}") from error
         raise import_failed(f"APP: the module {module!r}", error) from error
     try:
         for part in path.split("."):

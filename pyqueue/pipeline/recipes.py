@@ -212,15 +212,25 @@ def imported(path: str, user: str) -> Any:
 
 def _import_mistake(module: str, error: Exception) -> str:
     """Return why an import failed, and the remedy."""
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    if missing is not None and (missing == module or module.startswith(f"{missing}.")):
-        return (
-            f"no module {missing!r} in the current directory or installed; run it from its "
-            "directory, or set PYTHONPATH"
-        )
+    if (missing := missing_module(module, error)) is not None:
+        return missing
     if isinstance(error, ImportError):
         return f"an import in its module failed ({error}); install what is missing"
     return f"{error}; correct the name"
+
+
+def missing_module(module: str, error: Exception) -> str | None:
+    """Return what to do if a module, or its package, does not exist.
+
+    Return None if the import failed for another reason, such as an import in the module.
+    """
+    name = error.name if isinstance(error, ModuleNotFoundError) else None
+    if name is None or not (name == module or module.startswith(f"{name}.")):
+        return None
+    return (
+        f"no module {name!r} in the current directory or installed; run it from its directory, or "
+        "set PYTHONPATH"
+    )
 
 
 def read(path: Path) -> Recipe:

@@ -37,6 +37,8 @@ from pyqueue.queues import Queue
 from pyqueue.runtime.connecting import Connection
 from pyqueue.specs import QueueSpec
 
+log = logging.getLogger("pyqueue")
+
 #: The result of a run with an AsyncClient.
 AwaitedReport = Coroutine[Any, Any, Report]
 
@@ -48,7 +50,6 @@ else:  # Python 3.11 knows no defaults
     from typing import TypeVar
 
     R_co = TypeVar("R_co", covariant=True)
-log = logging.getLogger("pyqueue")
 
 W = TypeVar("W", bound=AsyncMiddleware | PlainMiddleware)
 

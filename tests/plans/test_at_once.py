@@ -16,7 +16,7 @@ from pyqueue.messages import UNCHANGED
 
 
 class Told(Hooks):
-    """Collects what hooks are told."""
+    """Hooks that note each event."""
 
     def __init__(self) -> None:
         self.events: list[tuple[Any, ...]] = []

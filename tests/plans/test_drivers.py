@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import mongomock
@@ -525,12 +526,7 @@ def test_deadline_of_the_preparing_thread_is_its_own(held: Any) -> None:
 
     driver.ask = noting
     with ThreadPoolExecutor(3) as pool:
-        first = pool.submit(limited)
-        eventually(driver.gate.reached.is_set)
-        rest = [pool.submit(driver.run, managing.ping()) for _ in range(2)]
-        eventually(lambda: sum(each.running() for each in rest) == 2)
-        time.sleep(0.02)  # so that they wait; the result is the same if they come later
-        driver.gate.opened.set()
+        first, *rest = callers(driver, pool, limited)
         assert isinstance(first.exception(LONG), Unavailable)
         assert [each.result(LONG) for each in rest] == [None, None]
     assert 1 < limits[0] <= 5 < limits[1]
@@ -556,9 +552,11 @@ def test_deadline_holds_while_there_is_no_server(cls: Any) -> None:
     asyncio.run(main())
 
 
-def callers(driver: Any, pool: ThreadPoolExecutor) -> list[Future[None]]:
+def callers(
+    driver: Any, pool: ThreadPoolExecutor, begin: Callable[[], None] | None = None
+) -> list[Future[None]]:
     """Begin a preparation, and let two more threads wait for it."""
-    first = pool.submit(driver.run, managing.ping())
+    first = pool.submit(begin or partial(driver.run, managing.ping()))
     eventually(driver.gate.reached.is_set)
     rest = [pool.submit(driver.run, managing.ping()) for _ in range(2)]
     eventually(lambda: sum(each.running() for each in rest) == 2)
